@@ -1,0 +1,131 @@
+"""The knobs of AdaFuse, checked once. Knows no model, tokenizer or tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+WORD_BOUNDARIES = ("whitespace", "unicode")
+NLL_NORMALIZATIONS = ("token", "byte")
+COMMITMENTS = ("adaptive", "fixed")
+EXPLORATIONS = ("diverse", "beam")
+
+
+@dataclass(frozen=True)
+class AdaFuseConfig:
+    """
+    Settings of adaptive word-level ensemble decoding (AdaFuse, arXiv 2601.06022, section 3). The defaults are the paper's.
+
+    Args:
+        margin_threshold (`float`, *optional*, defaults to 0.7):
+            tau: a word whose first token has p(1) - p(2) >= tau is taken greedily and the span goes on; below it the
+            span branches and ends. 0 never branches, a value above 1 always does.
+        max_words (`int`, *optional*, defaults to 3):
+            M: the most words one round commits.
+        num_branches (`int`, *optional*, defaults to 3):
+            B: the number of first tokens tried at an uncertain word. With 1 the candidate is the greedy one.
+        max_word_tokens (`int`, *optional*, defaults to 32):
+            A word also ends at this many tokens (and never inside a UTF-8 character).
+        word_boundary (`str`, *optional*, defaults to `"whitespace"`):
+            `"whitespace"`, or `"unicode"` for the word segmentation of UAX #29 (Chinese, Japanese, Thai; needs the
+            `unicode` extra).
+        model_weights (`list[float]`, *optional*):
+            One positive weight per member, the main model first, in the fused score. `None` is the uniform mean.
+        nll_normalization (`str`, *optional*, defaults to `"token"`):
+            `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
+            end of the text counts as one byte).
+        commitment (`str`, *optional*, defaults to `"adaptive"`):
+            `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin (the paper's Figure 2).
+        exploration (`str`, *optional*, defaults to `"diverse"`):
+            `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
+
+    Raises:
+        ValueError: a field is out of its range, or `from_dict` is given an unknown field.
+    """
+
+    margin_threshold: float = 0.7
+    max_words: int = 3
+    num_branches: int = 3
+    max_word_tokens: int = 32
+    word_boundary: str = "whitespace"
+    model_weights: tuple[float, ...] | None = None
+    nll_normalization: str = "token"
+    commitment: str = "adaptive"
+    exploration: str = "diverse"
+
+    def __post_init__(self) -> None:
+        # 1. Single fields
+        if not _is_number(self.margin_threshold) or self.margin_threshold < 0:
+            raise ValueError(
+                f"`margin_threshold` must be a number of at least 0, but is {self.margin_threshold!r}. "
+                "Use 0 never to branch and a value above 1 always to branch."
+            )
+        for name in ("max_words", "num_branches", "max_word_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"`{name}` must be an integer of at least 1, but is {value!r}. Use 1 for the least.")
+        choices = {
+            "word_boundary": WORD_BOUNDARIES,
+            "nll_normalization": NLL_NORMALIZATIONS,
+            "commitment": COMMITMENTS,
+            "exploration": EXPLORATIONS,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"`{name}` must be one of {list(allowed)}, but is {getattr(self, name)!r}. Choose one of these."
+                )
+        if self.model_weights is not None:
+            self._check_weights()
+
+    def _check_weights(self) -> None:
+        weights = self.model_weights
+        if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
+            raise ValueError(f"`model_weights` must be a list of numbers, but is {weights!r}. Give one per member.")
+        weights = tuple(weights)  # type: ignore[arg-type]
+        if not weights or not all(_is_number(weight) and weight > 0 for weight in weights):
+            raise ValueError(
+                f"`model_weights` must be a list of positive numbers, but is {list(weights)!r}. "
+                "Leave a member out of `assistant_models` instead of giving it no weight."
+            )
+        object.__setattr__(self, "model_weights", tuple(float(weight) for weight in weights))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        values = asdict(self)
+        if self.model_weights is not None:
+            values["model_weights"] = list(self.model_weights)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
+        """The inverse of `to_dict`. Missing fields take their defaults."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(
+                f"`adafuse_config` must be made of the fields {known}, but has {unknown}. Check the spelling."
+            )
+        return cls(**values)
+
+    @classmethod
+    def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | bool | None) -> AdaFuseConfig | None:
+        """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the defaults."""
+        if value is None or value is False:
+            return None
+        if value is True:
+            return cls()
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, Mapping):
+            return cls.from_dict(value)
+        raise ValueError(
+            f"`adafuse_config` must be an AdaFuseConfig, a dict, True or False, but is {value!r}. "
+            "Pass AdaFuseConfig() for the defaults."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,240 @@
+"""AdaFuse inside `generate()`: the mixin, `enable_adafuse`, argument checks. The only module that knows transformers'
+generation loop; the algorithm is in `decoding.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
+from transformers.utils import logging
+
+from .config import AdaFuseConfig
+from .ensemble import EnsembleArguments, Participant, resolve_participants
+from .processors import ProcessorRequest
+from .session import Session
+
+logger = logging.get_logger(__name__)
+
+_ARGUMENTS = ("assistant_models", "assistant_tokenizers", "assistant_inputs", "adafuse_config")
+# Beside the model, so that neither `state_dict` nor `deepcopy` nor `save_pretrained` meets the assistants.
+_BOUND: weakref.WeakKeyDictionary[Any, EnsembleArguments] = weakref.WeakKeyDictionary()
+
+
+class AdaFuseGenerationMixin(GenerationMixin):
+    """
+    `generate()` that decodes with an ensemble when it is given `assistant_models` or an `adafuse_config`, and is the
+    ordinary one, bit for bit, when it is not.
+
+    Arguments of `generate()` beyond the ordinary ones:
+        assistant_models (`list`, *optional*): loaded models, Hub names or local folders.
+        assistant_tokenizers (`list`, *optional*): one per assistant; found by the models' names when not given.
+        assistant_inputs (`list`, *optional*): per assistant, its own tokenized prompts (`input_ids`, `attention_mask`).
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's; found by its name when not given.
+        adafuse_config (`AdaFuseConfig` or `dict` or `bool`, *optional*): over the one in `generation_config`. `False`
+            switches AdaFuse off.
+
+    Raises:
+        ValueError: arguments that cannot be honoured, before the first forward pass.
+        AdaFuseDecodingError: a member failed during decoding; carries the text committed so far.
+    """
+
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("cache_implementation") == "paged" and self._is_adafuse_call(args, kwargs):
+            raise ValueError(
+                '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches by itself.'
+            )
+        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _is_adafuse_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        given = args[0] if args else kwargs.get("generation_config")
+        return self._adafuse_plan(given, {name: kwargs.get(name) for name in _ARGUMENTS}) is not None
+
+    def _adafuse_plan(self, generation_config: Any, call: dict[str, Any]) -> tuple[EnsembleArguments, Any] | None:
+        """What this call asks for, or `None` when it is an ordinary one."""
+        arguments = EnsembleArguments(**call).over(_BOUND.get(self))
+        configured = arguments.adafuse_config
+        for source in (generation_config, self.generation_config):
+            configured = getattr(source, "adafuse_config", None) if configured is None else configured
+        if configured is False or (configured is None and not arguments.assistant_models):
+            return None
+        return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig()
+
+    # The hooks below are those of transformers, in the order in which `generate()` comes by them.
+
+    def _extract_generation_mode_kwargs(
+        self, custom_generate: Any, kwargs: dict[str, Any], synced_gpus: Any, assistant_model: Any, streamer: Any
+    ) -> dict[str, Any]:
+        extract = super()._extract_generation_mode_kwargs
+        if callable(custom_generate):  # then our arguments belong to it
+            return extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)  # type: ignore[no-any-return]
+        call = {name: kwargs.pop(name, None) for name in _ARGUMENTS}
+        mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
+        bound = _BOUND.get(self)
+        if bound is not None and bound.tokenizer is not None:
+            mode_kwargs.setdefault("tokenizer", bound.tokenizer)
+        mode_kwargs["adafuse"] = call
+        return mode_kwargs  # type: ignore[no-any-return]
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) -> None:
+        call = mode_kwargs.pop("adafuse", None)
+        plan = None if call is None else self._adafuse_plan(generation_config, call)
+        if plan is not None:
+            _check_mode(generation_mode, generation_config, mode_kwargs)
+            arguments, config = plan
+            arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
+            participants = resolve_participants(self, arguments)
+            _check_weights(config, participants)
+            mode_kwargs["adafuse"] = Session(participants, config, arguments.assistant_inputs)
+        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+
+    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        processors = super()._get_logits_processor(generation_config, *args, **kwargs)
+        custom = kwargs.get("logits_processor") or []
+        # AdaFuse rebuilds the processors for each row and member.
+        processors.adafuse = ProcessorRequest(generation_config, kwargs.get("prefix_allowed_tokens_fn"), custom)
+        return processors
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        adafuse: Session | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        if adafuse is None:
+            return super()._sample(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
+        if generation_config.do_sample:
+            logger.warning_once(
+                "`do_sample` is set, but AdaFuse is deterministic: temperature, top-k and top-p are not used. Set "
+                "`do_sample=False` to silence this."
+            )
+        return adafuse.run(
+            input_ids, logits_processor.adafuse, stopping_criteria, generation_config, streamer, model_kwargs
+        )
+
+
+def enable_adafuse(
+    model: Any,
+    assistant_models: Any = None,
+    assistant_tokenizers: Any = None,
+    tokenizer: Any = None,
+    adafuse_config: Any = None,
+) -> Any:
+    """
+    Give a loaded causal language model the `generate()` of [`AdaFuseGenerationMixin`], by swapping in a class of the
+    same name. Weights, config and `save_pretrained` stay as they are.
+
+    Args:
+        model (`PreTrainedModel`): the main model; with PEFT, the base model.
+        assistant_models, assistant_tokenizers, tokenizer, adafuse_config (*optional*):
+            Bound to the model: defaults for the same arguments of `generate()`.
+
+    Returns:
+        the model.
+
+    Raises:
+        ValueError: not a decoder-only transformers model, or arguments that cannot be honoured.
+    """
+    if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
+        raise ValueError(
+            f"`model` must be a transformers model that generates, but is {type(model).__name__}. Load it with "
+            "AutoModelForCausalLM; with PEFT, enable the base model (`get_base_model()`)."
+        )
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"`model` must be a decoder-only model, but {type(model).__name__} is an encoder-decoder. "
+            "Choose a causal language model."
+        )
+    config = AdaFuseConfig.coerce(adafuse_config) if adafuse_config is not None else None
+    arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, adafuse_config)
+    if assistant_models:
+        participants = resolve_participants(model, arguments)
+        arguments.assistant_models = [participant.model for participant in participants[1:]]
+        arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
+        arguments.tokenizer = participants[0].tokenizer
+        _check_weights(config or AdaFuseConfig(), participants)
+    if not isinstance(model, AdaFuseGenerationMixin):
+        model.__class__ = _adafuse_class(type(model))
+    _BOUND[model] = arguments
+    return model
+
+
+def disable_adafuse(model: Any) -> Any:
+    """Undo [`enable_adafuse`]: the model's own class again, nothing bound. Returns the model."""
+    _BOUND.pop(model, None)
+    base = type(model).__dict__.get("_adafuse_base")
+    if base is not None:
+        model.__class__ = base
+    return model
+
+
+@functools.cache
+def _adafuse_class(base: type) -> type:
+    """`base` with the mixin, under its own name and module: pipelines, `architectures` and saving see no difference."""
+    body = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": _reduce,
+        "_adafuse_base": base,
+    }
+    return type(base.__name__, (AdaFuseGenerationMixin, base), body)
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    # Pickle finds classes by name, and the name is the base's: rebuild from the base.
+    base = type(self)._adafuse_base
+    _, _, *rest = super(type(self), self).__reduce_ex__(protocol)
+    return (_rebuild, (base,), *rest)
+
+
+def _rebuild(base: type) -> Any:
+    cls = _adafuse_class(base)
+    return cls.__new__(cls)
+
+
+def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) -> None:
+    if mode not in ("greedy_search", "sample"):
+        raise ValueError(
+            f"The generation mode must be greedy search with AdaFuse, but is {str(getattr(mode, 'value', mode))!r}. "
+            "Leave out `num_beams`, `assistant_model`, `penalty_alpha` and the like."
+        )
+    if (generation_config.num_return_sequences or 1) > 1:
+        raise ValueError(
+            f"`num_return_sequences` must be 1 with AdaFuse, but is {generation_config.num_return_sequences}. "
+            "AdaFuse is deterministic: it has one answer."
+        )
+    if mode_kwargs.get("synced_gpus"):
+        raise ValueError(
+            "`synced_gpus` must be False with AdaFuse, but is True. Use a device map instead of sharded processes."
+        )
+    if generation_config.guidance_scale not in (None, 1, 1.0):
+        raise ValueError(
+            f"`guidance_scale` must be 1 with AdaFuse, but is {generation_config.guidance_scale}. Leave it out."
+        )
+    if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
+        raise ValueError(
+            "`cache_implementation` must be left out with AdaFuse, but is "
+            f"{generation_config.cache_implementation!r}. Its token tree keeps its own dynamic cache."
+        )
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(generation_config, name):
+            raise ValueError(f"`{name}` must be False with AdaFuse, but is True. Run the model on the result instead.")
+
+
+def _check_weights(config: AdaFuseConfig, participants: list[Participant]) -> None:
+    if config.model_weights is not None and len(config.model_weights) != len(participants):
+        raise ValueError(
+            f"`model_weights` must be one per member, but is {len(config.model_weights)} for {len(participants)} "
+            "members. Give the main model's weight first."
+        )

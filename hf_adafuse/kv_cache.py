@@ -1,0 +1,121 @@
+"""Keys and values: copy, gather, compact. The only module that touches transformers' cache layers; knows no tree or text.
+
+A cache here holds every key of every layer (no sliding window drops any: the mask does the window), as tensors of shape
+`(batch_size, num_heads, num_slots, head_dim)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class AdaFuseCache(DynamicCache):
+    """
+    The main model's cache after a call, left-padded like `sequences[:, :-1]`, which ordinary `generate()` can continue
+    too. It also carries each assistant's own ids and keys, so that a later AdaFuse call goes on as one longer call.
+
+    Attributes:
+        sequences (`torch.LongTensor`): the ids it belongs to.
+        assistants (`list`): per assistant, per prompt, its ids and its keys and values.
+        texts (`list[str]`): the text generated so far, per prompt.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences: torch.Tensor | None = None
+        self.assistants: list[Any] = []
+        self.texts: list[str] = []
+
+
+def num_slots(cache: Cache) -> int:
+    """The number of slots (columns) of the cache."""
+    return int(cache.layers[0].keys.shape[-2]) if cache.layers and cache.layers[0].is_initialized else 0
+
+
+def keys_values(cache: Cache) -> KeysValues:
+    """The keys and values of each layer."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> DynamicCache:
+    """A cache of these keys and values."""
+    cache = DynamicCache() if cache is None else cache
+    for index, (keys, values) in enumerate(layers):
+        cache.update(keys, values, index)
+    return cache
+
+
+def adopt_cache(cache: Cache, length: int) -> DynamicCache:
+    """
+    A copy of a caller's cache of `length` tokens that shares its tensors and never writes to them. A sliding layer has
+    dropped its oldest keys: zeros stand in for them, which the window hides for good.
+
+    Raises:
+        ValueError: the cache is of a kind whose keys cannot be gathered (static, quantized, recurrent).
+    """
+    layers: KeysValues = []
+    for layer in cache.layers:
+        if not isinstance(layer, DynamicLayer) or "Quantized" in type(layer).__name__:
+            raise ValueError(
+                f"`past_key_values` must be a DynamicCache, but has a {type(layer).__name__}. "
+                "Leave it out, or pass the cache that an earlier call returned."
+            )
+        missing = length - layer.keys.shape[-2]
+        padding = (0, 0, missing, 0)
+        layers.append(
+            (torch.nn.functional.pad(layer.keys, padding), torch.nn.functional.pad(layer.values, padding))
+            if missing
+            else (layer.keys, layer.values)
+        )
+    return make_cache(layers)
+
+
+def select_rows(cache: DynamicCache, rows: list[int]) -> None:
+    """Keep only these rows of the batch, in this order."""
+    for layer in cache.layers:
+        index = torch.tensor(rows, device=layer.keys.device)
+        layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
+
+
+def select_slots(cache: DynamicCache, slots: torch.Tensor) -> None:
+    """Keep only these slots of each row, in this order. `slots`: `(batch_size, num_kept)`."""
+    for layer in cache.layers:
+        index = slots.to(layer.keys.device)
+        layer.keys, layer.values = _gather(layer.keys, index), _gather(layer.values, index)
+
+
+def row_slots(cache: DynamicCache, row: int, slots: list[int]) -> KeysValues:
+    """A copy of these slots of one row, as keys and values of batch size 1."""
+    copied = []
+    for layer in cache.layers:
+        index = torch.tensor(slots, device=layer.keys.device)
+        copied.append((layer.keys[row : row + 1].index_select(2, index), layer.values[row : row + 1].index_select(2, index)))
+    return copied
+
+
+def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysValues:
+    """One batch of rows, row i placed at slot `starts[i]` of `length`, zeros elsewhere."""
+
+    def place(tensors: list[torch.Tensor]) -> torch.Tensor:
+        padded = [
+            torch.nn.functional.pad(tensor, (0, 0, start, length - start - tensor.shape[2]))
+            for tensor, start in zip(tensors, starts, strict=True)
+        ]
+        return torch.cat(padded)
+
+    return [
+        (place([row[index][0] for row in rows]), place([row[index][1] for row in rows])) for index in range(len(rows[0]))
+    ]
+
+
+def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    if len(tensor) == 1:
+        return tensor.index_select(2, slots[0])
+    index = slots[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3])
+    return tensor.gather(2, index)

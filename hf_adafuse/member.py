@@ -1,0 +1,204 @@
+"""One model with its tokenizer and its trees: propose, score, commit. Knows no other member and nothing of `generate()`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from .config import AdaFuseConfig
+from .processors import RowProcessors
+from .proposals import Proposal, Proposals, Proposer, Walk, in_step
+from .scoring import best_tokens
+from .token_tree import ForwardError, Node, TokenTree
+from .vocabulary import Vocabulary
+from .words import WordRule
+
+T = TypeVar("T")
+
+
+class MemberError(Exception):
+    """A forward pass of a member failed."""
+
+    def __init__(self, member: Member, reason: str) -> None:
+        super().__init__(reason)
+        self.member = member
+
+
+class Reading:
+    """
+    What a member reads off the logits of one node, after its logits processors.
+
+    Attributes:
+        scores (`torch.FloatTensor` of shape `(vocab_size,)`): processed logits.
+        log_total (`float`): log of the sum of their exponentials.
+        top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
+    """
+
+    __slots__ = ("log_total", "scores", "top", "top_log_probs")
+
+    def __init__(self, scores: torch.Tensor, log_total: float, top: list[int], top_log_probs: list[float]) -> None:
+        self.scores, self.log_total, self.top, self.top_log_probs = scores, log_total, top, top_log_probs
+
+    def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
+        """The `count` best tokens that are allowed and possible, with their log-probabilities."""
+        vocab_size = self.scores.shape[-1]
+        looked_at = min(4 * count + 16, vocab_size)
+        while True:
+            values, ids = best_tokens(self.scores[None], looked_at)
+            pairs = zip(ids[0].tolist(), (values[0] - self.log_total).tolist(), strict=True)
+            best = [(token, value) for token, value in pairs if value > -math.inf and allow(token)][:count]
+            if len(best) == count or looked_at == vocab_size:
+                return best
+            looked_at = min(4 * looked_at, vocab_size)
+
+
+class Member:
+    """
+    A model that takes part.
+
+    Args:
+        name (`str`): how errors and traces call it.
+        model (`PreTrainedModel`): never changed.
+        vocabulary (`Vocabulary`): its tokenizer.
+        eos_ids (`list[int]`): its end-of-sequence ids; with none, it gives the end of the text no probability.
+        max_length (`int`, *optional*): the most tokens its context holds.
+        device (`torch.device`): where its inputs go.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        vocabulary: Vocabulary,
+        eos_ids: list[int],
+        max_length: int | None,
+        device: torch.device,
+    ) -> None:
+        self.name, self.model, self.vocabulary, self.device = name, model, vocabulary, device
+        self.eos_ids, self.max_length = sorted(set(eos_ids)), max_length
+        self.cost = sum(parameter.numel() for parameter in model.parameters())
+        self.num_proposals = self.num_wins = 0
+        self.tree = TokenTree(model, device)
+        self._processors: list[RowProcessors] = []
+
+    def start(
+        self, config: AdaFuseConfig, prompts: list[list[int]], processors: list[RowProcessors], cache: Any = None
+    ) -> None:
+        """Read the prompts, one list of ids per row; `cache` holds the first columns of them, left-padded."""
+        rule = WordRule(config.max_word_tokens, config.word_boundary)
+        self._proposer = Proposer(self.vocabulary, set(self.eos_ids), self.max_length, config, rule)
+        self._num_top = max(2, config.num_branches)
+        self._processors = processors
+        self._guard(lambda: self.tree.prefill(prompts, cache))
+
+    def root(self, row: int) -> Node:
+        return self.tree.rows[row].root
+
+    def has_room(self, row: int) -> bool:
+        """Whether the context holds one more token of this row."""
+        return self._proposer.has_room(self.root(row))
+
+    def fits(self, row: int, ids: list[int]) -> bool:
+        """Whether the context holds these ids after the prefix."""
+        return self.max_length is None or self.root(row).position + len(ids) < self.max_length
+
+    def take_turn(self, spans: Mapping[int, list[tuple[list[int], bool]]]) -> dict[int, Proposals]:
+        """Per row: read what the spans on the table need, in one pass; then propose."""
+
+        def turn(row: int) -> Walk[Proposals]:
+            unread = [node for ids, ends in spans[row] for node in self._read_by(row, ids, ends)]
+            unread = [node for node in [self.root(row), *unread] if node.reading is None]
+            if unread:
+                yield unread
+            return (yield from self._proposer.propose(self.root(row)))
+
+        proposals = self._drive({row: turn(row) for row in spans})
+        self.num_proposals += sum(len(proposal.spans) for proposal in proposals.values())
+        return proposals
+
+    def propose_word(self, row: int) -> Proposal:
+        """The greedy word of one row, whatever the others say."""
+        return self._drive({row: self._proposer.propose_word(self.root(row))})[row]
+
+    def score(self, spans: Mapping[int, list[tuple[list[int], bool]]]) -> dict[int, list[list[float]]]:
+        """
+        Per row and span: the log-probability (nats) of each of its ids, and of the end of the text where it ends, in at
+        most one forward pass.
+        """
+
+        def walk(row: int) -> Walk[list[list[float]]]:
+            nodes = [self._read_by(row, ids, ends) for ids, ends in spans[row]]
+            unread = [node for path in nodes for node in path if node.reading is None]
+            if unread:
+                yield unread
+            return [
+                self._log_probs(path, ids, ends) for path, (ids, ends) in zip(nodes, spans[row], strict=True)
+            ]
+
+        return self._drive({row: walk(row) for row in spans})
+
+    def best_eos(self, node: Node) -> int:
+        """The most likely end-of-sequence id after a node; the lowest of equals."""
+        scores = node.reading.scores[self.eos_ids].tolist()
+        return self.eos_ids[scores.index(max(scores))]
+
+    def nodes(self, row: int, ids: list[int]) -> list[Node]:
+        return self.root(row).path(ids)
+
+    def commit(self, row: int, ids: list[int]) -> None:
+        self.tree.commit(row, self.root(row).path(ids))
+
+    def _read_by(self, row: int, ids: list[int], ends: bool) -> list[Node]:
+        """The nodes whose distributions give the log-probabilities of a span."""
+        nodes = [self.root(row), *self.root(row).path(ids)]
+        return nodes if ends else nodes[:-1]
+
+    def _log_probs(self, nodes: list[Node], ids: list[int], ends: bool) -> list[float]:
+        picked = [node.reading.scores[token] - node.reading.log_total for node, token in zip(nodes, ids, strict=False)]
+        if ends:
+            reading = nodes[-1].reading
+            picked.append(reading.scores[self.eos_ids].logsumexp(0) - reading.log_total)
+        return torch.stack(picked).tolist() if picked else []  # type: ignore[no-any-return]
+
+    def _drive(self, walks: Mapping[int, Walk[T]]) -> dict[int, T]:
+        """Run the walks of all rows side by side: what they ask for at the same time goes in one forward pass."""
+        together = in_step(list(walks.values()))
+        try:
+            while True:
+                wanted = next(together)
+                self._guard(lambda nodes=wanted: self.tree.run(nodes))  # type: ignore[misc]
+        except StopIteration as stop:
+            return dict(zip(walks, stop.value, strict=True))
+
+    def _guard(self, forward: Callable[[], list[Node]]) -> None:
+        try:
+            self._read(forward())
+        except ForwardError as error:
+            raise MemberError(self, str(error)) from (error.__cause__ or error)
+
+    def _read(self, nodes: list[Node]) -> None:
+        """Turn the logits of newly run nodes into readings."""
+        if not nodes:
+            return
+        scores = self._process(nodes)
+        totals = scores.logsumexp(-1)
+        values, ids = best_tokens(scores, self._num_top)
+        log_probs = values - totals[:, None]
+        rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
+        for node, row_scores, total, top, top_log_probs in rows:
+            node.reading = Reading(row_scores, total, top, top_log_probs)
+
+    def _process(self, nodes: list[Node]) -> torch.Tensor:
+        logits = torch.stack([node.logits for node in nodes])  # type: ignore[arg-type]
+        if not any(self._processors):
+            return logits
+        groups: dict[tuple[int, int], list[int]] = {}  # rows of equal length go through the processors together
+        for index, node in enumerate(nodes):
+            groups.setdefault((node.row, node.position), []).append(index)
+        for (row, _), indices in groups.items():
+            ids = [self.tree.ids_to(nodes[index]) for index in indices]
+            logits[indices] = self._processors[row](ids, logits[indices])
+        return logits

@@ -1,0 +1,112 @@
+"""What a call returns: the output, its rounds and its counts. Values only; knows no model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from transformers.generation import GenerateDecoderOnlyOutput
+
+
+@dataclass(frozen=True)
+class AdaFuseCandidate:
+    """
+    One candidate of a round.
+
+    Attributes:
+        text (`str`): the span, leading whitespace and all; empty when the text just ends.
+        words (`list[str]`): the words of it, as its first proposer walked them; joined they give `text`.
+        ends (`bool`): whether the sequence ends after it.
+        proposers (`list[int]`): the members that proposed it (0: the main model), in order.
+        nlls (`list[float]`): its NLL under each member, in nats per token (or byte); `None`: not scored.
+        score (`float`): the fused score, infinite when the candidate is forbidden or was dropped.
+        lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.
+        dropped (`str`): why the candidate left the pool; `None` when it did not.
+    """
+
+    text: str
+    words: list[str]
+    ends: bool
+    proposers: list[int]
+    nlls: list[float | None]
+    score: float
+    lossy: list[int] = field(default_factory=list)
+    dropped: str | None = None
+
+
+@dataclass(frozen=True)
+class AdaFuseRound:
+    """
+    One round of one prompt.
+
+    Attributes:
+        text (`str`): what was committed; shorter than the winner's text where generation stopped inside it.
+        words (`list[str]`): the words committed; joined they give `text`.
+        ends (`bool`): whether an end-of-sequence token was committed after the text.
+        proposer (`int`): the first member that proposed it.
+        winner (`int`): the index of the winner in `candidates`, or `None` when every candidate was forbidden and the
+            main model's greedy word was taken.
+        candidates (`list[AdaFuseCandidate]`): in the order in which ties are broken.
+        margins (`list[list[float]]`): per member, the margins it read at the starts of its words.
+        num_tokens (`int`): the main model's tokens committed, the end-of-sequence token included.
+        is_whole (`bool`): whether the winner was committed to its end.
+    """
+
+    text: str
+    words: list[str]
+    ends: bool
+    proposer: int
+    winner: int | None
+    candidates: list[AdaFuseCandidate]
+    margins: list[list[float]]
+    num_tokens: int
+    is_whole: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The round as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass
+class AdaFuseOutput(GenerateDecoderOnlyOutput):
+    """
+    The output of AdaFuse decoding with `return_dict_in_generate=True`.
+
+    Args:
+        sequences (`torch.LongTensor` of shape `(batch_size, sequence_length)`):
+            The main model's ids: the prompt as given, then what was generated, padded on the right.
+        scores (`tuple(torch.FloatTensor)`, *optional*, returned when `output_scores=True`):
+            Processed logits of the main model, one `(batch_size, vocab_size)` per new token.
+        logits (`tuple(torch.FloatTensor)`, *optional*, returned when `output_logits=True`):
+            Unprocessed logits, likewise.
+        past_key_values (`AdaFuseCache`, *optional*):
+            The main model's cache of `sequences[:, :-1]`, with which a later call goes on.
+        rounds (`list[list[AdaFuseRound]]`): per prompt, its rounds.
+        stats (`dict`): `rounds` (over all prompts), `words_per_round` (mean), `shares` (of rounds by number of words),
+            and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`.
+    """
+
+    rounds: list[list[AdaFuseRound]] | None = None
+    stats: dict[str, Any] | None = None
+
+
+def cut_words(words: list[str], text: str) -> list[str]:
+    """The words of the beginning `text` of a span of these words."""
+    kept: list[str] = []
+    rest = text
+    for word in words:
+        if not rest.startswith(word):
+            break
+        kept.append(word)
+        rest = rest[len(word) :]
+    return [*kept, rest] if rest else kept
+
+
+def count_words(rounds: list[list[AdaFuseRound]]) -> dict[str, Any]:
+    """The part of `stats` that the rounds tell."""
+    sizes = [len(committed.words) + committed.ends for prompt in rounds for committed in prompt]
+    return {
+        "rounds": len(sizes),
+        "words_per_round": sum(sizes) / len(sizes) if sizes else 0.0,
+        "shares": {size: sizes.count(size) / len(sizes) for size in sorted(set(sizes))},
+    }

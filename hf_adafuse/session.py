@@ -1,0 +1,238 @@
+"""One AdaFuse call, between `generate()`'s prepared arguments and the decoder: prompts in, output out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import kv_cache
+from .config import AdaFuseConfig
+from .decoding import AdaFuseDecodingError, Decoder, Prompt
+from .ensemble import Participant, assistant_prompts, check_prompts, unpadded_rows
+from .kv_cache import AdaFuseCache
+from .member import Member, MemberError
+from .outputs import AdaFuseOutput, count_words
+from .processors import ProcessorRequest, assistant_processors, main_processors
+
+# What `generate()` hands over that AdaFuse makes itself or has no use for.
+_EXPECTED = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "cache_position",
+    "logits_to_keep",
+    "use_cache",
+    "tokenizer",
+    "token_type_ids",
+    "assistant_tokenizer",
+}
+
+
+class Session:
+    """
+    A call of `generate()` whose participants and settings are checked.
+
+    Args:
+        participants (`list[Participant]`): the main model first.
+        config (`AdaFuseConfig`)
+        assistant_inputs (`list`, *optional*): per assistant, its own prompts.
+    """
+
+    def __init__(self, participants: list[Participant], config: AdaFuseConfig, assistant_inputs: Sequence[Any] | None):
+        self.participants, self.config, self.assistant_inputs = participants, config, assistant_inputs
+
+    def run(
+        self,
+        input_ids: torch.Tensor,
+        request: ProcessorRequest,
+        stopping_criteria: Any,
+        generation_config: Any,
+        streamer: Any,
+        model_kwargs: dict[str, Any],
+    ) -> AdaFuseOutput | torch.Tensor:
+        """Decode a left-padded batch `input_ids` of shape `(batch_size, sequence_length)`."""
+        _check_inputs(input_ids, model_kwargs, streamer)
+        prompts = [Prompt(index, list(ids)) for index, ids in enumerate(input_ids.tolist())]
+        main_ids = unpadded_rows(input_ids, model_kwargs.get("attention_mask"), "input_ids")
+        past = model_kwargs.get("past_key_values")
+        rows, caches = self._plan_prompts(input_ids, main_ids, past)
+        for participant, ids in zip(self.participants, rows, strict=True):
+            check_prompts(participant, ids)
+        eos = generation_config._eos_token_tensor
+        main_eos = [] if eos is None else eos.flatten().tolist()
+        members = [
+            participant.member(main_eos if k == 0 else participant.own_eos_ids())
+            for k, participant in enumerate(self.participants)
+        ]
+        returns_dict = bool(generation_config.return_dict_in_generate)
+        decoder = Decoder(
+            members=members,
+            prompts=prompts,
+            config=self.config,
+            should_stop=_stop_check(stopping_criteria, input_ids.device, generation_config.output_scores),
+            on_commit=(lambda ids: streamer.put(torch.tensor(ids))) if streamer is not None else (lambda ids: None),
+            keep_logits=returns_dict and bool(generation_config.output_scores or generation_config.output_logits),
+            keep_cache=returns_dict,
+        )
+        try:
+            self._prefill(members, rows, caches, prompts, request)
+        except MemberError as error:
+            raise AdaFuseDecodingError(error.member.name, str(error), 0, prompts) from error.__cause__
+        decoder.run()
+        if streamer is not None:
+            streamer.end()
+        sequences = _pad_right([prompt.ids for prompt in prompts], generation_config, input_ids)
+        if not returns_dict:
+            return sequences
+        return _output(sequences, members, prompts, generation_config, input_ids.shape[1])
+
+    def _plan_prompts(
+        self, input_ids: torch.Tensor, main_ids: list[list[int]], past: Any
+    ) -> tuple[list[list[list[int]]], list[Any]]:
+        """Each member's ids of the prompts, and the cache of their beginning where there is one."""
+        cache, num_columns = None, 0
+        if past is not None and past.get_seq_length() > 0:
+            num_columns = past.get_seq_length()
+            cache = kv_cache.adopt_cache(past, num_columns)
+        if num_columns >= input_ids.shape[1]:
+            raise ValueError(
+                f"`past_key_values` must hold fewer tokens than `input_ids`, but holds {num_columns} of "
+                f"{input_ids.shape[1]}. Pass all ids, the last one not in the cache."
+            )
+        resumable = (
+            isinstance(past, AdaFuseCache)
+            and self.assistant_inputs is None
+            and past.sequences is not None
+            and len(past.assistants) == len(self.participants) - 1
+            and torch.equal(past.sequences, input_ids.cpu())
+        )
+        if resumable and past is not None:
+            resumed = [_resume(states) for states in past.assistants]
+            return [main_ids, *[ids for ids, _ in resumed]], [cache, *[state for _, state in resumed]]
+        rows = [main_ids, *assistant_prompts(self.participants, main_ids, self.assistant_inputs)]
+        return rows, [cache, *[None] * (len(rows) - 1)]
+
+    def _prefill(
+        self,
+        members: list[Member],
+        rows: list[list[list[int]]],
+        caches: list[Any],
+        prompts: list[Prompt],
+        request: ProcessorRequest,
+    ) -> None:
+        for k, (member, ids, cache) in enumerate(zip(members, rows, caches, strict=True)):
+            if k == 0:
+                padded = [prompt.ids for prompt in prompts]
+                processors = main_processors(member.model, request, padded, ids, member.device)
+            else:
+                helper = self.participants[0].model  # any model with `generate()` builds them alike
+                processors = assistant_processors(helper, request, member.eos_ids, ids, member.device)
+            member.start(self.config, ids, processors, cache)
+
+
+def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:
+    if "inputs_embeds" in model_kwargs:
+        raise ValueError("`inputs_embeds` must be left out with AdaFuse, but is given. Pass `input_ids`.")
+    unexpected = sorted(
+        name for name, value in model_kwargs.items() if name not in _EXPECTED and value is not None and value is not False
+    )
+    if unexpected:
+        raise ValueError(
+            f"The inputs must be `input_ids` and `attention_mask` with AdaFuse, but are also {unexpected}. Leave them out."
+        )
+    if input_ids.shape[1] == 0:
+        raise ValueError("`input_ids` must hold at least one token, but is empty. Pass a prompt.")
+    if streamer is not None and len(input_ids) > 1:
+        raise ValueError(
+            f"`streamer` must be used with one prompt, but there are {len(input_ids)}. Leave it out, or call in turn."
+        )
+    given = model_kwargs.get("position_ids")
+    mask = model_kwargs.get("attention_mask")
+    if given is not None:
+        mask = torch.ones_like(input_ids) if mask is None else mask
+        usual = (mask.long().cumsum(-1) - 1)[:, -given.shape[-1] :]
+        if given.shape != usual.shape or not torch.equal(given.to(mask.device)[usual >= 0], usual[usual >= 0]):
+            raise ValueError("`position_ids` must count the unpadded tokens from 0, but are others. Leave them out.")
+
+
+def _stop_check(criteria: Any, device: torch.device, with_scores: bool) -> Any:
+    def should_stop(prompt: Prompt) -> bool:
+        ids = torch.tensor([prompt.ids], device=device)
+        scores = tuple(row[None] for row in prompt.scores) if with_scores else None
+        return bool(torch.as_tensor(criteria(ids, scores)).any())
+
+    return should_stop
+
+
+def _pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor) -> torch.Tensor:
+    pad = generation_config._pad_token_tensor
+    filler = int(pad) if pad is not None else 0
+    width = max(map(len, rows))
+    return torch.tensor([row + [filler] * (width - len(row)) for row in rows], dtype=like.dtype, device=like.device)
+
+
+def _output(
+    sequences: torch.Tensor, members: list[Member], prompts: list[Prompt], generation_config: Any, prompt_width: int
+) -> AdaFuseOutput:
+    new_tokens = sequences.shape[1] - prompt_width
+    rounds = [prompt.rounds for prompt in prompts]
+    stats = count_words(rounds)
+    stats["members"] = [
+        {
+            "name": member.name,
+            "forward_passes": member.tree.num_forwards,
+            "tokens_run": member.tree.num_tokens,
+            "proposals": member.num_proposals,
+            "wins": member.num_wins,
+        }
+        for member in members
+    ]
+    return AdaFuseOutput(
+        sequences=sequences,
+        scores=_stack([p.scores for p in prompts], new_tokens) if generation_config.output_scores else None,
+        logits=_stack([p.logits for p in prompts], new_tokens) if generation_config.output_logits else None,
+        past_key_values=_final_cache(sequences, prompts, prompt_width),
+        rounds=rounds,
+        stats=stats,
+    )
+
+
+def _stack(rows: list[list[torch.Tensor]], num_steps: int) -> tuple[torch.Tensor, ...] | None:
+    """One `(batch_size, vocab_size)` per new token; zeros where a prompt had finished."""
+    if num_steps == 0:
+        return None
+    blank = torch.zeros_like(next(row[0] for row in rows if row))
+    return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(num_steps))
+
+
+def _final_cache(sequences: torch.Tensor, prompts: list[Prompt], prompt_width: int) -> AdaFuseCache | None:
+    """The main model's keys and values in the columns of `sequences[:, :-1]`, and the assistants' beside them."""
+    width = sequences.shape[1] - 1
+    states = [prompt.states[0] for prompt in prompts]
+    starts, rows = [], []
+    for prompt, (ids, layers) in zip(prompts, states, strict=True):
+        num_ids = len(ids) + (1 if prompt.rounds and prompt.rounds[-1].ends else 0)
+        start = len(prompt.ids) - num_ids
+        starts.append(start)
+        rows.append([(keys[:, :, : width - start], values[:, :, : width - start]) for keys, values in layers])
+    cache = AdaFuseCache()
+    kv_cache.make_cache(kv_cache.join_rows(rows, starts, width), cache)
+    cache.sequences = sequences.cpu().clone()
+    if all(committed.is_whole for prompt in prompts for committed in prompt.rounds):
+        cache.assistants = [list(states) for states in zip(*[prompt.states[1:] for prompt in prompts], strict=True)]
+    return cache
+
+
+def _resume(states: list[tuple[list[int], kv_cache.KeysValues]]) -> tuple[list[list[int]], Any]:
+    """An assistant's ids, and a left-padded cache that ends at the same distance from the end of each row."""
+    rows = [ids for ids, _ in states]
+    left = max(1, *[len(ids) - layers[0][0].shape[2] for ids, layers in states])
+    width = max(map(len, rows))
+    cached = [
+        [(keys[:, :, : len(ids) - left], values[:, :, : len(ids) - left]) for keys, values in layers]
+        for ids, layers in states
+    ]
+    layers = kv_cache.join_rows(cached, [width - len(ids) for ids in rows], width - left)
+    return rows, kv_cache.make_cache(layers)

@@ -1,0 +1,169 @@
+"""One tokenizer seen as text: token -> bytes, span -> ids, prompt -> ids. Knows no model.
+
+Text crosses tokenizers here and nowhere else, by one rule: the ids of a span are what the tokenizer gives for it *as a
+continuation*, and they must decode back to exactly that span.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import weakref
+from typing import Any, NamedTuple
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text: nothing,
+# where that already decodes back (byte-level BPE); else the first of these that does and that keeps its own ids.
+_ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
+
+
+class Encoding(NamedTuple):
+    """The ids of a span, and whether they decode back to it exactly."""
+
+    ids: list[int]
+    exact: bool
+
+
+class Vocabulary:
+    """
+    A tokenizer as AdaFuse reads it. Special tokens other than the end of sequence are invisible: their text is empty.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): copied, so that the caller's is never changed.
+        vocab_size (`int`, *optional*): ids from here on have no embedding and are never produced.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int | None = None) -> None:
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self.vocab_size = vocab_size
+        self._decoders = _decoder_types(self.tokenizer)
+        self._special_ids = {
+            index for index, token in self.tokenizer.added_tokens_decoder.items() if getattr(token, "special", False)
+        } | set(self.tokenizer.all_special_ids)
+        self._byte_of_char = _bytes_to_unicode() if "ByteLevel" in self._decoders else {}
+        self._pieces: dict[int, bytes] = {}
+        self._encodings: dict[str, Encoding] = {}
+        self._anchor_ids, self._anchor_text = self._find_anchor()
+
+    def text(self, ids: list[int]) -> str:
+        """The text of `ids` as a continuation, leading space and all."""
+        return self._decode(self._anchor_ids + list(ids))[len(self._anchor_text) :]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token as a continuation; a part of a character where a token is one."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read_piece(token)
+        return piece
+
+    def encode(self, text: str) -> Encoding:
+        """`text` as a continuation. Not exact: the tokenizer has no ids that decode back to it."""
+        encoding = self._encodings.get(text)
+        if encoding is None:
+            if len(self._encodings) > 4096:
+                self._encodings.clear()
+            encoding = self._encodings[text] = self._encode(text)
+        return encoding
+
+    def prompt_text(self, ids: list[int]) -> str:
+        """A prompt's text, special tokens removed."""
+        return self._decode(ids)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A prompt's ids, with the tokenizer's own special tokens."""
+        return list(self.tokenizer(text)["input_ids"])
+
+    def is_same_as(self, other: Vocabulary) -> bool:
+        """Whether the other tokenizer gives the same ids for every text."""
+        return self.fingerprint == other.fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        if not hasattr(self, "_fingerprint"):
+            backend = getattr(self.tokenizer, "backend_tokenizer", None)
+            if backend is not None:
+                state = backend.to_str()
+            else:
+                state = json.dumps([type(self.tokenizer).__name__, self.tokenizer.get_vocab()], sort_keys=True)
+            self._fingerprint = hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._fingerprint
+
+    def _decode(self, ids: list[int]) -> str:
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text  # type: ignore[no-any-return]
+
+    def _tokenize(self, text: str) -> list[int]:
+        # Special tokens spelled out in a member's text are characters, not commands.
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False)
+        return list(encoded["input_ids"])
+
+    def _encode(self, text: str) -> Encoding:
+        lossy: list[tuple[int, list[int]]] = []
+        for anchor in _ANCHORS:
+            head = self._tokenize(anchor) if anchor else []
+            ids = self._tokenize(anchor + text)
+            if ids[: len(head)] != head:
+                continue  # the span's first character merged with the anchor
+            ids = ids[len(head) :]
+            if self.vocab_size is not None and any(token >= self.vocab_size for token in ids):
+                continue
+            decoded = self.text(ids)
+            if decoded == text:
+                return Encoding(ids, True)
+            lossy.append((len(os.path.commonprefix([decoded, text])), ids))
+        return Encoding(max(lossy, key=lambda item: item[0])[1] if lossy else [], False)
+
+    def _read_piece(self, token: int) -> bytes:
+        name = self.tokenizer.convert_ids_to_tokens(token) if token < len(self.tokenizer) else None
+        if name is None or token in self._special_ids:
+            return b""
+        if "ByteLevel" in self._decoders:
+            if all(char in self._byte_of_char for char in name):
+                return bytes(self._byte_of_char[char] for char in name)
+            return name.encode("utf-8")  # type: ignore[no-any-return]
+        byte = _BYTE_TOKEN.fullmatch(name) if "ByteFallback" in self._decoders else None
+        if byte:
+            return bytes([int(byte.group(1), 16)])
+        return self.text([token]).encode("utf-8", "replace")
+
+    def _find_anchor(self) -> tuple[list[int], str]:
+        """One visible token to decode behind, so that no decoder strips a space that belongs to a span."""
+        for anchor in "aA1.":
+            for token in reversed(self._tokenize(anchor)):
+                text = self._decode([token])
+                if text.strip() and self._decode([token, token]).startswith(text):
+                    return [token], text
+        return [], ""
+
+
+def vocabulary_of(tokenizer: Any, vocab_size: int | None = None) -> Vocabulary:
+    """The `Vocabulary` of a tokenizer, made once for as long as the tokenizer lives and does not grow."""
+    known = _VOCABULARIES.setdefault(tokenizer, {})
+    key = (len(tokenizer), vocab_size)
+    if key not in known:
+        known[key] = Vocabulary(tokenizer, vocab_size)
+    return known[key]
+
+
+_VOCABULARIES: weakref.WeakKeyDictionary[Any, dict[tuple[int, int | None], Vocabulary]] = weakref.WeakKeyDictionary()
+
+
+def _decoder_types(tokenizer: Any) -> set[str]:
+    """The names of the parts of a fast tokenizer's decoder (`ByteLevel`, `ByteFallback`, ...)."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if decoder is None:
+        return set()
+    state = json.loads(decoder.__getstate__())
+    return {part["type"] for part in [state, *state.get("decoders", [])]}
+
+
+def _bytes_to_unicode() -> dict[str, int]:
+    """The byte behind each character of a byte-level token (GPT-2's printable stand-ins)."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in visible}
+    hidden = (byte for byte in range(256) if byte not in set(visible))
+    table.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
+    return table
