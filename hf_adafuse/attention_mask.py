@@ -16,7 +16,7 @@ def unsupported_reason(model: Any) -> str | None:
     config = model.config.get_text_config()
     attention = config._attn_implementation
     if attention not in ("sdpa", "eager"):
-        return f"its attention is {attention!r}: load it with `attn_implementation` \"sdpa\" or \"eager\""
+        return f'its attention is {attention!r}: load it with `attn_implementation` "sdpa" or "eager"'
     if getattr(model, "_is_stateful", False):
         return "it is recurrent, at least in part"
     if config.model_type in _SLOT_POSITION_MODELS or getattr(config, "alibi", False):

@@ -143,7 +143,9 @@ class Decoder:
             word = self.members[0].propose_word(row)
             winner = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
             if not all(self._fits(k, row, pool, winner) for k in range(len(self.members))):
-                self._stop_at_context(row, [k for k in range(len(self.members)) if not self._fits(k, row, pool, winner)])
+                self._stop_at_context(
+                    row, [k for k in range(len(self.members)) if not self._fits(k, row, pool, winner)]
+                )
                 return
         main, prompt = self.members[0], self.prompts[row]
         ids = pool.ids(0, winner)

@@ -79,7 +79,9 @@ class AdaFuseGenerationMixin(GenerationMixin):
         mode_kwargs["adafuse"] = call
         return mode_kwargs  # type: ignore[no-any-return]
 
-    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) -> None:
+    def _validate_generation_mode(
+        self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]
+    ) -> None:
         call = mode_kwargs.pop("adafuse", None)
         plan = None if call is None else self._adafuse_plan(generation_config, call)
         if plan is not None:

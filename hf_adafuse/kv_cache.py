@@ -95,7 +95,9 @@ def row_slots(cache: DynamicCache, row: int, slots: list[int]) -> KeysValues:
     copied = []
     for layer in cache.layers:
         index = torch.tensor(slots, device=layer.keys.device)
-        copied.append((layer.keys[row : row + 1].index_select(2, index), layer.values[row : row + 1].index_select(2, index)))
+        copied.append(
+            (layer.keys[row : row + 1].index_select(2, index), layer.values[row : row + 1].index_select(2, index))
+        )
     return copied
 
 
@@ -110,7 +112,8 @@ def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysVal
         return torch.cat(padded)
 
     return [
-        (place([row[index][0] for row in rows]), place([row[index][1] for row in rows])) for index in range(len(rows[0]))
+        (place([row[index][0] for row in rows]), place([row[index][1] for row in rows]))
+        for index in range(len(rows[0]))
     ]
 
 

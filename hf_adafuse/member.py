@@ -134,9 +134,7 @@ class Member:
             unread = [node for path in nodes for node in path if node.reading is None]
             if unread:
                 yield unread
-            return [
-                self._log_probs(path, ids, ends) for path, (ids, ends) in zip(nodes, spans[row], strict=True)
-            ]
+            return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(nodes, spans[row], strict=True)]
 
         return self._drive({row: walk(row) for row in spans})
 

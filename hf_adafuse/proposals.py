@@ -164,14 +164,18 @@ class Proposer:
             word = _Word((), ends=True) if token in self.eos_ids else _Word((node.child(token),))
             beams.append((log_prob, word, word.ends))
         while True:
-            open_words = [word for _, word, done in beams if not done and not self._is_cut(self._data(word), word.nodes)]
+            open_words = [
+                word for _, word, done in beams if not done and not self._is_cut(self._data(word), word.nodes)
+            ]
             unread = [word.nodes[-1] for word in open_words if word.nodes[-1].reading is None]
             if unread:
                 yield unread
             beams = [(score, word, done or self._is_done(word)) for score, word, done in beams]
             if all(done for _, _, done in beams):
                 return [word for _, word, _ in beams]
-            beams = sorted((new for beam in beams for new in self._extensions(*beam)), key=lambda beam: -beam[0])[:width]
+            beams = sorted((new for beam in beams for new in self._extensions(*beam)), key=lambda beam: -beam[0])[
+                :width
+            ]
 
     def _extensions(self, score: float, word: _Word, done: bool) -> list[tuple[float, _Word, bool]]:
         if done:

@@ -136,7 +136,9 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streame
     if "inputs_embeds" in model_kwargs:
         raise ValueError("`inputs_embeds` must be left out with AdaFuse, but is given. Pass `input_ids`.")
     unexpected = sorted(
-        name for name, value in model_kwargs.items() if name not in _EXPECTED and value is not None and value is not False
+        name
+        for name, value in model_kwargs.items()
+        if name not in _EXPECTED and value is not None and value is not False
     )
     if unexpected:
         raise ValueError(

@@ -226,9 +226,7 @@ class TokenTree:
             kv_cache.select_rows(self.cache, kept)
             self._committed, self._positions = self._committed[kept], self._positions[kept]
 
-    def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, last_only: bool = False
-    ) -> torch.Tensor:
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, last_only: bool = False) -> torch.Tensor:
         extra = {"logits_to_keep": 1} if last_only and self._keep_logits else {}
         self.num_forwards += 1
         try:

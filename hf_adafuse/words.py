@@ -79,7 +79,9 @@ class WordRule:
         after = following.decode("utf-8", errors="replace")
         if after[:1].isspace():
             return True
-        return self.word_boundary == "unicode" and not is_mid_character(data) and _is_boundary(word, after)
+        if self.word_boundary != "unicode" or not after:
+            return False
+        return not is_mid_character(data) and _is_boundary(word, after)
 
 
 def word_starts(tokens: list[bytes | None], rule: WordRule) -> list[int]:

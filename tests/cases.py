@@ -1,0 +1,126 @@
+"""Random cases for the oracle: which members, which settings, which prompts. Everything follows from the case's number."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass
+
+import torch
+from reference import RefMember, reference_decode
+from tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
+
+from hf_adafuse import AdaFuseConfig, enable_adafuse
+
+PROMPTS = [
+    "Once upon a time",
+    "The capital of France",
+    "there was a cat on the tree. The",
+    "Question: what is",
+    "She",
+    "the cat, and there was a big tree in the park.",
+    "I'm sure you think so",
+]
+
+
+@dataclass(repr=False)
+class Case:
+    """One random call: models and tokenizers (main first), settings, prompts, length."""
+
+    models: list
+    tokenizers: list
+    config: AdaFuseConfig
+    prompts: list[str]
+    max_new_tokens: int
+
+    def __repr__(self) -> str:
+        members = [f"{type(m).__name__}/{len(t)}" for m, t in zip(self.models, self.tokenizers, strict=True)]
+        return f"Case({members}, {self.config}, {self.prompts}, max_new_tokens={self.max_new_tokens})"
+
+    def main_ids(self):
+        """Left-padded `input_ids` and `attention_mask`."""
+        rows = [self.tokenizers[0](prompt).input_ids for prompt in self.prompts]
+        width = max(map(len, rows))
+        pad = self.tokenizers[0].pad_token_id
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        return rows, ids, mask
+
+    def member_prompts(self, row: list[int]) -> list[list[int]]:
+        """The prompt of each member by algorithm.md: the same ids for the same tokenizer, else decoded and encoded."""
+        main = self.tokenizers[0]
+        text = main.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return [row if tok is main else tok(text).input_ids for tok in self.tokenizers]
+
+    def fast(self, **kwargs):
+        """What the package gives."""
+        _, ids, mask = self.main_ids()
+        main = enable_adafuse(copy.copy(self.models[0]))
+        return main.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            tokenizer=self.tokenizers[0],
+            assistant_models=self.models[1:],
+            assistant_tokenizers=self.tokenizers[1:],
+            adafuse_config=self.config,
+            max_new_tokens=self.max_new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            **kwargs,
+        )
+
+    def ref_members(self, **kwargs) -> list[RefMember]:
+        return [
+            RefMember(model, tokenizer, eos_ids(tokenizer), **kwargs)
+            for model, tokenizer in zip(self.models, self.tokenizers, strict=True)
+        ]
+
+    def slow(self):
+        """What the oracle gives: per prompt, new ids and the text of each round."""
+        members = self.ref_members()
+        rows, _, _ = self.main_ids()
+        return [reference_decode(members, self.member_prompts(row), self.config, self.max_new_tokens) for row in rows]
+
+
+def random_config(rng: random.Random, num_members: int) -> AdaFuseConfig:
+    return AdaFuseConfig(
+        margin_threshold=rng.choice([0.0, 0.2, 0.7, 1.1]),
+        max_words=rng.randint(1, 4),
+        num_branches=rng.randint(1, 5),
+        max_word_tokens=rng.choice([1, 3, 6, 32]),
+        word_boundary=rng.choice(["whitespace"] * 4 + ["unicode"]),
+        model_weights=[rng.uniform(0.2, 2.0) for _ in range(num_members)] if rng.random() < 0.2 else None,
+        nll_normalization=rng.choice(["token", "token", "byte"]),
+        commitment=rng.choice(["adaptive"] * 5 + ["fixed"]),
+        exploration=rng.choice(["diverse"] * 4 + ["beam"]),
+    )
+
+
+def random_case(number: int) -> Case:
+    """Case `number`: architectures, tokenizers and settings cycle and mix so that every pair occurs."""
+    rng = random.Random(number)
+    count = 1 + number % 4
+    names = list(TOKENIZERS)
+    models, tokenizers = [], []
+    for k in range(count):
+        architecture = ARCHITECTURES[(number // 4 + k * rng.randint(0, 5)) % len(ARCHITECTURES)]
+        name = names[(number + k * rng.randint(0, 5)) % len(names)]
+        models.append(tiny_model(architecture, name, rng.randint(0, 2), rng.choice([2.0, 4.0])))
+        tokenizers.append(TOKENIZERS[name]())
+    prompts = rng.sample(PROMPTS, rng.randint(1, 4))
+    return Case(models, tokenizers, random_config(rng, count), prompts, rng.randint(6, 16))
+
+
+def assert_equal(case: Case) -> None:
+    """Fast equals slow, token for token, in every row."""
+    output, slow = case.fast(), case.slow()
+    width = output.sequences.shape[1]
+    rows, ids, _ = case.main_ids()
+    for row, (expected, texts) in enumerate(slow):
+        got = output.sequences[row, ids.shape[1] :].tolist()
+        pad = got[len(expected) :]
+        assert got[: len(expected)] == expected, f"row {row} of {case}: {got} is not {expected}"
+        assert all(token == case.tokenizers[0].pad_token_id for token in pad), f"row {row} goes on: {got}, {expected}"
+        spans = [committed.text for committed in output.rounds[row]]
+        assert spans[:-1] == texts[: len(spans)][:-1], f"row {row}: rounds {spans} are not {texts}"
+    assert width > 0
