@@ -1,19 +1,30 @@
 """AdaFuse: adaptive word-level ensemble decoding of several language models inside transformers' `generate()`."""
 
-from .config import AdaFuseConfig
-from .decoding import AdaFuseDecodingError
-from .generation import AdaFuseGenerationMixin, disable_adafuse, enable_adafuse
-from .outputs import AdaFuseCandidate, AdaFuseOutput, AdaFuseRound
+from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdaFuseCandidate",
-    "AdaFuseConfig",
-    "AdaFuseDecodingError",
-    "AdaFuseGenerationMixin",
-    "AdaFuseOutput",
-    "AdaFuseRound",
-    "disable_adafuse",
-    "enable_adafuse",
-]
+_EXPORTS = {
+    "AdaFuseCandidate": "outputs",
+    "AdaFuseConfig": "config",
+    "AdaFuseDecodingError": "decoding",
+    "AdaFuseGenerationMixin": "generation",
+    "AdaFuseOutput": "outputs",
+    "AdaFuseRound": "outputs",
+    "BranchLogitsProcessor": "logits_process",
+    "MarginCriteria": "stopping_criteria",
+    "WordBoundaryCriteria": "stopping_criteria",
+    "disable_adafuse": "generation",
+    "enable_adafuse": "generation",
+}
+
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first used: the command line answers `--help` without waiting for torch.
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""The 4-D mask with which one forward pass holds a batch of token trees. Knows positions and slots, no tokens or text."""
+"""The 4-D mask with which one forward pass holds a batch of token trees. Knows positions and slots, not tokens."""
 
 from __future__ import annotations
 

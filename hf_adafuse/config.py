@@ -16,7 +16,7 @@ EXPLORATIONS = ("diverse", "beam")
 @dataclass(frozen=True)
 class AdaFuseConfig:
     """
-    Settings of adaptive word-level ensemble decoding (AdaFuse, arXiv 2601.06022, section 3). The defaults are the paper's.
+    Settings of adaptive word-level ensemble decoding (AdaFuse, arXiv 2601.06022, section 3), with the paper's defaults.
 
     Args:
         margin_threshold (`float`, *optional*, defaults to 0.7):

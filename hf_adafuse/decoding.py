@@ -1,7 +1,7 @@
 """The loop of algorithm.md: propose, pool, score, commit. Knows members and the prompts' text; nothing of `generate()`.
 
-Members act in turn, cheapest first: each scores what is on the table, then proposes, so that where it agrees with another
-its tokens are already there, computed. At the end the earlier members score what came after them.
+Members act in turn, cheapest first: each scores what is on the table, then proposes, so that where it agrees with
+another its tokens are already there, computed. At the end the earlier members score what came after them.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Participant:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return vocabulary_of(self.tokenizer, self.model.get_input_embeddings().weight.shape[0])
+        return vocabulary_of(self.tokenizer, getattr(self.model.config.get_text_config(), "vocab_size", None))
 
     @property
     def max_length(self) -> int | None:
@@ -55,9 +55,11 @@ class Participant:
     @property
     def device(self) -> torch.device:
         """Where its inputs go, also when its weights are offloaded."""
-        hook = getattr(self.model, "_hf_hook", None)
-        device = getattr(hook, "execution_device", None)
-        return torch.device(device if device is not None else self.model.device)
+        for module in self.model.modules():  # an offloaded model says so on the modules that hold the weights
+            device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+        return torch.device(self.model.device)
 
     def member(self, eos_ids: list[int]) -> Member:
         return Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, self.device)
@@ -100,8 +102,8 @@ def assistant_prompts(
     participants: Sequence[Participant], main_prompts: list[list[int]], given: Sequence[Any] | None
 ) -> list[list[list[int]]]:
     """
-    Per assistant, its ids of each prompt: as given; the main model's when the tokenizers are identical; else the decoded
-    prompt, encoded with the assistant's own special tokens.
+    Per assistant, its ids of each prompt: as given; the main model's when the tokenizers are identical; else the
+    decoded prompt, encoded with the assistant's own special tokens.
     """
     main, *assistants = participants
     if given is not None and len(given) != len(assistants):
@@ -127,8 +129,8 @@ def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
     for row, ids in enumerate(prompts):
         if not ids:
             raise ValueError(
-                f"The prompt of {participant.name} must be at least one token, but is empty in row {row} (its tokenizer "
-                "adds no beginning-of-sequence token). Pass a prompt, or its ids in `assistant_inputs`."
+                f"The prompt of {participant.name} must be at least one token, but is empty in row {row} (its "
+                "tokenizer adds no beginning-of-sequence token). Pass a prompt, or its ids in `assistant_inputs`."
             )
         if participant.max_length is not None and len(ids) > participant.max_length:
             raise ValueError(
@@ -163,7 +165,7 @@ def _given_rows(inputs: Any, index: int, num_rows: int) -> list[list[int]]:
         inputs = {"input_ids": inputs}
     ids = torch.as_tensor(inputs["input_ids"])
     ids = ids[None] if ids.dim() == 1 else ids
-    mask = inputs["attention_mask"] if "attention_mask" in inputs else None
+    mask = inputs.get("attention_mask")
     mask = None if mask is None else torch.as_tensor(mask).reshape(ids.shape)
     if ids.dim() != 2 or len(ids) != num_rows:
         raise ValueError(
@@ -204,7 +206,7 @@ def _assistant_name(index: int, model: Any) -> str:
 
 def _check_model(participant: Participant) -> None:
     model = participant.model
-    if not hasattr(model, "get_input_embeddings") or not hasattr(model, "config"):
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ValueError(
             f"`assistant_models` must be transformers models or names, but has {type(model).__name__} as "
             f"{participant.name}. Load it with AutoModelForCausalLM."

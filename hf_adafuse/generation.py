@@ -45,7 +45,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("cache_implementation") == "paged" and self._is_adafuse_call(args, kwargs):
             raise ValueError(
-                '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches by itself.'
+                '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""One model with its tokenizer and its trees: propose, score, commit. Knows no other member and nothing of `generate()`."""
+"""One model with its tokenizer and its trees: propose, score, commit. Knows no other member, nor `generate()`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Reading:
         looked_at = min(4 * count + 16, vocab_size)
         while True:
             values, ids = best_tokens(self.scores[None], looked_at)
-            pairs = zip(ids[0].tolist(), (values[0] - self.log_total).tolist(), strict=True)
+            pairs = zip(ids[0].tolist(), (values[0].double() - self.log_total).tolist(), strict=True)
             best = [(token, value) for token, value in pairs if value > -math.inf and allow(token)][:count]
             if len(best) == count or looked_at == vocab_size:
                 return best
@@ -155,11 +155,11 @@ class Member:
         return nodes if ends else nodes[:-1]
 
     def _log_probs(self, nodes: list[Node], ids: list[int], ends: bool) -> list[float]:
-        picked = [node.reading.scores[token] - node.reading.log_total for node, token in zip(nodes, ids, strict=False)]
+        scores = [node.reading.scores[token] for node, token in zip(nodes, ids, strict=False)]
         if ends:
-            reading = nodes[-1].reading
-            picked.append(reading.scores[self.eos_ids].logsumexp(0) - reading.log_total)
-        return torch.stack(picked).tolist() if picked else []  # type: ignore[no-any-return]
+            scores.append(nodes[-1].reading.scores[self.eos_ids].logsumexp(0))
+        values = torch.stack(scores).tolist() if scores else []
+        return [value - node.reading.log_total for value, node in zip(values, nodes, strict=False)]
 
     def _drive(self, walks: Mapping[int, Walk[T]]) -> dict[int, T]:
         """Run the walks of all rows side by side: what they ask for at the same time goes in one forward pass."""
@@ -182,9 +182,11 @@ class Member:
         if not nodes:
             return
         scores = self._process(nodes)
-        totals = scores.logsumexp(-1)
+        # The largest score is taken out first and put back in float64: large logits must not cost digits.
+        largest = scores.amax(-1, keepdim=True)
+        totals = (scores - largest).logsumexp(-1).double() + largest[:, 0].double()
         values, ids = best_tokens(scores, self._num_top)
-        log_probs = values - totals[:, None]
+        log_probs = values.double() - totals[:, None]
         rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
         for node, row_scores, total, top, top_log_probs in rows:
             node.reading = Reading(row_scores, total, top, top_log_probs)
@@ -193,10 +195,25 @@ class Member:
         logits = torch.stack([node.logits for node in nodes])  # type: ignore[arg-type]
         if not any(self._processors):
             return logits
+        order = {id(node): index for index, node in enumerate(nodes)}
         groups: dict[tuple[int, int], list[int]] = {}  # rows of equal length go through the processors together
         for index, node in enumerate(nodes):
             groups.setdefault((node.row, node.position), []).append(index)
-        for (row, _), indices in groups.items():
-            ids = [self.tree.ids_to(nodes[index]) for index in indices]
-            logits[indices] = self._processors[row](ids, logits[indices])
+        for (row, _), indices in sorted(groups.items()):  # by position: what forbids a token comes before it
+            # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
+            indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits)]
+            if indices:
+                ids = [self.tree.ids_to(nodes[index]) for index in indices]
+                logits[indices] = self._processors[row](ids, logits[indices])
         return logits
+
+
+def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:
+    """Whether a token on the way to the node has been forbidden, here or in an earlier reading."""
+    while node.parent is not None:
+        above = node.parent
+        scores = logits[order[id(above)]] if id(above) in order else above.reading.scores
+        if scores[node.token] == -math.inf:
+            return True
+        node = above
+    return False

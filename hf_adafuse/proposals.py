@@ -1,5 +1,5 @@
-"""How one member proposes: greedy words, branches, beams (algorithm.md, "Propose"). Knows one vocabulary and the nodes of
-one tree; no cache, other member or score.
+"""How one member proposes: greedy words, branches, beams (sections 3.2 and 3.3). Knows one vocabulary and the nodes of one
+tree; no cache, other member or score.
 
 A proposal is a *walk*: a generator that yields the nodes it must read next and returns its result. Whoever drives the
 walks runs what they ask for, many walks in one forward pass.
@@ -193,7 +193,7 @@ class Proposer:
         return self._ends_before(data, word.nodes[-1].reading.top[0])
 
     def _is_cut(self, data: bytes, nodes: Any) -> bool:
-        """Whether the word ends here whatever follows: by its own trailing space, its length or the member's context."""
+        """Whether the word ends here whatever follows: by its trailing space, its length or the member's context."""
         return self.rule.is_closed(data, len(nodes)) or not self.has_room(nodes[-1])
 
     def _ends_before(self, data: bytes, token: int) -> bool:

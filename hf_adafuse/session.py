@@ -142,7 +142,8 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streame
     )
     if unexpected:
         raise ValueError(
-            f"The inputs must be `input_ids` and `attention_mask` with AdaFuse, but are also {unexpected}. Leave them out."
+            f"The inputs must be `input_ids` and `attention_mask` with AdaFuse, but also hold {unexpected}. "
+            "Leave them out."
         )
     if input_ids.shape[1] == 0:
         raise ValueError("`input_ids` must hold at least one token, but is empty. Pass a prompt.")

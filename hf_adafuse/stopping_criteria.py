@@ -4,6 +4,7 @@ ids and their scores; must not know a model, a tree or another member, and remem
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,26 +20,27 @@ from .words import WordRule, word_starts
 
 
 class _WordReader:
-    """Rows of new ids as words."""
+    """Rows of new ids as words, `max_words` of each."""
 
     def __init__(self, tokenizer: Any, prompt_length: int, config: AdaFuseConfig, eos_token_id: Any) -> None:
-        self.prompt_length = check_prompt_length(prompt_length)
-        self.vocabulary = vocabulary_of(tokenizer)
+        self.prompt_length, self.max_words = check_prompt_length(prompt_length), config.max_words
         self.rule = WordRule(config.max_word_tokens, config.word_boundary)
+        self.vocabulary = vocabulary_of(tokenizer)
         given = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
-        self.eos_ids = frozenset([] if given is None else [given] if isinstance(given, int) else given)
+        self.eos_ids = frozenset([] if given is None else torch.as_tensor(given).flatten().tolist())
 
     def read(self, input_ids: torch.Tensor) -> list[tuple[list[int], list[int]]]:
         """Per row, its new ids and where its words start (`word_starts`): the last start ends the complete words."""
-        rows = [self._until_end(row) for row in input_ids[:, self.prompt_length :].tolist()]
-        return [(row, word_starts([self._piece(token) for token in row], self.rule)) for row in rows]
+        rows = map(self._until_end, input_ids[:, self.prompt_length :].tolist())
+        return [(row, self._starts(row)) for row in rows]
 
     def _until_end(self, ids: list[int]) -> list[int]:
         # What comes after the first end of sequence is padding.
         return ids[: next((index for index, token in enumerate(ids, start=1) if token in self.eos_ids), len(ids))]
 
-    def _piece(self, token: int) -> bytes | None:
-        return None if token in self.eos_ids else self.vocabulary.piece(token)
+    def _starts(self, ids: list[int]) -> list[int]:
+        pieces = [None if token in self.eos_ids else self.vocabulary.piece(token) for token in ids]
+        return word_starts(pieces, self.rule)[: self.max_words + 1]
 
 
 class WordBoundaryCriteria(StoppingCriteria):
@@ -83,11 +85,9 @@ class WordBoundaryCriteria(StoppingCriteria):
     ```python
     >>> from transformers import AutoModelForCausalLM, AutoTokenizer
     >>> from hf_adafuse import WordBoundaryCriteria
-
     >>> tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B-Base")
     >>> model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B-Base")
     >>> inputs = tokenizer(["The capital of France is"], return_tensors="pt")
-
     >>> two_words = WordBoundaryCriteria(tokenizer, inputs.input_ids.shape[1], max_words=2)
     >>> ids = model.generate(**inputs, stopping_criteria=[two_words], do_sample=False, max_new_tokens=64)
     >>> words = two_words.words(ids)
@@ -104,7 +104,6 @@ class WordBoundaryCriteria(StoppingCriteria):
         eos_token_id: int | Sequence[int] | None = None,
     ) -> None:
         config = AdaFuseConfig(max_words=max_words, max_word_tokens=max_word_tokens, word_boundary=word_boundary)
-        self.max_words = max_words
         self._reader = _WordReader(tokenizer, prompt_length, config, eos_token_id)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -112,8 +111,9 @@ class WordBoundaryCriteria(StoppingCriteria):
         Which rows of `input_ids` (`torch.LongTensor` of shape `(batch_size, sequence_length)`) stop, as a
         `torch.BoolTensor` of shape `(batch_size,)`. `scores` are not used.
         """
-        rows = self._reader.read(input_ids)
-        stopped = [len(starts) > self.max_words or not self._reader.eos_ids.isdisjoint(ids) for ids, starts in rows]
+        reader = self._reader
+        rows = reader.read(input_ids)
+        stopped = [len(starts) > reader.max_words or not reader.eos_ids.isdisjoint(ids) for ids, starts in rows]
         return torch.tensor(stopped, dtype=torch.bool, device=input_ids.device)
 
     def word_ids(self, input_ids: torch.Tensor) -> list[list[int]]:
@@ -121,13 +121,13 @@ class WordBoundaryCriteria(StoppingCriteria):
         Per row, the ids of its complete words, `max_words` at most: no look-ahead token, no padding. The last is an
         end-of-sequence id where the end of the sequence is one of the words.
         """
-        return [ids[: starts[: self.max_words + 1][-1]] for ids, starts in self._reader.read(input_ids)]
+        return [ids[: starts[-1]] for ids, starts in self._reader.read(input_ids)]
 
     def words(self, input_ids: torch.Tensor) -> list[list[str]]:
         """Per row, the text of these words, leading whitespace and all; the end of the sequence has none."""
         text, eos_ids = self._reader.vocabulary.text, self._reader.eos_ids
         return [
-            [text(ids[a:b]) for a, b in pairwise(starts[: self.max_words + 1]) if ids[a] not in eos_ids]
+            [text(ids[a:b]) for a, b in pairwise(starts) if ids[a] not in eos_ids]
             for ids, starts in self._reader.read(input_ids)
         ]
 
@@ -150,9 +150,8 @@ class MarginCriteria(StoppingCriteria):
     - [" Paris" (0.9), " is" (0.6)] with `max_words=1`: the second word is not judged
 
     It reads `scores`: pass `return_dict_in_generate=True, output_scores=True` to `generate()`. The margin is that of
-    the processed scores, so of the warped distribution when sampling. Not for beam search, which reorders its rows.
-    Each row is judged by its own new ids and scores alone, up to its first end-of-sequence id. Once stopped it stays
-    stopped.
+    the processed scores: when sampling, of the warped distribution. Not for beam search, which reorders its rows. Each
+    row is judged alone, up to its first end-of-sequence id. Once stopped it stays stopped.
 
     Args:
         tokenizer, prompt_length, max_word_tokens, word_boundary, eos_token_id: as in [`WordBoundaryCriteria`].
@@ -168,25 +167,24 @@ class MarginCriteria(StoppingCriteria):
     ```python
     >>> from transformers import AutoModelForCausalLM, AutoTokenizer
     >>> from hf_adafuse import BranchLogitsProcessor, MarginCriteria, WordBoundaryCriteria
-
     >>> tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B-Base")
     >>> model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B-Base")
     >>> prompt = tokenizer("The capital of France", return_tensors="pt").input_ids
 
     >>> # 1. Greedy words while they are confident, three at most
-    >>> boundary = WordBoundaryCriteria(tokenizer, prompt.shape[1], max_words=3)
-    >>> confidence = MarginCriteria(tokenizer, prompt.shape[1], margin_threshold=0.7, max_words=3)
+    >>> eos = model.generation_config.eos_token_id
+    >>> boundary = WordBoundaryCriteria(tokenizer, prompt.shape[1], max_words=3, eos_token_id=eos)
+    >>> confidence = MarginCriteria(tokenizer, prompt.shape[1], 0.7, max_words=3, eos_token_id=eos)
     >>> out = model.generate(
     ...     prompt, stopping_criteria=[boundary, confidence], do_sample=False, max_new_tokens=128,
     ...     return_dict_in_generate=True, output_scores=True,
     ... )
     >>> span = confidence.confident_ids(out.sequences, out.scores)[0]
     >>> is_uncertain = confidence(out.sequences, out.scores)[0]
-
     >>> # 2. At an uncertain word, three branches, each to the end of that word
     >>> start = prompt.new_tensor([prompt[0].tolist() + span] * 3)
     >>> branches = BranchLogitsProcessor(start.shape[1], [0, 1, 2])
-    >>> one_word = WordBoundaryCriteria(tokenizer, start.shape[1])
+    >>> one_word = WordBoundaryCriteria(tokenizer, start.shape[1], eos_token_id=eos)
     >>> ids = model.generate(
     ...     start, logits_processor=[branches], stopping_criteria=[one_word], do_sample=False, max_new_tokens=64,
     ... )
@@ -204,13 +202,9 @@ class MarginCriteria(StoppingCriteria):
         word_boundary: str = "whitespace",
         eos_token_id: int | Sequence[int] | None = None,
     ) -> None:
-        config = AdaFuseConfig(
-            margin_threshold=margin_threshold,
-            max_words=1 if max_words is None else max_words,
-            max_word_tokens=max_word_tokens,
-            word_boundary=word_boundary,
-        )
-        self.margin_threshold, self.max_words = margin_threshold, max_words
+        self.margin_threshold = margin_threshold
+        max_words = sys.maxsize if max_words is None else max_words
+        config = AdaFuseConfig(margin_threshold, max_words, 1, max_word_tokens, word_boundary)
         self._reader = _WordReader(tokenizer, prompt_length, config, eos_token_id)
 
     def __call__(self, input_ids: torch.Tensor, scores: Sequence[torch.Tensor] | None, **kwargs: Any) -> torch.Tensor:
@@ -223,10 +217,7 @@ class MarginCriteria(StoppingCriteria):
         return torch.tensor(uncertain, dtype=torch.bool, device=input_ids.device)
 
     def confident_ids(self, input_ids: torch.Tensor, scores: Sequence[torch.Tensor] | None) -> list[list[int]]:
-        """
-        Per row, the ids of its complete words before the first uncertain one, `max_words` at most. Where a row is not
-        uncertain these are the `word_ids` of a [`WordBoundaryCriteria`] with as many words.
-        """
+        """Per row, the ids of its complete words before the first uncertain one, `max_words` at most."""
         return [ids for ids, _ in self._judge(input_ids, scores)]
 
     def _judge(self, input_ids: torch.Tensor, scores: Sequence[torch.Tensor] | None) -> list[tuple[list[int], bool]]:
@@ -234,10 +225,9 @@ class MarginCriteria(StoppingCriteria):
         scores = self._check_scores(scores, input_ids.shape[1])
         judged = []
         for row, (ids, starts) in enumerate(self._reader.read(input_ids)):
-            begun = (start for start in starts[: self.max_words] if start < len(ids))
+            begun = (start for start in starts[: self._reader.max_words] if start < len(ids))
             uncertain = next((start for start in begun if self._is_uncertain(scores[start][row])), None)
-            complete = starts[-1] if self.max_words is None else starts[: self.max_words + 1][-1]
-            judged.append((ids[: complete if uncertain is None else uncertain], uncertain is not None))
+            judged.append((ids[: starts[-1] if uncertain is None else uncertain], uncertain is not None))
         return judged
 
     def _is_uncertain(self, scores: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ lets a node see the prefix and its own ancestors. What was committed is never ru
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -105,7 +106,7 @@ class TokenTree:
         self.active: list[int] = []  # the row behind each entry of the cache's batch
         self.num_forwards = self.num_tokens = 0
         self._masks = MaskMaker(model, device)
-        self._keep_logits = model._supports_logits_to_keep()
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.no_grad()
     def prefill(self, prompts: list[list[int]], cache: Any = None) -> list[Node]:
@@ -145,7 +146,7 @@ class TokenTree:
         num_queries = max(map(len, batch))
         if num_queries == 0:
             return []
-        start = kv_cache.num_slots(self.cache)
+        start = self._committed.shape[1]
         filler = [[0] * (num_queries - len(nodes)) for nodes in batch]
         ids = [[node.token for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
         at = [[node.position for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
@@ -172,13 +173,11 @@ class TokenTree:
         return row.ids[: node.position + 1] + below[::-1]
 
     def commit(self, index: int, path: list[Node]) -> None:
-        """Make `path` part of row `index`'s prefix. What hangs below its end stays, all else is dropped."""
-        if not path:
-            return
+        """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
         row = self.rows[index]
         row.ids.extend(node.token for node in path)
         row.pending.extend(path)
-        row.root = path[-1]
+        row.root = path[-1] if path else row.root
         settled = 0
         while settled < len(row.pending) and row.pending[settled].is_run:
             settled += 1
@@ -193,7 +192,7 @@ class TokenTree:
         live = [self.rows[index].root.run_descendants() for index in self.active]
         rows = [self.rows[index] for index in self.active]
         counts = [len(row.slots) + len(nodes) for row, nodes in zip(rows, live, strict=True)]
-        total, width = kv_cache.num_slots(self.cache), max(counts)
+        total, width = self._committed.shape[1], max(counts)
         if total - width < max(_DEAD_SLOTS, total * _DEAD_SHARE):
             return
         kept = []
@@ -227,7 +226,7 @@ class TokenTree:
             self._committed, self._positions = self._committed[kept], self._positions[kept]
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, last_only: bool = False) -> torch.Tensor:
-        extra = {"logits_to_keep": 1} if last_only and self._keep_logits else {}
+        extra = {"logits_to_keep": 1} if last_only and self._keeps_logits else {}
         self.num_forwards += 1
         try:
             output = self.model(

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
-import os
 import re
 import weakref
 from typing import Any, NamedTuple
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text: nothing,
-# where that already decodes back (byte-level BPE); else the first of these that does and that keeps its own ids.
+# What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
+# nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
 _ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
 
 
@@ -113,7 +113,7 @@ class Vocabulary:
             decoded = self.text(ids)
             if decoded == text:
                 return Encoding(ids, True)
-            lossy.append((len(os.path.commonprefix([decoded, text])), ids))
+            lossy.append((_shared_start(decoded, text), ids))
         return Encoding(max(lossy, key=lambda item: item[0])[1] if lossy else [], False)
 
     def _read_piece(self, token: int) -> bytes:
@@ -131,12 +131,18 @@ class Vocabulary:
 
     def _find_anchor(self) -> tuple[list[int], str]:
         """One visible token to decode behind, so that no decoder strips a space that belongs to a span."""
-        for anchor in "aA1.":
-            for token in reversed(self._tokenize(anchor)):
-                text = self._decode([token])
-                if text.strip() and self._decode([token, token]).startswith(text):
-                    return [token], text
+        usual = [token for char in "aA1." for token in reversed(self._tokenize(char))]
+        for token in itertools.chain(usual, range(len(self.tokenizer))):
+            text = self._decode([token])
+            if text.strip() and "\ufffd" not in text and self._decode([token, token]).startswith(text):
+                return [token], text
         return [], ""
+
+
+def _shared_start(one: str, other: str) -> int:
+    return next(
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 def vocabulary_of(tokenizer: Any, vocab_size: int | None = None) -> Vocabulary:

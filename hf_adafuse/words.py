@@ -1,11 +1,11 @@
 """What a word is. Strings and bytes only: knows no tokenizer, model or tensor.
 
-A word is optional leading whitespace and then a maximal run of non-whitespace. These are words, with what may follow them:
+A word is optional leading whitespace and then a maximal run of non-whitespace. These are words:
 
-    " Paris"  before " is", ".\\n" is part of " Paris.\\n"? no: " Paris." is the word, "\\n" begins the next
+    " Paris"    before " is"; before "." it is not yet one: " Paris." is, and a newline after it begins the next word
     "\\n\\nThe"  " don't"  " 3.14,"  "x"  "(a"
 
-and these are not, or not yet: " " (no visible character), " Par" before "is" (the run goes on).
+and these are not: " " (no visible character), " Par" before "is" (the run goes on).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class WordRule:
 
     def is_closed(self, data: bytes, num_tokens: int) -> bool:
         """Whether the word of these bytes and tokens is complete whatever follows: no look-ahead is needed."""
-        if num_tokens >= self.max_word_tokens and not is_mid_character(data):
+        # At most three more bytes complete a character; broken bytes must not make a word endless.
+        if num_tokens >= self.max_word_tokens + (3 if is_mid_character(data) else 0):
             return True
         word = data.decode("utf-8", errors="replace")
         return bool(word.strip()) and word[-1].isspace()
@@ -74,14 +75,12 @@ class WordRule:
         if following is None:
             return True  # whitespace before the end of the sequence, too: no more can come
         word = data.decode("utf-8", errors="replace")
-        if not word.strip():
+        if not word.strip() or is_mid_character(data):
             return False
         after = following.decode("utf-8", errors="replace")
         if after[:1].isspace():
             return True
-        if self.word_boundary != "unicode" or not after:
-            return False
-        return not is_mid_character(data) and _is_boundary(word, after)
+        return self.word_boundary == "unicode" and bool(after) and _is_boundary(word, after)
 
 
 def word_starts(tokens: list[bytes | None], rule: WordRule) -> list[int]:

@@ -1,4 +1,4 @@
-"""Random cases for the oracle: which members, which settings, which prompts. Everything follows from the case's number."""
+"""Random cases for the oracle: which members, settings and prompts. Everything follows from the case's number."""
 
 from __future__ import annotations
 

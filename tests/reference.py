@@ -1,6 +1,6 @@
 """The slow oracle: algorithm.md in plain lines. No cache, no batch, no tree; shares no code with the package.
 
-Text is read by decoding whole sequences, logits by running whole sequences; results are remembered by their input alone.
+Logits come from running whole sequences; results are remembered by their input alone.
 """
 
 from __future__ import annotations
@@ -110,8 +110,10 @@ def unicode_boundary(word, after):
 
 def complete(m, prefix, word, config):
     """Whether the word (ids after prefix) is complete; reads the greedy next token."""
-    text, data = m.text(word), b"".join(m.token_bytes(t) for t in word)
-    if len(word) >= config.max_word_tokens and not mid_character(data):
+    data = b"".join(m.token_bytes(t) for t in word)
+    text = data.decode(errors="replace")
+    limit = config.max_word_tokens + (3 if mid_character(data) else 0)
+    if len(word) >= limit:
         return True
     if text.strip() and text[-1].isspace():
         return True
@@ -123,13 +125,14 @@ def complete(m, prefix, word, config):
 def ends_before(m, word, token, config):
     if token in m.eos:
         return True
-    text, data = m.text(word), b"".join(m.token_bytes(t) for t in word)
-    if not text.strip():
+    data = b"".join(m.token_bytes(t) for t in word)
+    text = data.decode(errors="replace")
+    if not text.strip() or mid_character(data):
         return False
     after = m.token_bytes(token).decode(errors="replace")
     if after[:1].isspace():
         return True
-    return config.word_boundary == "unicode" and after and not mid_character(data) and unicode_boundary(text, after)
+    return config.word_boundary == "unicode" and after and unicode_boundary(text, after)
 
 
 def greedy_word(m, prefix, first, config):
@@ -154,9 +157,11 @@ def beam_words(m, prefix, config):
             return [(word, ends) for _, word, ends, _ in beams]
         grown = []
         for score, word, ends, done in beams:
-            onward = [] if done else [
-                (t, v) for t, v in m.best(prefix + word, None) if not ends_before(m, word, t, config)
-            ][:width]
+            onward = (
+                []
+                if done
+                else [(t, v) for t, v in m.best(prefix + word, None) if not ends_before(m, word, t, config)][:width]
+            )
             grown += [(score + v, [*word, t], False, False) for t, v in onward] or [(score, word, ends, True)]
         beams = sorted(grown, key=lambda beam: -beam[0])[:width]
 
@@ -194,6 +199,13 @@ def nll(m, prefix, ids, ends, text, config):
     return -sum(total) / size
 
 
+def fit(members, prefixes, encoded):
+    return all(
+        m.max_length is None or len(prefix) + len(ids) <= m.max_length
+        for m, prefix, ids in zip(members, prefixes, encoded)
+    )
+
+
 def reference_decode(members, prompts, config, max_new_tokens):
     """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
     prefixes, new, texts = [list(p) for p in prompts], [], []
@@ -210,8 +222,7 @@ def reference_decode(members, prompts, config, max_new_tokens):
         for (text, ends), own in pool.items():
             encoded = [own[k] if k in own else m.encode(text)[0] for k, m in enumerate(members)]
             exact = 0 in own or members[0].encode(text)[1]
-            fits = all(m.max_length is None or len(p) + len(e) <= m.max_length for m, p, e in zip(members, prefixes, encoded))
-            if not exact or not fits or not (text or ends):
+            if not exact or not fit(members, prefixes, encoded) or not (text or ends):
                 continue
             nlls = [nll(m, p, e, ends, text, config) for m, p, e in zip(members, prefixes, encoded)]
             pairs = [(n, w) for n, w in zip(nlls, weights) if n is not None]
@@ -225,7 +236,7 @@ def reference_decode(members, prompts, config, max_new_tokens):
             word, ends = greedy_word(members[0], prefixes[0], members[0].best(prefixes[0], 1)[0][0], config)
             text = members[0].text(word)
             encoded = [word, *[m.encode(text)[0] for m in members[1:]]]
-            if any(m.max_length is not None and len(p) + len(e) > m.max_length for m, p, e in zip(members, prefixes, encoded)):
+            if not fit(members, prefixes, encoded):
                 break
         prefixes = [prefix + ids for prefix, ids in zip(prefixes, encoded)]
         new += encoded[0]

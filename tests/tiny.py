@@ -58,7 +58,10 @@ def byte_level():
     backend.decoder = decoders.ByteLevel()
     special = ["<|end|>", "<|eot|>", "<|pad|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=360, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=360,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_tokens([AddedToken("<think>", normalized=False)])

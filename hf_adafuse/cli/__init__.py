@@ -1,0 +1,100 @@
+"""The command line `hf-adafuse`: picks the subcommand, and turns errors into one line and an exit code.
+
+A subcommand is a module with `add_arguments` and `run`, and one line in `_COMMANDS`. It imports torch and transformers
+inside `run`, so that `--help` need not wait for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+from . import generate
+
+
+class Command(Protocol):
+    """What a module in `_COMMANDS` has. `add_arguments` may also set the parser's `description` and `epilog`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+_COMMANDS: dict[str, tuple[str, Command]] = {
+    "generate": ("generate text with an ensemble", generate),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Run one command.
+
+    Args:
+        argv (`list[str]`, *optional*): the arguments; those of the process when not given.
+
+    Returns:
+        the exit code: 0; 1 a member failed during decoding; 2 arguments or models that cannot be used; 130 interrupted;
+        141 whoever read the output has gone.
+    """
+    try:
+        args = _parser().parse_args(argv)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            return int(args.run(args))
+    except SystemExit as stop:  # argparse, after `--help` and `--version`
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has nowhere to go
+        return 141
+    except (ValueError, OSError, ImportError) as error:
+        return _complain(error, 2)
+    except RuntimeError as error:
+        from ..decoding import AdaFuseDecodingError
+
+        if not isinstance(error, AdaFuseDecodingError):
+            raise
+        return _complain(error, 1)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see `{self.prog} --help`)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="hf-adafuse", description="Ensemble decoding of several language models with AdaFuse.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (help, command) in _COMMANDS.items():
+        subparser = commands.add_parser(name, help=help, description=help[:1].upper() + help[1:] + ".")
+        subparser.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        from .. import __version__
+
+        sys.stdout.write(f"hf-adafuse {__version__}\n")
+        parser.exit()
+
+
+def _complain(error: BaseException, code: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"hf-adafuse: error: {_one_line(error)}\n")
+    return code
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    sys.stderr.write(f"hf-adafuse: warning: {_one_line(message)}\n")
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split()) or type(message).__name__

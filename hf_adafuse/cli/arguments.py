@@ -1,0 +1,74 @@
+"""Flags that several commands share: the members, and the settings of AdaFuse. Knows no model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+from ..config import COMMITMENTS, EXPLORATIONS, NLL_NORMALIZATIONS, WORD_BOUNDARIES, AdaFuseConfig
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def add_member_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which models take part, and how they are loaded."""
+    group = parser.add_argument_group("members (Hub names or local folders)")
+    group.add_argument("--model", metavar="NAME", help="the main model, which writes the text (default: the demo pair)")
+    group.add_argument(
+        "--assistant", metavar="NAME", action="append", default=[], help="a further member; may be given several times"
+    )
+    group.add_argument("--dtype", choices=_DTYPES, default="auto", help="of all weights (default: auto, as saved)")
+    group.add_argument(
+        "--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto or cpu (default: one device)"
+    )
+    group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of `AdaFuseConfig`. Not given: as in the main model's generation config, or the default."""
+    group = parser.add_argument_group("settings of AdaFuse")
+    defaults = AdaFuseConfig()
+
+    def add(flag: str, field: str, help: str, **options: Any) -> None:
+        default = getattr(defaults, field)
+        help += f" (default: {'equal' if default is None else default})"
+        group.add_argument(flag, dest=field, help=help, **options)
+
+    add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
+    add("--max-words", "max_words", "most words per round", type=int, metavar="M")
+    add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
+    add("--weights", "model_weights", "of the members in the score, e.g. 2,1", type=_numbers, metavar="W,W")
+    add("--max-word-tokens", "max_word_tokens", "a word also ends here", type=int, metavar="N")
+    add("--word-boundary", "word_boundary", "where words end", choices=WORD_BOUNDARIES)
+    add("--nll-normalization", "nll_normalization", "unit of the mean NLL", choices=NLL_NORMALIZATIONS)
+    add("--commitment", "commitment", "how long spans are", choices=COMMITMENTS)
+    add("--exploration", "exploration", "how branches are found", choices=EXPLORATIONS)
+
+
+def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
+    """The settings: the flags that were given, over those in the main model's generation config, over the defaults."""
+    given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
+    base = AdaFuseConfig.coerce(stored) or AdaFuseConfig()
+    return replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def read_prompt(given: str | None) -> str:
+    """The prompt: the argument, or standard input for `None` and `-`, without the newline at its end."""
+    if given is not None and given != "-":
+        return given
+    if given is None and sys.stdin.isatty():
+        raise ValueError("The prompt must be given, as an argument or on standard input, but is not. Quote it.")
+    text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise ValueError("The prompt must not be empty, but standard input is. Pass the prompt as an argument.")
+    return text
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between, but is {text!r}") from None

@@ -1,0 +1,109 @@
+"""The command `hf-adafuse generate`: from a prompt to text on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, read_prompt
+from .trace import format_trace
+
+if TYPE_CHECKING:
+    from .members import Pair
+    from .streaming import TextWriter
+
+_DESCRIPTION = """\
+Generate text with an ensemble and write it to standard output as it comes: only the continuation, not the prompt."""
+
+_EXAMPLES = """\
+examples:
+  hf-adafuse generate --model A --assistant B "The capital of France is"
+  echo "The capital of France is" | hf-adafuse generate --model A --assistant B --trace"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command, put on a parser of the caller's."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("prompt", nargs="?", help="the text to go on from; - or nothing: standard input")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of the main model (default: 128)")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="stop after this text; may be given several times"
+    )
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="write one JSON object instead: prompt, text, rounds, stats")
+    shape.add_argument("--trace", action="store_true", help="write [each round] in brackets, then all candidates")
+    add_member_arguments(parser)
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    prompt = read_prompt(args.prompt)
+    adafuse_config(args)  # refuse wrong settings before models are loaded
+
+    from .members import load_members
+    from .streaming import SpanWriter, TextWriter
+
+    members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
+    writer = None if args.json else (SpanWriter if args.trace else TextWriter)(members[0][1])
+    try:
+        output = _generate(args, members, prompt, writer)
+    finally:
+        if writer is not None:
+            writer.close()
+    if args.json:
+        sys.stdout.write(_as_json(prompt, output) + "\n")
+    elif args.trace:
+        sys.stdout.write("\n" + format_trace(output.rounds[0], [_name(model) for model, _ in members], output.stats))
+    sys.stdout.flush()
+    return 0
+
+
+def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer: TextWriter | None) -> Any:
+    from ..ensemble import Participant
+    from ..generation import enable_adafuse
+
+    (model, tokenizer), *assistants = members
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    device = Participant("", model, tokenizer).device
+    return enable_adafuse(model).generate(
+        input_ids=inputs["input_ids"].to(device).long(),
+        attention_mask=inputs["attention_mask"].to(device),
+        tokenizer=tokenizer,
+        assistant_models=[assistant for assistant, _ in assistants],
+        assistant_tokenizers=[tokenizer for _, tokenizer in assistants],
+        adafuse_config=adafuse_config(args, model),
+        max_new_tokens=args.max_new_tokens,
+        stop_strings=args.stop,
+        do_sample=False,
+        return_dict_in_generate=True,
+        streamer=writer,
+    )
+
+
+def _as_json(prompt: str, output: Any) -> str:
+    rounds = output.rounds[0]
+    result = {
+        "prompt": prompt,
+        "text": "".join(committed.text for committed in rounds),
+        "rounds": [committed.to_dict() for committed in rounds],
+        "stats": output.stats,
+    }
+    return json.dumps(_with_nulls(result), allow_nan=False)
+
+
+def _with_nulls(value: Any) -> Any:
+    """JSON has no infinity: `null` instead, as of the score of a candidate that was dropped."""
+    if isinstance(value, dict):
+        return {key: _with_nulls(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_nulls(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _name(model: Any) -> str:
+    return PurePath(getattr(model, "name_or_path", "") or type(model).__name__).name

@@ -1,0 +1,78 @@
+"""From names to loaded members. Imports torch and transformers: commands import it when they run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+Pair = tuple[Any, Any]
+
+
+def load_members(
+    model: str | None,
+    assistants: Sequence[str] = (),
+    dtype: str = "auto",
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+) -> list[Pair]:
+    """
+    Each member's model and tokenizer, the main one first.
+
+    Args:
+        model (`str`, *optional*): the main model; the default pair when neither it nor an assistant is given.
+        assistants (`list[str]`): the others.
+        dtype (`str`): of all weights; `"auto"` as saved.
+        device_map (`str`, *optional*): as in `from_pretrained`. Without it, all on the GPU where there is one.
+        trust_remote_code (`bool`): as in `from_pretrained`.
+
+    Raises:
+        ValueError: something does not load, or there is no main model.
+    """
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    if model is None:
+        if assistants:
+            raise ValueError("`--model` must be given with `--assistant`, but is not. Name the main model.")
+        return default_pair()
+    names = [model, *assistants]
+    tokenizers = []
+    for name in names:  # before the first weights: a misspelled name is found at once
+        with _loading(name):
+            tokenizers.append(AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code))
+    options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
+    models = []
+    for name in names:
+        with _loading(name):
+            models.append(_on_device(AutoModelForCausalLM.from_pretrained(name, **options).eval()))
+    return list(zip(models, tokenizers, strict=True))
+
+
+def default_pair() -> list[Pair]:
+    """The models of the demo, for when none are named."""
+    name = f"{__package__.rpartition('.')[0]}.demo"
+    if find_spec(name) is None:
+        raise ValueError("`--model` must be given, but is not. Name a model on the Hub or a local folder.")
+    return list(import_module(name).load_pair())
+
+
+def _on_device(model: Any) -> Any:
+    if hasattr(model, "hf_device_map") or not torch.cuda.is_available():
+        return model
+    return model.to("cuda")
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise ValueError(f"{name!r} must be a local folder or a Hub name that loads, but is not. {error}") from error

@@ -1,0 +1,76 @@
+"""Generated text on its way to standard output, as it comes. Knows no model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from transformers.generation.streamers import BaseStreamer
+
+from ..vocabulary import vocabulary_of
+from .trace import bracketed
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextWriter(BaseStreamer):
+    """
+    A streamer that writes the continuation, and only it. transformers' `TextStreamer` decodes the new ids as the start
+    of a text, which for many tokenizers loses the first space; this one decodes them as a continuation.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): the main model's.
+
+    Attributes:
+        text (`str`): what has been written.
+    """
+
+    holds_back = True  # the beginning of a character, until the rest has come
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.text = ""
+        self._vocabulary = vocabulary_of(tokenizer)
+        self._ids: list[int] | None = None  # until the prompt has come
+        self._is_open = False
+
+    def put(self, value: Any) -> None:
+        """Take the prompt at first, then new ids."""
+        if self._ids is None:
+            self._ids = []
+            return
+        self._ids.extend(value.flatten().tolist())
+        text = self._vocabulary.text(self._ids)
+        self._write_up_to(text.rstrip(_INCOMPLETE) if self.holds_back else text)
+
+    def end(self) -> None:
+        """Write what was held back."""
+        self._write_up_to(self._vocabulary.text(self._ids or []))
+        self._is_open = True
+
+    def close(self) -> None:
+        """Finish the line, also of a text that broke off. Once."""
+        if self._is_open:
+            self._is_open = False
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def show(self, new: str, is_first: bool) -> None:
+        """Write the new part of the text."""
+        sys.stdout.write(new)
+
+    def _write_up_to(self, text: str) -> None:
+        new = text[len(self.text) :]
+        if new:
+            self.show(new, is_first=not self.text)
+            self.text = text
+            self._is_open = True
+            sys.stdout.flush()
+
+
+class SpanWriter(TextWriter):
+    """As `TextWriter`, but shows each round's text in brackets: `[Singapore] [is generally a]`."""
+
+    holds_back = False
+
+    def show(self, new: str, is_first: bool) -> None:
+        sys.stdout.write(bracketed(new) if is_first else f" {bracketed(new)}")

@@ -1,0 +1,167 @@
+"""`AdaFuseConfig`: every field's range and message, what `adafuse_config` may be, and the ways there and back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import pickle
+
+import pytest
+
+from hf_adafuse import AdaFuseConfig
+
+DEFAULTS = {
+    "margin_threshold": 0.7,
+    "max_words": 3,
+    "num_branches": 3,
+    "max_word_tokens": 32,
+    "word_boundary": "whitespace",
+    "model_weights": None,
+    "nll_normalization": "token",
+    "commitment": "adaptive",
+    "exploration": "diverse",
+}
+NOT_DEFAULTS = {
+    "margin_threshold": 0.25,
+    "max_words": 5,
+    "num_branches": 2,
+    "max_word_tokens": 7,
+    "word_boundary": "unicode",
+    "model_weights": [1.0, 0.5],
+    "nll_normalization": "byte",
+    "commitment": "fixed",
+    "exploration": "beam",
+}
+COUNTS = ("max_words", "num_branches", "max_word_tokens")
+CHOICES = {
+    "word_boundary": ("whitespace", "unicode"),
+    "nll_normalization": ("token", "byte"),
+    "commitment": ("adaptive", "fixed"),
+    "exploration": ("diverse", "beam"),
+}
+REFUSED = [
+    *[("margin_threshold", value) for value in (-0.01, -1, math.nan, math.inf, -math.inf, "0.7", None, True, [0.7])],
+    *[(name, value) for name in COUNTS for value in (0, -1, 1.0, 2.5, math.nan, "3", None, True, False, [3])],
+    *[(name, value) for name in CHOICES for value in ("", "Token", "greedy", None, 0, True, ["token"], {})],
+    *[
+        ("model_weights", value)
+        for value in ([], (), [0.0, 1.0], [-1.0, 1.0], [math.nan], [math.inf], [True], ["1"], [None], [[1.0]])
+    ],
+    *[("model_weights", value) for value in (1.0, 1, True, False, "12", b"12", {"a": 1.0}, {})],
+]
+
+
+def test_defaults_are_the_papers():
+    assert AdaFuseConfig().to_dict() == DEFAULTS
+    assert [field.name for field in dataclasses.fields(AdaFuseConfig)] == list(DEFAULTS)
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED, ids=repr)
+def test_a_field_out_of_range_is_refused(name, value):
+    with pytest.raises(ValueError) as error:
+        AdaFuseConfig(**{name: value})
+    _assert_form(str(error.value), name, value)
+    with pytest.raises(ValueError) as again:
+        AdaFuseConfig.from_dict({name: value})
+    assert str(again.value) == str(error.value)
+
+
+def _assert_form(message: str, name: str, value: object) -> None:
+    """`` `field` must be <rule>, but is <value>. <what to do> ``"""
+    head, _, tail = message.partition(", but is ")
+    assert head.startswith(f"`{name}` must be ") and len(head) > len(f"`{name}` must be "), message
+    shown = repr(list(value) if name == "model_weights" and isinstance(value, tuple) else value)
+    assert tail.startswith(f"{shown}. "), message
+    advice = tail.removeprefix(f"{shown}. ")
+    assert len(advice) > 10 and advice.endswith("."), message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("margin_threshold", value) for value in (0, 0.0, 1, 1.1, 1e9)],
+        *[(name, value) for name in COUNTS for value in (1, 2, 10**6)],
+        *[(name, value) for name, values in CHOICES.items() for value in values],
+        *[("model_weights", value) for value in (None, [1], [0.1, 5], (2.0, 3), range(1, 3))],
+    ],
+    ids=repr,
+)
+def test_the_ends_of_each_range_are_accepted(name, value):
+    config = AdaFuseConfig(**{name: value})
+    given = tuple(value) if name == "model_weights" and value is not None else value
+    assert getattr(config, name) == given
+    assert config.to_dict() == DEFAULTS | {name: list(given) if isinstance(given, tuple) else given}
+
+
+def test_weights_are_kept_as_floats_and_not_as_the_callers_list():
+    weights = [1, 2]
+    config = AdaFuseConfig(model_weights=weights)
+    weights.append(3)
+    assert config.model_weights == (1.0, 2.0)
+    assert all(type(weight) is float for weight in config.model_weights)
+    config.to_dict()["model_weights"].append(3)
+    assert config.model_weights == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("unknown", [{"margin": 0.5}, {"max_word": 1, "max_words": 2}, {"Max_words": 2}])
+def test_an_unknown_field_is_refused(unknown):
+    with pytest.raises(ValueError, match=r"^`adafuse_config` must be .+, but (is|has) .+\. .+") as error:
+        AdaFuseConfig.from_dict(unknown)
+    name = next(iter(unknown))
+    assert repr(name) in str(error.value)
+    assert all(field in str(error.value) for field in DEFAULTS)
+    with pytest.raises(TypeError, match=name):
+        AdaFuseConfig(**unknown)
+
+
+def test_keys_of_mixed_types_are_refused_too():
+    with pytest.raises(ValueError, match="^`adafuse_config` must be "):
+        AdaFuseConfig.from_dict({1: 2, "margin": 0.5})
+
+
+def test_frozen():
+    config = AdaFuseConfig()
+    for name in DEFAULTS:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(config, name, NOT_DEFAULTS[name])
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(config, name)
+    assert config == AdaFuseConfig()
+
+
+@pytest.mark.parametrize("values", [DEFAULTS, NOT_DEFAULTS], ids=["defaults", "others"])
+def test_round_trips(values):
+    config = AdaFuseConfig(**values)
+    assert config.to_dict() == values
+    assert AdaFuseConfig.from_dict(config.to_dict()) == config
+    assert AdaFuseConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(config, protocol)) == config
+    assert copy.deepcopy(config) == config and copy.copy(config) == config
+    assert hash(AdaFuseConfig(**values)) == hash(config)
+    assert dataclasses.replace(config, max_words=9).to_dict() == values | {"max_words": 9}
+
+
+def test_missing_fields_take_their_defaults():
+    assert AdaFuseConfig.from_dict({}) == AdaFuseConfig()
+    assert AdaFuseConfig.from_dict({"max_words": 1}) == AdaFuseConfig(max_words=1)
+
+
+def test_what_adafuse_config_may_be():
+    config = AdaFuseConfig(max_words=1)
+    assert AdaFuseConfig.coerce(config) is config
+    assert AdaFuseConfig.coerce({"max_words": 1}) == config
+    assert AdaFuseConfig.coerce(True) == AdaFuseConfig()
+    assert AdaFuseConfig.coerce({}) == AdaFuseConfig()
+    assert AdaFuseConfig.coerce(False) is None
+    assert AdaFuseConfig.coerce(None) is None
+
+
+@pytest.mark.parametrize("value", ["0.7", 0.7, 0, 1, [("max_words", 1)], AdaFuseConfig, object()], ids=repr)
+def test_anything_else_is_refused(value):
+    with pytest.raises(ValueError) as error:
+        AdaFuseConfig.coerce(value)
+    assert str(error.value).startswith("`adafuse_config` must be ")
+    assert f", but is {value!r}. " in str(error.value)

@@ -1,0 +1,46 @@
+"""Fast equals slow: random ensembles, settings and batches against the oracle, token for token in float32."""
+
+from __future__ import annotations
+
+import collections
+
+from cases import assert_equal, random_case
+from tiny import ARCHITECTURES, TOKENIZERS
+
+from hf_adafuse.scoring import margin
+
+
+def test_case_equals_the_oracle(case_number):
+    assert_equal(random_case(case_number))
+
+
+def test_the_cases_cover_what_they_should():
+    cases = [random_case(number) for number in range(320)]
+    assert {len(case.models) for case in cases} == {1, 2, 3, 4}
+    assert {len(case.prompts) for case in cases} == {1, 2, 3, 4}
+    configs = [case.config for case in cases]
+    assert {config.margin_threshold for config in configs} == {0.0, 0.2, 0.7, 1.1}
+    assert {config.max_words for config in configs} == {1, 2, 3, 4}
+    assert {config.num_branches for config in configs} == {1, 2, 3, 4, 5}
+    for name in ("word_boundary", "nll_normalization", "commitment", "exploration"):
+        assert len({getattr(config, name) for config in configs}) == 2, name
+    models = collections.Counter(type(model).__name__ for case in cases for model in case.models)
+    assert len(models) == len(ARCHITECTURES) and min(models.values()) > 50
+    tokenizers = collections.Counter(len(tok) for case in cases for tok in case.tokenizers)
+    assert len(tokenizers) == len(TOKENIZERS) and min(tokenizers.values()) > 50
+
+
+def test_margins_straddle_tau_and_texts_end():
+    """The tiny models are peaked enough for the cases to mean something."""
+    margins, ends, words = [], 0, collections.Counter()
+    for number in range(0, 40):
+        output = random_case(number).fast()
+        for prompt in output.rounds:
+            ends += prompt[-1].ends
+            words.update(len(committed.words) for committed in prompt)
+            margins += [value for committed in prompt for read in committed.margins for value in read]
+    confident = sum(value >= 0.7 for value in margins) / len(margins)
+    assert 0.25 < confident < 0.75
+    assert ends >= 5
+    assert words[1] > 20 and words[2] > 20 and words[3] > 20
+    assert margin([0.0, -100.0]) > 0.99
