@@ -205,8 +205,8 @@ def _assistant_name(index: int, model: Any) -> str:
 
 
 def _check_model(participant: Participant) -> None:
-    model = participant.model
-    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+    model: Any = participant.model
+    if not isinstance(participant.model, torch.nn.Module) or not hasattr(model, "config"):
         raise ValueError(
             f"`assistant_models` must be transformers models or names, but has {type(model).__name__} as "
             f"{participant.name}. Load it with AutoModelForCausalLM."

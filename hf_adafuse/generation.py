@@ -47,7 +47,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
-        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+        return super().generate(inputs, *args, **kwargs)
 
     def _is_adafuse_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         given = args[0] if args else kwargs.get("generation_config")
@@ -166,7 +166,8 @@ def enable_adafuse(
         arguments.tokenizer = participants[0].tokenizer
         _check_weights(config or AdaFuseConfig(), participants)
     if not isinstance(model, AdaFuseGenerationMixin):
-        model.__class__ = _adafuse_class(type(model))
+        base: Any = type(model)
+        model.__class__ = _adafuse_class(base)
     _BOUND[model] = arguments
     return model
 
@@ -181,7 +182,7 @@ def disable_adafuse(model: Any) -> Any:
 
 
 @functools.cache
-def _adafuse_class(base: type) -> type:
+def _adafuse_class(base: Any) -> Any:
     """`base` with the mixin, under its own name and module: pipelines, `architectures` and saving see no difference."""
     body = {
         "__module__": base.__module__,
@@ -200,7 +201,7 @@ def _reduce(self: Any, protocol: Any) -> Any:
     return (_rebuild, (base,), *rest)
 
 
-def _rebuild(base: type) -> Any:
+def _rebuild(base: Any) -> Any:
     cls = _adafuse_class(base)
     return cls.__new__(cls)
 

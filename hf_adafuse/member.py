@@ -106,14 +106,13 @@ class Member:
         return self.max_length is None or self.root(row).position + len(ids) < self.max_length
 
     def take_turn(self, spans: Mapping[int, list[tuple[list[int], bool]]]) -> dict[int, Proposals]:
-        """Per row: read what the spans on the table need, in one pass; then propose."""
+        """Per row: read the spans on the table, in one pass; then propose: what it agrees with is read already."""
 
         def turn(row: int) -> Walk[Proposals]:
-            unread = [node for ids, ends in spans[row] for node in self._read_by(row, ids, ends)]
-            unread = [node for node in [self.root(row), *unread] if node.reading is None]
-            if unread:
-                yield unread
-            return (yield from self._proposer.propose(self.root(row)))
+            root = self.root(row)
+            if unread := _unread([root], *(root.path(ids) for ids, _ in spans[row])):
+                yield unread + _unread(self._proposer.first_nodes(root))
+            return (yield from self._proposer.propose(root))
 
         proposals = self._drive({row: turn(row) for row in spans})
         self.num_proposals += sum(len(proposal.spans) for proposal in proposals.values())
@@ -130,17 +129,18 @@ class Member:
         """
 
         def walk(row: int) -> Walk[list[list[float]]]:
-            nodes = [self._read_by(row, ids, ends) for ids, ends in spans[row]]
-            unread = [node for path in nodes for node in path if node.reading is None]
-            if unread:
-                yield unread
+            root = self.root(row)
+            nodes = [[root, *root.path(ids)] for ids, _ in spans[row]]
+            # The last tokens are not needed for the score, but one of them begins the next round.
+            if _unread(*(path if ends else path[:-1] for path, (_, ends) in zip(nodes, spans[row], strict=True))):
+                yield _unread(*nodes)
             return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(nodes, spans[row], strict=True)]
 
         return self._drive({row: walk(row) for row in spans})
 
     def best_eos(self, node: Node) -> int:
         """The most likely end-of-sequence id after a node; the lowest of equals."""
-        scores = node.reading.scores[self.eos_ids].tolist()
+        scores: list[float] = node.reading.scores[self.eos_ids].tolist()
         return self.eos_ids[scores.index(max(scores))]
 
     def nodes(self, row: int, ids: list[int]) -> list[Node]:
@@ -148,11 +148,6 @@ class Member:
 
     def commit(self, row: int, ids: list[int]) -> None:
         self.tree.commit(row, self.root(row).path(ids))
-
-    def _read_by(self, row: int, ids: list[int], ends: bool) -> list[Node]:
-        """The nodes whose distributions give the log-probabilities of a span."""
-        nodes = [self.root(row), *self.root(row).path(ids)]
-        return nodes if ends else nodes[:-1]
 
     def _log_probs(self, nodes: list[Node], ids: list[int], ends: bool) -> list[float]:
         scores = [node.reading.scores[token] for node, token in zip(nodes, ids, strict=False)]
@@ -185,6 +180,7 @@ class Member:
         # The largest score is taken out first and put back in float64: large logits must not cost digits.
         largest = scores.amax(-1, keepdim=True)
         totals = (scores - largest).logsumexp(-1).double() + largest[:, 0].double()
+        totals = totals.nan_to_num(0.0)  # where every token is forbidden
         values, ids = best_tokens(scores, self._num_top)
         log_probs = values.double() - totals[:, None]
         rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
@@ -192,7 +188,7 @@ class Member:
             node.reading = Reading(row_scores, total, top, top_log_probs)
 
     def _process(self, nodes: list[Node]) -> torch.Tensor:
-        logits = torch.stack([node.logits for node in nodes])  # type: ignore[arg-type]
+        logits = torch.stack([node.logits for node in nodes if node.logits is not None])
         if not any(self._processors):
             return logits
         order = {id(node): index for index, node in enumerate(nodes)}
@@ -206,6 +202,10 @@ class Member:
                 ids = [self.tree.ids_to(nodes[index]) for index in indices]
                 logits[indices] = self._processors[row](ids, logits[indices])
         return logits
+
+
+def _unread(*paths: list[Node]) -> list[Node]:
+    return [node for path in paths for node in path if node.reading is None]
 
 
 def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:

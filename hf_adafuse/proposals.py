@@ -1,5 +1,5 @@
-"""How one member proposes: greedy words, branches, beams (sections 3.2 and 3.3). Knows one vocabulary and the nodes of one
-tree; no cache, other member or score.
+"""How one member proposes: greedy words, branches, beams (sections 3.2 and 3.3). Knows one vocabulary and one tree's
+nodes; no cache, other member or score.
 
 A proposal is a *walk*: a generator that yields the nodes it must read next and returns its result. Whoever drives the
 walks runs what they ask for, many walks in one forward pass.
@@ -103,12 +103,12 @@ class Proposer:
 
     def propose(self, root: Node) -> Walk[Proposals]:
         """Take greedy words while they are confident; branch at the first that is not (section 3.2 and 3.3)."""
-        node, words, margins = root, [], []
-        tails: list[_Word] = []
+        node, margins = root, list[float]()
+        words, tails = list[_Word](), list[_Word]()
         while len(words) < self.config.max_words and self.has_room(node):
             reading = yield from read(node)
             margins.append(margin(reading.top_log_probs))
-            if self.config.commitment == "adaptive" and margins[-1] < self.config.margin_threshold:
+            if self._is_uncertain(node):
                 explore = self._beams if self.config.exploration == "beam" else self._branches
                 tails = yield from explore(node)
                 break
@@ -126,9 +126,20 @@ class Proposer:
         word = yield from self._greedy_word(root, reading.top[0])
         return self._proposal([word])
 
+    def first_nodes(self, root: Node) -> list[Node]:
+        """The nodes that a proposal from a root already read will surely read first."""
+        if root.reading is None or not self.has_room(root):
+            return []
+        firsts = root.reading.top[: self.config.num_branches if self._is_uncertain(root) else 1]
+        return [root.child(token) for token in firsts if token not in self.eos_ids]
+
     def has_room(self, node: Node) -> bool:
         """Whether the member's context holds one more token after this node."""
         return self.max_length is None or node.position + 1 < self.max_length
+
+    def _is_uncertain(self, node: Node) -> bool:
+        adaptive = self.config.commitment == "adaptive"
+        return adaptive and margin(node.reading.top_log_probs) < self.config.margin_threshold
 
     def _branches(self, node: Node) -> Walk[list[_Word]]:
         """The `num_branches` most likely first tokens, each extended greedily to the end of its word."""
@@ -193,7 +204,7 @@ class Proposer:
         return self._ends_before(data, word.nodes[-1].reading.top[0])
 
     def _is_cut(self, data: bytes, nodes: Any) -> bool:
-        """Whether the word ends here whatever follows: by its trailing space, its length or the member's context."""
+        """Whether the word ends whatever follows: by its trailing space, its length or the member's context."""
         return self.rule.is_closed(data, len(nodes)) or not self.has_room(nodes[-1])
 
     def _ends_before(self, data: bytes, token: int) -> bool:

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from . import kv_cache
 from .config import AdaFuseConfig
 from .decoding import AdaFuseDecodingError, Decoder, Prompt
 from .ensemble import Participant, assistant_prompts, check_prompts, unpadded_rows
-from .kv_cache import AdaFuseCache
+from .kv_cache import AdaFuseCache, KeysValues, adopt_cache, join_rows, make_cache
 from .member import Member, MemberError
 from .outputs import AdaFuseOutput, count_words
 from .processors import ProcessorRequest, assistant_processors, main_processors
@@ -95,7 +94,7 @@ class Session:
         cache, num_columns = None, 0
         if past is not None and past.get_seq_length() > 0:
             num_columns = past.get_seq_length()
-            cache = kv_cache.adopt_cache(past, num_columns)
+            cache = adopt_cache(past, num_columns)
         if num_columns >= input_ids.shape[1]:
             raise ValueError(
                 f"`past_key_values` must hold fewer tokens than `input_ids`, but holds {num_columns} of "
@@ -221,14 +220,14 @@ def _final_cache(sequences: torch.Tensor, prompts: list[Prompt], prompt_width: i
         starts.append(start)
         rows.append([(keys[:, :, : width - start], values[:, :, : width - start]) for keys, values in layers])
     cache = AdaFuseCache()
-    kv_cache.make_cache(kv_cache.join_rows(rows, starts, width), cache)
+    make_cache(join_rows(rows, starts, width), cache)
     cache.sequences = sequences.cpu().clone()
     if all(committed.is_whole for prompt in prompts for committed in prompt.rounds):
         cache.assistants = [list(states) for states in zip(*[prompt.states[1:] for prompt in prompts], strict=True)]
     return cache
 
 
-def _resume(states: list[tuple[list[int], kv_cache.KeysValues]]) -> tuple[list[list[int]], Any]:
+def _resume(states: list[tuple[list[int], KeysValues]]) -> tuple[list[list[int]], Any]:
     """An assistant's ids, and a left-padded cache that ends at the same distance from the end of each row."""
     rows = [ids for ids, _ in states]
     left = max(1, *[len(ids) - layers[0][0].shape[2] for ids, layers in states])
@@ -237,5 +236,5 @@ def _resume(states: list[tuple[list[int], kv_cache.KeysValues]]) -> tuple[list[l
         [(keys[:, :, : len(ids) - left], values[:, :, : len(ids) - left]) for keys, values in layers]
         for ids, layers in states
     ]
-    layers = kv_cache.join_rows(cached, [width - len(ids) for ids in rows], width - left)
-    return rows, kv_cache.make_cache(layers)
+    layers = join_rows(cached, [width - len(ids) for ids in rows], width - left)
+    return rows, make_cache(layers)

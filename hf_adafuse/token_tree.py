@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from . import kv_cache
 from .attention_mask import MaskMaker
+from .kv_cache import KeysValues, make_cache, num_slots, row_slots, select_rows, select_slots
 
 # The cache is compacted when at least this many of its slots, and this share, are dead: a copy costs like a pass.
 _DEAD_SLOTS, _DEAD_SHARE = 16, 1 / 16
@@ -122,8 +122,8 @@ class TokenTree:
         """
         width = max(map(len, prompts))
         pads = [width - len(ids) for ids in prompts]
-        self.cache = kv_cache.make_cache([]) if cache is None else cache
-        done = kv_cache.num_slots(self.cache)
+        self.cache = make_cache([]) if cache is None else cache
+        done = num_slots(self.cache)
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self.device)
         self._positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -205,15 +205,15 @@ class TokenTree:
             if row.root.is_run:
                 row.root.slot = row.slots[-1]
         slots = torch.tensor(kept, device=self.device)
-        kv_cache.select_slots(self.cache, slots)
+        select_slots(self.cache, slots)
         self._positions = self._positions.gather(1, slots)
         self._committed = torch.zeros_like(slots, dtype=torch.bool)
         for entry, row in enumerate(rows):
             self._committed[entry, row.slots] = True
 
-    def keys_values(self, index: int) -> kv_cache.KeysValues:
+    def keys_values(self, index: int) -> KeysValues:
         """A copy of the keys and values of row `index`'s committed tokens, as far as they have been run."""
-        return kv_cache.row_slots(self.cache, self.active.index(index), self.rows[index].slots)
+        return row_slots(self.cache, self.active.index(index), self.rows[index].slots)
 
     def drop(self, finished: set[int]) -> None:
         """These rows need no more passes and cost nothing from here on."""
@@ -222,7 +222,7 @@ class TokenTree:
             return
         self.active = [self.active[entry] for entry in kept]
         if kept:
-            kv_cache.select_rows(self.cache, kept)
+            select_rows(self.cache, kept)
             self._committed, self._positions = self._committed[kept], self._positions[kept]
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, last_only: bool = False) -> torch.Tensor:
@@ -244,8 +244,8 @@ class TokenTree:
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
         logits = logits.float()
-        if torch.isnan(logits).any():
-            raise ForwardError("its logits are NaN")
+        if not torch.isfinite(logits.amax(-1)).all():
+            raise ForwardError("its logits are NaN" if logits.isnan().any() else "its logits are infinite")
         for node, row in zip(nodes, logits, strict=True):
             node.logits = row
         return nodes

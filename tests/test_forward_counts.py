@@ -1,0 +1,135 @@
+"""How many forward passes and tokens each member runs, exactly."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from cases import PROMPTS, Case, random_case
+from test_toys import run, toy, word_tokenizer
+from tiny import TOKENIZERS, tiny_model
+
+from hf_adafuse import AdaFuseConfig
+from hf_adafuse.member import Member
+from hf_adafuse.token_tree import TokenTree
+
+
+def counts(output):
+    return [(member["forward_passes"], member["tokens_run"]) for member in output.stats["members"]]
+
+
+def test_a_round_by_hand():
+    """Words are one token each; the prompt is two tokens. One line per pass, with the nodes it runs."""
+    tokenizer = word_tokenizer(["So", "It", "is", "was", "red"])
+    end = {"red": {"</s>": 0.99}}
+    main = toy(tokenizer, {"It": {"is": 0.5, "was": 0.4}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
+    other = toy(tokenizer, {"It": {"is": 0.05, "was": 0.9}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
+    output = run([(main, tokenizer), (other, tokenizer)], AdaFuseConfig(max_words=1, num_branches=1))
+    assert [committed.text for committed in output.rounds[0]] == [" was", " red", ""]
+    # round  main model                                     assistant
+    #        So It                                          So It
+    # 1      is      its candidate " is"                    is was  reads " is" off the table, its own first token rides
+    #        (scores " was" off It: no pass)                " was" wins
+    # 2      was     not run yet, it only scored it         red     was is run; " red" is on the table
+    #        red     its candidate                          (agrees: no pass)
+    # 3      the end is off red: no pass                    the end is off red: no pass
+    assert counts(output) == [(1 + 1 + 2, 2 + 3), (1 + 1 + 1, 2 + 3)]
+    assert (main.forwards, other.forwards) == (4, 3)
+
+
+def test_copies_run_each_token_once_and_verify_a_round_in_one_pass():
+    """K copies agree: the first decodes token by token, each other one reads a round's words in one pass."""
+    model, tokenizer = tiny_model("llama", "characters", 1), TOKENIZERS["characters"]()
+    config = AdaFuseConfig(num_branches=1, margin_threshold=0.0, max_words=2, max_word_tokens=5)
+    for copies in (1, 2, 3):
+        case = Case([model] * copies, [tokenizer] * copies, config, [PROMPTS[0]], 60)
+        output = case.fast()
+        assert all(committed.is_whole and len(committed.candidates) == 1 for committed in output.rounds[0][:-1])
+        prompt = len(case.main_ids()[0][0])
+        proposed = sum(len(committed.candidates[0].text) for committed in output.rounds[0])  # one token a character
+        first, *others = counts(output)
+        # A word cut at `max_word_tokens` needs no look-ahead: its last token waits for the next pass.
+        assert first[1] <= prompt + proposed and first[0] == 1 + first[1] - prompt
+        for passes, tokens in others:
+            assert passes <= 1 + len(output.rounds[0])
+            assert tokens == prompt + proposed
+
+
+@contextlib.contextmanager
+def recorded(monkeypatch):
+    """Every pass of every tree, as (member, phase, nodes), and a check that nothing is run twice."""
+    passes, phase = [], ["prefill"]
+    run_tree, take_turn, score = TokenTree.run, Member.take_turn, Member.score
+
+    def watched(self, wanted):
+        ran = run_tree(self, wanted)
+        passes.append((self, phase[0], ran))
+        return ran
+
+    def marked(name, method):
+        def call(self, *args):
+            phase[0] = name
+            passes.append((self.tree, name, None))
+            return method(self, *args)
+
+        return call
+
+    monkeypatch.setattr(TokenTree, "run", watched)
+    monkeypatch.setattr(Member, "take_turn", marked("turn", take_turn))
+    monkeypatch.setattr(Member, "score", marked("score", score))
+    yield passes
+
+
+@pytest.mark.parametrize("number", range(8000, 8024))
+def test_committed_tokens_are_run_once_and_scoring_is_one_pass(number, monkeypatch):
+    case = random_case(number)
+    with recorded(monkeypatch) as passes:
+        output = case.fast()
+    nodes = [id(node) for _, _, ran in passes if ran for node in ran]
+    assert len(nodes) == len(set(nodes))
+    scoring = [passes[i + 1 : i + 3] for i, (_, phase, ran) in enumerate(passes) if phase == "score" and ran is None]
+    for after in scoring:  # at most one pass between a member's scoring and what comes next
+        assert sum(phase == "score" and ran is not None for _, phase, ran in after) <= 1
+    prefills = [member["forward_passes"] for member in output.stats["members"]]
+    for k, member in enumerate(output.stats["members"]):
+        ran = sum(tree.model is case.models[k] for tree, _, nodes in passes if nodes)
+        if sum(model is case.models[k] for model in case.models) == 1 and k > 0:
+            assert member["forward_passes"] == ran + 1  # one prefill
+    assert all(count >= 1 for count in prefills)
+
+
+def test_finished_rows_cost_nothing_more():
+    """The rows that enter the models are those not finished: the batch shrinks as texts end."""
+    case = random_case(0)
+    for number in range(200):
+        case = random_case(number)
+        case.prompts, case.max_new_tokens = PROMPTS[:4], 16
+        output = case.fast()
+        lengths = [len(rounds) for rounds in output.rounds]
+        if max(lengths) > min(lengths):
+            break
+    assistant = case.models[-1]
+    sizes: list[int] = []
+    handle = assistant.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    if len(case.models) > 1:
+        case.fast()
+        handle.remove()
+        assert sizes[0] == 4 and sizes[-1] < 4 and sizes == sorted(sizes, reverse=True)
+
+
+def test_what_hangs_below_a_commit_stays():
+    """A candidate that lost to its own beginning is the next proposal, computed already."""
+    tokenizer = word_tokenizer(["So", "It", "a", "b", "c", "x"])
+    main = toy(tokenizer, {"It": {"a": 0.98}, "a": {"b": 0.75}, "b": {"c": 0.98}, "c": {"</s>": 0.99}})
+    other = toy(tokenizer, {"It": {"a": 0.8, "x": 0.15}, "a": {"b": 0.6}, "b": {"c": 0.98}, "c": {"</s>": 0.99}})
+    output = run([(main, tokenizer), (other, tokenizer)], AdaFuseConfig(num_branches=1, max_words=2), max_new_tokens=3)
+    # Fused scores. Round 1: " a b" ((.020 + .288) / 2 + (.223 + .511) / 2) / 2 = .261, " a" (.020 + .223) / 2 = .122;
+    # round 2: " b c" ((.288 + .020) / 2 + (.511 + .020) / 2) / 2 = .210, " b" (.288 + .511) / 2 = .400.
+    assert [committed.text for committed in output.rounds[0]] == [" a", " b c"]
+    # round  main model                          assistant
+    #        So It                               So It
+    # 1      a, then b: proposes " a b"          a b  off the table; proposes " a", unsure
+    # 2      c  (b is there): " b c"             c    off the table; proposes " b", which is there
+    assert counts(output) == [(1 + 2 + 1, 2 + 3), (1 + 1 + 1, 2 + 3)]
