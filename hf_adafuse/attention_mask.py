@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -21,10 +22,21 @@ def unsupported_reason(model: Any) -> str | None:
         return "it is recurrent, at least in part"
     if config.model_type in _SLOT_POSITION_MODELS or getattr(config, "alibi", False):
         return "its positions are a bias on the attention (ALiBi or local windows by slot)"
+    base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+    parameters = inspect.signature(base.forward).parameters
+    # Only of transformers' own models is it known that `**kwargs` swallows what they do not name.
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not _is_native(base)
+    for name in ("position_ids", "past_key_values"):
+        if name not in parameters and not is_open:
+            return f"its `forward` takes no `{name}`"
     kinds = set(getattr(config, "layer_types", None) or ()) - _SUPPORTED_LAYERS
     if kinds or getattr(config, "attention_chunk_size", None) is not None:
         return f"it has layers of the kinds {sorted(kinds) or ['chunked_attention']}"
     return None
+
+
+def _is_native(model: Any) -> bool:
+    return any(cls.__module__.startswith("transformers.models.") for cls in type(model).__mro__)
 
 
 class MaskMaker:

@@ -103,7 +103,7 @@ class AdaFuseConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
         """The inverse of `to_dict`. Missing fields take their defaults."""
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = [name for name in values if name not in known]
         if unknown:
             raise ValueError(
                 f"`adafuse_config` must be made of the fields {known}, but has {unknown}. Check the spelling."

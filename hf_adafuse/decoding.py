@@ -33,14 +33,23 @@ class AdaFuseDecodingError(RuntimeError):
         sequences (`list[list[int]]`): the main model's ids so far, per prompt, the prompt's included.
     """
 
-    def __init__(self, member: str, reason: str, round_number: int, prompts: list[Prompt]) -> None:
-        self.member, self.round = member, round_number
-        self.texts = [prompt.text for prompt in prompts]
-        self.sequences = [prompt.ids for prompt in prompts]
-        super().__init__(
-            f"{member} failed in round {round_number}: {reason}. "
+    def __init__(
+        self, member: str, reason: str, round_number: int, texts: list[str], sequences: list[list[int]]
+    ) -> None:
+        super().__init__(member, reason, round_number, texts, sequences)
+        self.member, self.round, self.texts, self.sequences = member, round_number, texts, sequences
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.member} failed in round {self.round}: {self.reason}. "
             f"The text committed so far is in the error's `texts`: {self.texts!r}"
         )
+
+    @classmethod
+    def of(cls, error: MemberError, round_number: int, prompts: list[Prompt]) -> AdaFuseDecodingError:
+        texts, sequences = [prompt.text for prompt in prompts], [prompt.ids for prompt in prompts]
+        return cls(error.member.name, str(error), round_number, texts, sequences)
 
 
 @dataclass
@@ -99,7 +108,7 @@ class Decoder:
                 for row, pool in pools.items():
                     self._commit(row, pool, [scored[row] for scored in log_probs])
             except MemberError as error:
-                raise AdaFuseDecodingError(error.member.name, str(error), number, self.prompts) from error.__cause__
+                raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
 
     def _propose(self, k: int, pools: dict[int, Pool]) -> None:
         """Member k scores what is on the table, then proposes."""

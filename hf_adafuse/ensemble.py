@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,12 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
     Raises:
         ValueError: lists of different lengths, no tokenizer to be found, or a model that cannot take part.
     """
-    models = list(arguments.assistant_models or [])
+    given: Any = arguments.assistant_models
+    if isinstance(given, (str, os.PathLike)) or (isinstance(given, torch.nn.Module) and not hasattr(given, "__iter__")):
+        raise ValueError(
+            f"`assistant_models` must be a list, but is {_shown(given)}. Put it in a list, also where it is one."
+        )
+    models = list(given or [])
     tokenizers = list(arguments.assistant_tokenizers) if arguments.assistant_tokenizers is not None else None
     if tokenizers is None:
         tokenizers = [None] * len(models)
@@ -88,9 +94,8 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
         )
     participants = [Participant("the main model", model, arguments.tokenizer or _find_tokenizer(model, "tokenizer"))]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
-        if isinstance(assistant, str):
-            assistant, found = _load_assistant(assistant, model)
-            tokenizer = tokenizer or found
+        if isinstance(assistant, (str, os.PathLike)):
+            assistant = _load_assistant(os.fspath(assistant), model, index)
         tokenizer = tokenizer or _find_tokenizer(assistant, f"assistant_tokenizers[{index}]")
         participants.append(Participant(_assistant_name(index, assistant), assistant, tokenizer))
     for participant in participants:
@@ -159,14 +164,25 @@ def unpadded_rows(ids: torch.Tensor, mask: torch.Tensor | None, name: str) -> li
     return [row[len(row) - count :] for row, count in zip(rows, counts, strict=True)]
 
 
+def _shown(value: Any) -> str:
+    return type(value).__name__ if isinstance(value, torch.nn.Module) else repr(value)
+
+
 def _given_rows(inputs: Any, index: int, num_rows: int) -> list[list[int]]:
     name = f"assistant_inputs[{index}]"
     if not isinstance(inputs, Mapping) and not hasattr(inputs, "keys"):
         inputs = {"input_ids": inputs}
-    ids = torch.as_tensor(inputs["input_ids"])
-    ids = ids[None] if ids.dim() == 1 else ids
-    mask = inputs.get("attention_mask")
-    mask = None if mask is None else torch.as_tensor(mask).reshape(ids.shape)
+    try:
+        ids = torch.as_tensor(inputs["input_ids"])
+        mask = inputs.get("attention_mask")
+        mask = None if mask is None else torch.as_tensor(mask)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"`{name}` must hold `input_ids` and `attention_mask` as tensors, but cannot be read as such ({error}). "
+            "Pass the output of the assistant's tokenizer, padded on the left."
+        ) from error
+    if ids.dim() == 1:
+        ids, mask = ids[None], mask[None] if mask is not None and mask.dim() == 1 else mask
     if ids.dim() != 2 or len(ids) != num_rows:
         raise ValueError(
             f"`{name}` must hold {num_rows} prompts, like the main model's, but is of shape {tuple(ids.shape)}. "
@@ -175,27 +191,42 @@ def _given_rows(inputs: Any, index: int, num_rows: int) -> list[list[int]]:
     return unpadded_rows(ids, mask, name)
 
 
+# Found once for as long as the model that asked for them lives.
+_TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_ASSISTANTS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
 def _find_tokenizer(model: Any, argument: str) -> Any:
     name = getattr(model, "name_or_path", "") or ""
-    if name:
+    if not name:
+        raise ValueError(
+            f"`{argument}` must be a tokenizer, but is None and the model has no name to find it by. Pass it."
+        )
+    if model not in _TOKENIZERS:
         try:
-            return AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:
             reason = f"none loads from the model's name {name!r} ({type(error).__name__})"
             raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.") from error
-    raise ValueError(f"`{argument}` must be a tokenizer, but is None and the model has no name to find it by. Pass it.")
+        # Where there are no files, transformers makes some tokenizers of the model's config alone: special tokens only.
+        if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+            reason = f"the model's name {name!r} has an empty one"
+            raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.")
+        _TOKENIZERS[model] = tokenizer
+    return _TOKENIZERS[model]
 
 
-_LOADED: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
-
-
-def _load_assistant(name: str, main_model: Any) -> tuple[Any, Any]:
-    """An assistant given by name, loaded once for as long as the main model lives."""
-    loaded = _LOADED.setdefault(main_model, {})
+def _load_assistant(name: str, main_model: Any, index: int) -> Any:
+    loaded = _ASSISTANTS.setdefault(main_model, {})
     if name not in loaded:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval()
-        device = Participant("", main_model, None).device
-        loaded[name] = (model.to(device), AutoTokenizer.from_pretrained(name))
+        try:
+            model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval()
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"`assistant_models[{index}]` must be a model, its Hub name or its folder, but {name!r} does not load "
+                f"({type(error).__name__}: {error}). Check the name."
+            ) from error
+        loaded[name] = model.to(Participant("", main_model, None).device)
     return loaded[name]
 
 

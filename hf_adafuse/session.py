@@ -53,18 +53,14 @@ class Session:
     ) -> AdaFuseOutput | torch.Tensor:
         """Decode a left-padded batch `input_ids` of shape `(batch_size, sequence_length)`."""
         _check_inputs(input_ids, model_kwargs, streamer)
-        prompts = [Prompt(index, list(ids)) for index, ids in enumerate(input_ids.tolist())]
         main_ids = unpadded_rows(input_ids, model_kwargs.get("attention_mask"), "input_ids")
+        _check_positions(input_ids, model_kwargs)
+        prompts = [Prompt(index, list(ids)) for index, ids in enumerate(input_ids.tolist())]
         past = model_kwargs.get("past_key_values")
         rows, caches = self._plan_prompts(input_ids, main_ids, past)
         for participant, ids in zip(self.participants, rows, strict=True):
             check_prompts(participant, ids)
-        eos = generation_config._eos_token_tensor
-        main_eos = [] if eos is None else eos.flatten().tolist()
-        members = [
-            participant.member(main_eos if k == 0 else participant.own_eos_ids())
-            for k, participant in enumerate(self.participants)
-        ]
+        members = self._members(generation_config)
         returns_dict = bool(generation_config.return_dict_in_generate)
         decoder = Decoder(
             members=members,
@@ -77,15 +73,22 @@ class Session:
         )
         try:
             self._prefill(members, rows, caches, prompts, request)
+            decoder.run()
         except MemberError as error:
-            raise AdaFuseDecodingError(error.member.name, str(error), 0, prompts) from error.__cause__
-        decoder.run()
-        if streamer is not None:
-            streamer.end()
+            raise AdaFuseDecodingError.of(error, 0, prompts) from error.__cause__
+        finally:
+            if streamer is not None:
+                streamer.end()  # also after an error: who waits for the text gets what there is
         sequences = _pad_right([prompt.ids for prompt in prompts], generation_config, input_ids)
         if not returns_dict:
             return sequences
         return _output(sequences, members, prompts, generation_config, input_ids.shape[1])
+
+    def _members(self, generation_config: Any) -> list[Member]:
+        main, *assistants = self.participants
+        eos = generation_config._eos_token_tensor
+        main_eos = [] if eos is None else eos.flatten().tolist()
+        return [main.member(main_eos), *(assistant.member(assistant.own_eos_ids()) for assistant in assistants)]
 
     def _plan_prompts(
         self, input_ids: torch.Tensor, main_ids: list[list[int]], past: Any
@@ -150,6 +153,9 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streame
         raise ValueError(
             f"`streamer` must be used with one prompt, but there are {len(input_ids)}. Leave it out, or call in turn."
         )
+
+
+def _check_positions(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
     given = model_kwargs.get("position_ids")
     mask = model_kwargs.get("attention_mask")
     if given is not None:

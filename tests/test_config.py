@@ -60,10 +60,10 @@ def test_defaults_are_the_papers():
 
 @pytest.mark.parametrize(("name", "value"), REFUSED, ids=repr)
 def test_a_field_out_of_range_is_refused(name, value):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^`{name}` must be ") as error:
         AdaFuseConfig(**{name: value})
     _assert_form(str(error.value), name, value)
-    with pytest.raises(ValueError) as again:
+    with pytest.raises(ValueError, match=f"^`{name}` must be ") as again:
         AdaFuseConfig.from_dict({name: value})
     assert str(again.value) == str(error.value)
 
@@ -117,7 +117,7 @@ def test_an_unknown_field_is_refused(unknown):
 
 
 def test_keys_of_mixed_types_are_refused_too():
-    with pytest.raises(ValueError, match="^`adafuse_config` must be "):
+    with pytest.raises(ValueError, match=r"^`adafuse_config` must be "):
         AdaFuseConfig.from_dict({1: 2, "margin": 0.5})
 
 
@@ -159,9 +159,8 @@ def test_what_adafuse_config_may_be():
     assert AdaFuseConfig.coerce(None) is None
 
 
-@pytest.mark.parametrize("value", ["0.7", 0.7, 0, 1, [("max_words", 1)], AdaFuseConfig, object()], ids=repr)
+@pytest.mark.parametrize("value", ["0.7", 0.7, 0, 1, [("max_words", 1)], AdaFuseConfig, {1, 2}], ids=repr)
 def test_anything_else_is_refused(value):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"^`adafuse_config` must be ") as error:
         AdaFuseConfig.coerce(value)
-    assert str(error.value).startswith("`adafuse_config` must be ")
     assert f", but is {value!r}. " in str(error.value)

@@ -65,7 +65,7 @@ def test_readme_commands_start_afresh_with_the_tested_versions(marker):
 
 
 def test_readme_test_command_runs_the_whole_suite():
-    assert re.search(r'-e "\.\[test\]".* -m pytest$', readme_command("test-command"))
+    assert re.search(r'-e "\.\[test\]".* -m pytest -n auto$', readme_command("test-command"))
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=str)

@@ -122,7 +122,8 @@ def test_one_word_rounds_pick_the_wrong_name():
     #   adaptive:  " Kelly Reno" = -((ln .86 + ln .99) / 2 + (ln .06 + ln .99) / 2) / 2 = (0.080 + 1.412) / 2 = 0.746
     main = toy(tokenizer, {"It": {"Kelly": 0.86, "Terrence": 0.10}, "Kelly": {"Reno": 0.99}, "Terrence": {"Hill": 0.9},
                            "Reno": {"</s>": 0.99}, "Hill": {"</s>": 0.99}})  # fmt: skip
-    other = toy(tokenizer, {"It": {"Kelly": 0.06, "Hill": 0.07, "Terrence": 0.52}, "Kelly": {"Reno": 0.99}, "Terrence": {"Hill": 0.9},
+    unsure = {"Kelly": 0.06, "Hill": 0.07, "Terrence": 0.52}
+    other = toy(tokenizer, {"It": unsure, "Kelly": {"Reno": 0.99}, "Terrence": {"Hill": 0.9},
                             "Reno": {"</s>": 0.99}, "Hill": {"</s>": 0.99}})  # fmt: skip
     members = [(main, tokenizer), (other, tokenizer)]
     one_word = run(members, AdaFuseConfig(max_words=1, num_branches=1))

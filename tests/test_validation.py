@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import PROMPTS, Case, random_config
+from cases import Case, random_config
 from reference import RefMember, reference_decode
 from tiny import TOKENIZERS, eos_ids, tiny_model
 from transformers import (
@@ -146,6 +146,14 @@ def test_the_call_that_the_refusals_change_works():
     sequences = main.generate(**given)
     assert sequences.shape[1] == inputs_of(BYTES)["input_ids"].shape[1] + 3
     assert (state_of(main), state_of(assistant), state_of_tokenizer(BYTES), state_of_tokenizer(CHARS)) == before
+
+
+def test_a_forward_pass_is_noticed():
+    """Also one of a part of a model alone."""
+    model = own()
+    for run in (model, model.model):
+        with pytest.raises(AssertionError, match="forward passes"), no_forward(model):
+            run(torch.tensor([[5]]))
 
 
 # Assistants and their lists
@@ -428,7 +436,7 @@ def test_an_encoder_decoder_is_refused():
     before = state_of(TINY_T5)
     with (
         no_forward(TINY_T5),
-        pytest.raises(ValueError, match="decoder-only.* but T5ForConditionalGeneration is an enc"),
+        pytest.raises(ValueError, match=r"decoder-only.* but T5ForConditionalGeneration is an enc"),
     ):
         enable_adafuse(TINY_T5)
     assert state_of(TINY_T5) == before and not isinstance(TINY_T5, AdaFuseGenerationMixin)
@@ -519,7 +527,7 @@ def test_prompt_learning_is_refused():
 
 @pytest.mark.parametrize("value", [None, "gpt2", torch.nn.Linear(2, 2), SimpleNamespace(config=None)], ids=repr)
 def test_only_transformers_models_are_enabled(value):
-    with pytest.raises(ValueError, match="^`model` must be a transformers model"):
+    with pytest.raises(ValueError, match=r"^`model` must be a transformers model"):
         enable_adafuse(value)
 
 
@@ -572,9 +580,16 @@ def test_a_mask_of_another_shape_is_refused(shape, filler):
 
 @pytest.mark.parametrize(
     "inputs",
-    [{"attention_mask": torch.ones(1, 4)}, {}, {"input_ids": "She"}, {"input_ids": [[5, 6], [7]]}, {"input_ids": torch.full((1, 1, 4), 5)}, {"input_ids": None}],
+    [
+        {"attention_mask": torch.ones(1, 4)},
+        {},
+        {"input_ids": "She"},
+        {"input_ids": [[5, 6], [7]]},
+        {"input_ids": torch.full((1, 1, 4), 5)},
+        {"input_ids": None},
+    ],
     ids=["mask-only", "empty", "text", "ragged", "3-D", "none"],
-)  # fmt: skip
+)
 def test_assistant_inputs_that_are_no_prompts_are_refused(inputs):
     assert_refused(arguments(assistant_inputs=[inputs]), r"`assistant_inputs\[0\]` must ")
 
@@ -644,7 +659,7 @@ def test_a_prompt_longer_than_a_context_is_refused(architecture):
 
 
 def test_the_same_tokenizer_is_the_same_whatever_it_was_last_asked_for():
-    """Padding and truncation are settings of a call, not of the vocabulary: special ids of the prompt reach the assistant."""
+    """Padding and truncation are settings of a call: the ids of the prompt reach an assistant of the same tokenizer."""
     seen = []
     main, assistant = enable_adafuse(own()), own("llama", seed=1)
     handle = assistant.register_forward_pre_hook(
