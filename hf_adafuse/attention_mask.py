@@ -10,6 +10,8 @@ import torch
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 # Positions enter these models' attention as a bias by slot, which a packed tree would shift.
 _SLOT_POSITION_MODELS = {"bloom", "mpt", "gpt_neo"}
+# Positions of these models do not count from 0.
+_OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
 
 
 def unsupported_reason(model: Any) -> str | None:
@@ -22,6 +24,8 @@ def unsupported_reason(model: Any) -> str | None:
         return "it is recurrent, at least in part"
     if config.model_type in _SLOT_POSITION_MODELS or getattr(config, "alibi", False):
         return "its positions are a bias on the attention (ALiBi or local windows by slot)"
+    if config.model_type in _OFFSET_POSITION_MODELS:
+        return "its positions do not count from 0"
     base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
     parameters = inspect.signature(base.forward).parameters
     # Only of transformers' own models is it known that `**kwargs` swallows what they do not name.

@@ -1,4 +1,4 @@
-"""From what a user passes to members ready to read: which models, which tokenizers, which prompts. Runs no model."""
+"""From what a user passes to members: which models, which tokenizers. Runs no model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from .attention_mask import unsupported_reason
 from .config import AdaFuseConfig
@@ -26,6 +26,12 @@ class EnsembleArguments:
     assistant_inputs: Sequence[Any] | None = None
     tokenizer: Any = None
     adafuse_config: AdaFuseConfig | Mapping[str, Any] | bool | None = None
+
+    def __deepcopy__(self, memo: Any) -> EnsembleArguments:
+        return self  # a copy of a model shares its assistants
+
+    def __reduce__(self) -> Any:
+        return EnsembleArguments, ()  # they do not travel with a pickled model
 
     def over(self, bound: EnsembleArguments | None) -> EnsembleArguments:
         """These arguments, with what they leave open taken from the bound ones."""
@@ -63,11 +69,13 @@ class Participant:
         return torch.device(self.model.device)
 
     def member(self, eos_ids: list[int]) -> Member:
+        size = self.vocabulary.vocab_size
+        eos_ids = [token for token in eos_ids if size is None or token < size]
         return Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, self.device)
 
     def own_eos_ids(self) -> list[int]:
         """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""
-        eos = getattr(self.model.generation_config, "eos_token_id", None)
+        eos = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
@@ -84,10 +92,12 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
             f"`assistant_models` must be a list, but is {_shown(given)}. Put it in a list, also where it is one."
         )
     models = list(given or [])
-    tokenizers = list(arguments.assistant_tokenizers) if arguments.assistant_tokenizers is not None else None
-    if tokenizers is None:
-        tokenizers = [None] * len(models)
-    elif len(tokenizers) != len(models):
+    if hasattr(arguments.assistant_tokenizers, "encode"):
+        raise ValueError("`assistant_tokenizers` must be a list, but is a tokenizer. Put it in a list.")
+    tokenizers: list[Any] = [None] * len(models)
+    if arguments.assistant_tokenizers is not None:
+        tokenizers = list(arguments.assistant_tokenizers)
+    if len(tokenizers) != len(models):
         raise ValueError(
             f"`assistant_tokenizers` must be one per assistant model, but is {len(tokenizers)} for {len(models)} "
             "assistant models. Use None in the list for a tokenizer to be found by the model's name."
@@ -103,92 +113,8 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
     return participants
 
 
-def assistant_prompts(
-    participants: Sequence[Participant], main_prompts: list[list[int]], given: Sequence[Any] | None
-) -> list[list[list[int]]]:
-    """
-    Per assistant, its ids of each prompt: as given; the main model's when the tokenizers are identical; else the
-    decoded prompt, encoded with the assistant's own special tokens.
-    """
-    main, *assistants = participants
-    if given is not None and len(given) != len(assistants):
-        raise ValueError(
-            f"`assistant_inputs` must be one per assistant model, but is {len(given)} for {len(assistants)} "
-            "assistant models. Use None in the list for a prompt to be made from the main model's."
-        )
-    prompts = []
-    for index, assistant in enumerate(assistants):
-        if given is not None and given[index] is not None:
-            rows = _given_rows(given[index], index, len(main_prompts))
-        elif assistant.vocabulary.is_same_as(main.vocabulary):
-            rows = [list(ids) for ids in main_prompts]
-        else:
-            texts = [main.vocabulary.prompt_text(ids) for ids in main_prompts]
-            rows = [assistant.vocabulary.encode_prompt(text) for text in texts]
-        prompts.append(rows)
-    return prompts
-
-
-def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
-    """Refuse prompts that the model cannot read."""
-    for row, ids in enumerate(prompts):
-        if not ids:
-            raise ValueError(
-                f"The prompt of {participant.name} must be at least one token, but is empty in row {row} (its "
-                "tokenizer adds no beginning-of-sequence token). Pass a prompt, or its ids in `assistant_inputs`."
-            )
-        if participant.max_length is not None and len(ids) > participant.max_length:
-            raise ValueError(
-                f"The prompt of {participant.name} must be at most {participant.max_length} tokens "
-                f"(`max_position_embeddings`), but is {len(ids)} tokens in row {row}. Shorten it."
-            )
-
-
-def unpadded_rows(ids: torch.Tensor, mask: torch.Tensor | None, name: str) -> list[list[int]]:
-    """The rows of a left-padded batch without their padding."""
-    rows: list[list[int]] = ids.tolist()
-    if mask is None:
-        return rows
-    if tuple(mask.shape) != tuple(ids.shape):
-        raise ValueError(
-            f"The attention mask of `{name}` must be of the shape of its ids {tuple(ids.shape)}, but is of shape "
-            f"{tuple(mask.shape)}. Pass the tokenizer's output as it is."
-        )
-    counts = mask.bool().sum(-1).tolist()
-    left_padded = torch.arange(ids.shape[1], device=mask.device) >= ids.shape[1] - mask.bool().sum(-1, keepdim=True)
-    if not torch.equal(mask.bool(), left_padded):
-        raise ValueError(
-            f"`{name}` must be padded on the left, but is padded on the right or has holes. "
-            'Set `tokenizer.padding_side = "left"`.'
-        )
-    return [row[len(row) - count :] for row, count in zip(rows, counts, strict=True)]
-
-
 def _shown(value: Any) -> str:
     return type(value).__name__ if isinstance(value, torch.nn.Module) else repr(value)
-
-
-def _given_rows(inputs: Any, index: int, num_rows: int) -> list[list[int]]:
-    name = f"assistant_inputs[{index}]"
-    if not isinstance(inputs, Mapping) and not hasattr(inputs, "keys"):
-        inputs = {"input_ids": inputs}
-    try:
-        ids = torch.as_tensor(inputs["input_ids"])
-        mask = inputs.get("attention_mask")
-        mask = None if mask is None else torch.as_tensor(mask)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"`{name}` must hold `input_ids` and `attention_mask` as tensors, but cannot be read as such ({error}). "
-            "Pass the output of the assistant's tokenizer, padded on the left."
-        ) from error
-    if ids.dim() == 1:
-        ids, mask = ids[None], mask[None] if mask is not None and mask.dim() == 1 else mask
-    if ids.dim() != 2 or len(ids) != num_rows:
-        raise ValueError(
-            f"`{name}` must hold {num_rows} prompts, like the main model's, but is of shape {tuple(ids.shape)}. "
-            "Tokenize the same prompts with the assistant's tokenizer."
-        )
-    return unpadded_rows(ids, mask, name)
 
 
 # Found once for as long as the model that asked for them lives.
@@ -241,6 +167,11 @@ def _check_model(participant: Participant) -> None:
         raise ValueError(
             f"`assistant_models` must be transformers models or names, but has {type(model).__name__} as "
             f"{participant.name}. Load it with AutoModelForCausalLM."
+        )
+    if isinstance(participant.model, PreTrainedModel) and not participant.model.can_generate():
+        raise ValueError(
+            f"The members must be causal language models, but {participant.name} is a {type(model).__name__}, which "
+            "has no language-modeling head. Load it with AutoModelForCausalLM."
         )
     if model.config.is_encoder_decoder:
         raise ValueError(

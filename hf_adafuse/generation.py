@@ -5,7 +5,6 @@ generation loop; the algorithm is in `decoding.py`.
 from __future__ import annotations
 
 import functools
-import weakref
 from typing import Any
 
 import torch
@@ -20,8 +19,6 @@ from .session import Session
 logger = logging.get_logger(__name__)
 
 _ARGUMENTS = ("assistant_models", "assistant_tokenizers", "assistant_inputs", "adafuse_config")
-# Beside the model, so that neither `state_dict` nor `deepcopy` nor `save_pretrained` meets the assistants.
-_BOUND: weakref.WeakKeyDictionary[Any, EnsembleArguments] = weakref.WeakKeyDictionary()
 
 
 class AdaFuseGenerationMixin(GenerationMixin):
@@ -42,23 +39,25 @@ class AdaFuseGenerationMixin(GenerationMixin):
         AdaFuseDecodingError: a member failed during decoding; carries the text committed so far.
     """
 
-    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("cache_implementation") == "paged" and self._is_adafuse_call(args, kwargs):
+    def generate(
+        self, inputs: torch.Tensor | None = None, generation_config: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = getattr(generation_config, "adafuse_config", None)
+        if given is not None and kwargs.get("adafuse_config") is None:
+            kwargs["adafuse_config"] = given  # of this call, so it wins over what is bound
+        call = {name: kwargs.get(name) for name in _ARGUMENTS}
+        if kwargs.get("cache_implementation") == "paged" and self._adafuse_plan(self.generation_config, call):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
-        return super().generate(inputs, *args, **kwargs)
-
-    def _is_adafuse_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        given = args[0] if args else kwargs.get("generation_config")
-        return self._adafuse_plan(given, {name: kwargs.get(name) for name in _ARGUMENTS}) is not None
+        return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _adafuse_plan(self, generation_config: Any, call: dict[str, Any]) -> tuple[EnsembleArguments, Any] | None:
         """What this call asks for, or `None` when it is an ordinary one."""
-        arguments = EnsembleArguments(**call).over(_BOUND.get(self))
+        arguments = EnsembleArguments(**call).over(getattr(self, "_adafuse_bound", None))
         configured = arguments.adafuse_config
-        for source in (generation_config, self.generation_config):
-            configured = getattr(source, "adafuse_config", None) if configured is None else configured
+        if configured is None:
+            configured = getattr(generation_config, "adafuse_config", None)
         if configured is False or (configured is None and not arguments.assistant_models):
             return None
         return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig()
@@ -70,10 +69,13 @@ class AdaFuseGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         extract = super()._extract_generation_mode_kwargs
         if callable(custom_generate):  # then our arguments belong to it
-            return extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)  # type: ignore[no-any-return]
+            mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
+            if kwargs.get("adafuse_config") is False:
+                del kwargs["adafuse_config"]
+            return mode_kwargs  # type: ignore[no-any-return]
         call = {name: kwargs.pop(name, None) for name in _ARGUMENTS}
         mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
-        bound = _BOUND.get(self)
+        bound = getattr(self, "_adafuse_bound", None)
         if bound is not None and bound.tokenizer is not None:
             mode_kwargs.setdefault("tokenizer", bound.tokenizer)
         mode_kwargs["adafuse"] = call
@@ -90,6 +92,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             participants = resolve_participants(self, arguments)
             _check_weights(config, participants)
+            mode_kwargs["tokenizer"] = participants[0].tokenizer  # stop strings need it
             mode_kwargs["adafuse"] = Session(participants, config, arguments.assistant_inputs)
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 
@@ -168,13 +171,13 @@ def enable_adafuse(
     if not isinstance(model, AdaFuseGenerationMixin):
         base: Any = type(model)
         model.__class__ = _adafuse_class(base)
-    _BOUND[model] = arguments
+    model._adafuse_bound = arguments
     return model
 
 
 def disable_adafuse(model: Any) -> Any:
     """Undo [`enable_adafuse`]: the model's own class again, nothing bound. Returns the model."""
-    _BOUND.pop(model, None)
+    model.__dict__.pop("_adafuse_bound", None)
     base = type(model).__dict__.get("_adafuse_base")
     if base is not None:
         model.__class__ = base

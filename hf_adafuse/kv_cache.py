@@ -22,15 +22,28 @@ class AdaFuseCache(DynamicCache):
 
     Attributes:
         sequences (`torch.LongTensor`): the ids it belongs to.
-        assistants (`list`): per assistant, per prompt, its ids and its keys and values.
-        texts (`list[str]`): the text generated so far, per prompt.
+        assistants (`list`): per assistant, a weak reference to it, its tokenizer's fingerprint, and per prompt its ids
+            and its keys and values. Copies of the cache are without them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.sequences: torch.Tensor | None = None
         self.assistants: list[Any] = []
-        self.texts: list[str] = []
+
+    def belongs_to(self, sequences: torch.Tensor) -> bool:
+        """Whether it is the cache of exactly these ids."""
+        return self.sequences is not None and torch.equal(self.sequences, sequences.cpu())
+
+    def states_of(self, model: Any, fingerprint: str) -> list[tuple[list[int], KeysValues]] | None:
+        """An assistant's ids and keys and values per prompt, where it took part."""
+        for reference, tokenizer, states in self.assistants:
+            if reference() is model and tokenizer == fingerprint:
+                return states  # type: ignore[no-any-return]
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "assistants": []}
 
 
 def num_slots(cache: Cache) -> int:

@@ -94,6 +94,8 @@ def assistant_processors(
     config = GenerationConfig(**{name: value for name in _SHARED_FLAGS if (value := getattr(given, name)) is not None})
     config.num_beams = 1
     config._eos_token_tensor = torch.tensor(eos_ids, device=device) if eos_ids else None
+    if not eos_ids:
+        config.exponential_decay_length_penalty = None
     if config.min_new_tokens is not None:
         config.min_length = None  # `generate()` derives it from the main model's prompt
     return [RowProcessors(_from_flags(model, config, prompt, device), LogitsProcessorList(), []) for prompt in prompts]

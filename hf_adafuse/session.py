@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 
 from .config import AdaFuseConfig
 from .decoding import AdaFuseDecodingError, Decoder, Prompt
-from .ensemble import Participant, assistant_prompts, check_prompts, unpadded_rows
+from .ensemble import Participant
 from .kv_cache import AdaFuseCache, KeysValues, adopt_cache, join_rows, make_cache
 from .member import Member, MemberError
 from .outputs import AdaFuseOutput, count_words
 from .processors import ProcessorRequest, assistant_processors, main_processors
+from .prompts import assistant_prompts, check_prompts, unpadded_rows
 
 # What `generate()` hands over that AdaFuse makes itself or has no use for.
 _EXPECTED = {
@@ -66,7 +68,9 @@ class Session:
             members=members,
             prompts=prompts,
             config=self.config,
-            should_stop=_stop_check(stopping_criteria, input_ids.device, generation_config.output_scores),
+            should_stop=_stop_check(
+                stopping_criteria, input_ids.device, returns_dict and generation_config.output_scores
+            ),
             on_commit=(lambda ids: streamer.put(torch.tensor(ids))) if streamer is not None else (lambda ids: None),
             keep_logits=returns_dict and bool(generation_config.output_scores or generation_config.output_logits),
             keep_cache=returns_dict,
@@ -98,23 +102,24 @@ class Session:
         if past is not None and past.get_seq_length() > 0:
             num_columns = past.get_seq_length()
             cache = adopt_cache(past, num_columns)
+            if len(past.layers[0].keys) != len(input_ids):
+                raise ValueError(
+                    f"`past_key_values` must be of the batch size of `input_ids`, {len(input_ids)}, but is of "
+                    f"{len(past.layers[0].keys)}. Pass the cache of the same prompts."
+                )
         if num_columns >= input_ids.shape[1]:
             raise ValueError(
                 f"`past_key_values` must hold fewer tokens than `input_ids`, but holds {num_columns} of "
                 f"{input_ids.shape[1]}. Pass all ids, the last one not in the cache."
             )
-        resumable = (
-            isinstance(past, AdaFuseCache)
-            and self.assistant_inputs is None
-            and past.sequences is not None
-            and len(past.assistants) == len(self.participants) - 1
-            and torch.equal(past.sequences, input_ids.cpu())
-        )
-        if resumable and past is not None:
-            resumed = [_resume(states) for states in past.assistants]
-            return [main_ids, *[ids for ids, _ in resumed]], [cache, *[state for _, state in resumed]]
         rows = [main_ids, *assistant_prompts(self.participants, main_ids, self.assistant_inputs)]
-        return rows, [cache, *[None] * (len(rows) - 1)]
+        caches = [cache, *[None] * (len(rows) - 1)]
+        if isinstance(past, AdaFuseCache) and self.assistant_inputs is None and past.belongs_to(input_ids):
+            for k, participant in enumerate(self.participants[1:], start=1):
+                states = past.states_of(participant.model, participant.vocabulary.fingerprint)
+                if states is not None:
+                    rows[k], caches[k] = _resume(states)
+        return rows, caches
 
     def _prefill(
         self,
@@ -124,14 +129,13 @@ class Session:
         prompts: list[Prompt],
         request: ProcessorRequest,
     ) -> None:
-        for k, (member, ids, cache) in enumerate(zip(members, rows, caches, strict=True)):
-            if k == 0:
-                padded = [prompt.ids for prompt in prompts]
-                processors = main_processors(member.model, request, padded, ids, member.device)
-            else:
-                helper = self.participants[0].model  # any model with `generate()` builds them alike
-                processors = assistant_processors(helper, request, member.eos_ids, ids, member.device)
-            member.start(self.config, ids, processors, cache)
+        helper = self.participants[0].model  # any model with `generate()` builds processors alike
+        main, *assistants = members
+        processors = [main_processors(helper, request, [prompt.ids for prompt in prompts], rows[0], main.device)]
+        for member, ids in zip(assistants, rows[1:], strict=True):
+            processors.append(assistant_processors(helper, request, member.eos_ids, ids, member.device))
+        for member, ids, made, cache in zip(members, rows, processors, caches, strict=True):
+            member.start(self.config, ids, made, cache)
 
 
 def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:
@@ -201,7 +205,7 @@ def _output(
         sequences=sequences,
         scores=_stack([p.scores for p in prompts], new_tokens) if generation_config.output_scores else None,
         logits=_stack([p.logits for p in prompts], new_tokens) if generation_config.output_logits else None,
-        past_key_values=_final_cache(sequences, prompts, prompt_width),
+        past_key_values=_final_cache(sequences, members[1:], prompts),
         rounds=rounds,
         stats=stats,
     )
@@ -215,7 +219,7 @@ def _stack(rows: list[list[torch.Tensor]], num_steps: int) -> tuple[torch.Tensor
     return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(num_steps))
 
 
-def _final_cache(sequences: torch.Tensor, prompts: list[Prompt], prompt_width: int) -> AdaFuseCache | None:
+def _final_cache(sequences: torch.Tensor, assistants: list[Member], prompts: list[Prompt]) -> AdaFuseCache:
     """The main model's keys and values in the columns of `sequences[:, :-1]`, and the assistants' beside them."""
     width = sequences.shape[1] - 1
     states = [prompt.states[0] for prompt in prompts]
@@ -229,7 +233,10 @@ def _final_cache(sequences: torch.Tensor, prompts: list[Prompt], prompt_width: i
     make_cache(join_rows(rows, starts, width), cache)
     cache.sequences = sequences.cpu().clone()
     if all(committed.is_whole for prompt in prompts for committed in prompt.rounds):
-        cache.assistants = [list(states) for states in zip(*[prompt.states[1:] for prompt in prompts], strict=True)]
+        cache.assistants = [
+            (weakref.ref(member.model), member.vocabulary.fingerprint, [prompt.states[k] for prompt in prompts])
+            for k, member in enumerate(assistants, start=1)
+        ]
     return cache
 
 

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import re
+import threading
 import weakref
 from typing import Any, NamedTuple
 
@@ -43,6 +44,10 @@ class Vocabulary:
         self._special_ids = {
             index for index, token in self.tokenizer.added_tokens_decoder.items() if getattr(token, "special", False)
         } | set(self.tokenizer.all_special_ids)
+        self._ids = sorted(set(self.tokenizer.get_vocab().values()))  # there may be gaps
+        self._known = set(self._ids) - self._special_ids
+        # Encoding with and without special tokens are settings of one tokenizer: not both at the same time.
+        self._lock = threading.Lock()
         self._byte_of_char = _bytes_to_unicode() if "ByteLevel" in self._decoders else {}
         self._pieces: dict[int, bytes] = {}
         self._encodings: dict[str, Encoding] = {}
@@ -74,7 +79,8 @@ class Vocabulary:
 
     def encode_prompt(self, text: str) -> list[int]:
         """A prompt's ids, with the tokenizer's own special tokens."""
-        return list(self.tokenizer(text)["input_ids"])
+        with self._lock:
+            return list(self.tokenizer(text)["input_ids"])
 
     def is_same_as(self, other: Vocabulary) -> bool:
         """Whether the other tokenizer gives the same ids for every text."""
@@ -97,7 +103,8 @@ class Vocabulary:
 
     def _tokenize(self, text: str) -> list[int]:
         # Special tokens spelled out in a member's text are characters, not commands.
-        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False)
+        with self._lock:
+            encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(encoded["input_ids"])
 
     def _encode(self, text: str) -> Encoding:
@@ -117,9 +124,9 @@ class Vocabulary:
         return Encoding(max(lossy, key=lambda item: item[0])[1] if lossy else [], False)
 
     def _read_piece(self, token: int) -> bytes:
-        name = self.tokenizer.convert_ids_to_tokens(token) if token < len(self.tokenizer) else None
-        if name is None or token in self._special_ids:
+        if token not in self._known:
             return b""
+        name = self.tokenizer.convert_ids_to_tokens(token)
         if "ByteLevel" in self._decoders:
             if all(char in self._byte_of_char for char in name):
                 return bytes(self._byte_of_char[char] for char in name)
@@ -132,7 +139,7 @@ class Vocabulary:
     def _find_anchor(self) -> tuple[list[int], str]:
         """One visible token to decode behind, so that no decoder strips a space that belongs to a span."""
         usual = [token for char in "aA1." for token in reversed(self._tokenize(char))]
-        for token in itertools.chain(usual, range(len(self.tokenizer))):
+        for token in itertools.chain(usual, self._ids):
             text = self._decode([token])
             if text.strip() and "\ufffd" not in text and self._decode([token, token]).startswith(text):
                 return [token], text

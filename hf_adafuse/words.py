@@ -103,7 +103,8 @@ def word_starts(tokens: list[bytes | None], rule: WordRule) -> list[int]:
 def _is_boundary(word: str, after: str) -> bool:
     # Leading whitespace belongs to the word, so only the visible part is segmented.
     visible = word.lstrip()
-    return any(end == len(visible) for _, end in _word_breaker()(visible + after, "en").segments())
+    length = len(visible.encode("utf-16-le", "surrogatepass")) // 2  # ICU counts in UTF-16 units
+    return any(end == length for _, end in _word_breaker()(visible + after, "en").segments())
 
 
 def _word_breaker() -> Any:

@@ -104,8 +104,10 @@ def mid_character(data):
 def unicode_boundary(word, after):
     from icu4py.breakers import WordBreaker
 
-    visible = word.lstrip()
-    return any(end == len(visible) for _, end in WordBreaker(visible + after, "en").segments())
+    ends, whole = [], word.lstrip() + after
+    for segment in WordBreaker(whole, "en"):
+        ends.append((ends[-1] if ends else 0) + len(segment))
+    return len(word.lstrip()) in ends
 
 
 def complete(m, prefix, word, config):

@@ -291,7 +291,7 @@ def test_settings_of_the_main_model_hold_unless_a_flag_says_otherwise(folders, t
     ("error", "code", "message"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (AdaFuseDecodingError("assistant 1", "out of memory", 3, []), 1, "hf-adafuse: error: assistant 1 failed"),
+        (AdaFuseDecodingError("assistant 1", "out of memory", 3, [], []), 1, "hf-adafuse: error: assistant 1 failed"),
     ],
 )
 def test_exit_codes(error, code, message, folders, capsys, monkeypatch):

@@ -26,6 +26,7 @@ CORE = (
     "pool",
     "decoding",
     "ensemble",
+    "prompts",
     "session",
     "generation",
     "__init__",

@@ -1,0 +1,64 @@
+"""The demo: three small trained members that ship with the package, and the questions to ask them. Loads nothing heavy
+before it is asked to.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data import Question
+
+__all__ = ["load_members", "load_pair", "test_questions"]
+
+NAMES = ("llama", "gpt_neox", "qwen3")
+
+
+def load_members(num_members: int = 3, folder: Any = None) -> list[tuple[Any, Any]]:
+    """
+    The demo's members, on CPU in float32.
+
+    Args:
+        num_members (`int`, *optional*, defaults to 3): from 1 to 3.
+        folder (`str` or `Path`, *optional*): where they are; the package's own by default.
+
+    Returns:
+        `list[tuple[PreTrainedModel, PreTrainedTokenizerBase]]`: the main model first.
+
+    Raises:
+        ValueError: another number of members.
+    """
+    if num_members not in (1, 2, 3):
+        raise ValueError(f"`num_members` must be 1, 2 or 3, but is {num_members!r}. The package holds three members.")
+    if folder is not None:
+        return [_load(f"{folder}/{name}") for name in NAMES[:num_members]]
+    with as_file(files(__name__) / "models") as path:
+        return [_load(str(path / name)) for name in NAMES[:num_members]]
+
+
+def load_pair() -> list[tuple[Any, Any]]:
+    """The first two members, each a model and its tokenizer, the main one first."""
+    return load_members(2)
+
+
+def test_questions(num_questions: int | None = None) -> list[Question]:  # noqa: PT028
+    """The test set: questions in phrasings that no member was trained on. All, or the first `num_questions`."""
+    from . import data
+
+    return data.held_out(num_questions)
+
+
+def _load(path: str) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    had_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    finally:
+        if had_bar:
+            logging.enable_progress_bar()
+    return model, AutoTokenizer.from_pretrained(path)

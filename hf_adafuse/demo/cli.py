@@ -1,0 +1,27 @@
+"""The command `hf-adafuse demo`: its arguments and its call. Loads nothing heavy before it runs."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "show two small models that ship with the package decode together, and what it gains"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command, put on a parser of the caller's."""
+    parser.add_argument("--questions", type=_count, metavar="N", help="ask the first N questions of the test set")
+    parser.add_argument("--json", action="store_true", help="write one JSON object instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    from .run import DEFAULT_QUESTIONS, run_demo
+
+    run_demo(questions=DEFAULT_QUESTIONS if args.questions is None else args.questions, json=args.json)
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
+    return int(text)

@@ -1,0 +1,204 @@
+"""Answers a list of questions by one method and counts what it cost. Knows members and questions; prints nothing.
+
+A method is a name, its members and either an `AdaFuseConfig` or one of two words: "greedy" (a member alone) and
+"afterwards" (each member answers alone, all score the answers, the lowest mean NLL is taken).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from .. import AdaFuseConfig, enable_adafuse
+from .data import Question
+
+Member = tuple[Any, Any]  # a model and its tokenizer
+MAX_NEW_TOKENS = 24
+NUM_ALONE = 10
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the table: `members` are indices, the main model's first."""
+
+    name: str
+    members: tuple[int, ...]
+    how: AdaFuseConfig | str
+
+
+@dataclass(frozen=True)
+class Result:
+    """
+    What a method gave on a set of questions.
+
+    Attributes:
+        method (`str`), members (`list[int]`): which.
+        accuracy (`float`), standard_error (`float`): in per cent.
+        words_per_round (`float`), shares (`dict`): of AdaFuse's rounds; the end of the text counts as a word.
+        passes_per_word (`float`): forward passes of all members per word, on `NUM_ALONE` of the questions, asked one by
+            one: what a batch shares would not be comparable.
+        seconds (`float`): for all questions in batches.
+        answers (`list[str]`): one per question.
+    """
+
+    method: str
+    members: list[int]
+    accuracy: float
+    standard_error: float
+    words_per_round: float | None
+    shares: dict[int, float] | None
+    passes_per_word: float
+    seconds: float
+    answers: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass
+class _Tally:
+    """What a method adds up, batch after batch. `rounds`: the number of words of each round."""
+
+    passes: int = 0
+    words: int = 0
+    rounds: list[int] = field(default_factory=list)
+
+
+def methods(num_members: int) -> list[Method]:
+    """The lines of the table, in order."""
+    pair = (0, 1)
+    lines = [Method(f"member {index + 1} alone", (index,), "greedy") for index in range(num_members)]
+    lines.append(Method("best answer afterwards", pair, "afterwards"))
+    lines += [Method(f"fixed {n}-word rounds", pair, AdaFuseConfig(commitment="fixed", max_words=n)) for n in (1, 2, 3)]
+    for members in (pair, (0, 1, 2))[: num_members - 1]:
+        lines += [Method(f"AdaFuse B={b}", members, AdaFuseConfig(num_branches=b)) for b in (1, 3)]
+    return lines
+
+
+def answer(
+    method: Method,
+    members: list[Member],
+    questions: list[Question],
+    batch_size: int = 64,
+    num_alone: int = NUM_ALONE,
+    on_batch: Callable[[int], None] = lambda number: None,
+) -> Result:
+    """
+    All questions by one method, and `num_alone` of them once more, one by one, to count the passes. `on_batch` is told
+    how many questions each batch answered.
+    """
+    tally, alone = _Tally(), _Tally()
+    answers: list[str] = []
+    begun = time.perf_counter()
+    for start in range(0, len(questions), batch_size):
+        prompts = [question.prompt for question in questions[start : start + batch_size]]
+        answers += _answers(method, members, prompts, tally)
+        on_batch(len(prompts))
+    seconds = time.perf_counter() - begun
+    for question in questions[:: max(len(questions) // num_alone, 1)][:num_alone] if num_alone else ():
+        _answers(method, members, [question.prompt], alone)
+    tally.passes, tally.words = alone.passes, alone.words
+    return _result(method, questions, answers, tally, seconds)
+
+
+def _answers(method: Method, members: list[Member], prompts: list[str], tally: _Tally) -> list[str]:
+    taking = [members[index] for index in method.members]
+    if isinstance(method.how, AdaFuseConfig):
+        return _fused(taking, prompts, method.how, tally)
+    return _afterwards(taking, prompts, tally) if method.how == "afterwards" else _greedy(taking[0], prompts, tally)
+
+
+def _result(method: Method, questions: list[Question], answers: list[str], tally: _Tally, seconds: float) -> Result:
+    right = [given.strip() == question.answer for given, question in zip(answers, questions, strict=True)]
+    share = sum(right) / max(len(right), 1)
+    sizes = tally.rounds
+    return Result(
+        method=method.name,
+        members=list(method.members),
+        accuracy=100 * share,
+        standard_error=100 * math.sqrt(share * (1 - share) / max(len(right), 1)),
+        words_per_round=sum(sizes) / len(sizes) if sizes else None,
+        shares={size: sizes.count(size) / len(sizes) for size in (1, 2, 3)} if sizes else None,
+        passes_per_word=tally.passes / max(tally.words, 1),
+        seconds=seconds,
+        answers=answers,
+    )
+
+
+def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
+    """A member's own answers."""
+    model, tokenizer = member
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    sequences = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+    new = sequences[:, inputs["input_ids"].shape[1] :]
+    answers: list[str] = tokenizer.batch_decode(new, skip_special_tokens=True)
+    tally.passes += int((new != tokenizer.pad_token_id).sum())
+    tally.words += sum(len(text.split()) + 1 for text in answers)
+    return answers
+
+
+def _fused(members: list[Member], prompts: list[str], config: AdaFuseConfig, tally: _Tally) -> list[str]:
+    output = fuse(members, prompts, config)
+    sizes = [[len(committed.words) + committed.ends for committed in rounds] for rounds in output.rounds]
+    tally.rounds += [size for row in sizes for size in row]
+    tally.words += sum(map(sum, sizes))
+    tally.passes += sum(member["forward_passes"] for member in output.stats["members"])
+    return ["".join(committed.text for committed in rounds) for rounds in output.rounds]
+
+
+def fuse(members: list[Member], prompts: list[str], config: AdaFuseConfig) -> Any:
+    """AdaFuse's output for a batch of prompts."""
+    (model, tokenizer), *assistants = members
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    return model.generate(
+        **inputs,
+        tokenizer=tokenizer,
+        assistant_models=[assistant for assistant, _ in assistants],
+        assistant_tokenizers=[tokenizer for _, tokenizer in assistants],
+        adafuse_config=config,
+        max_new_tokens=MAX_NEW_TOKENS,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
+
+
+def _afterwards(members: list[Member], prompts: list[str], tally: _Tally) -> list[str]:
+    words = tally.words
+    proposed = [_greedy(member, prompts, tally) for member in members]
+    nlls = [[answer_nlls(member, prompts, texts) for member in members] for texts in proposed]
+    scores = torch.stack([torch.stack(of_members).mean(0) for of_members in nlls])
+    tally.passes += len(members) * sum(len(set(texts)) for texts in zip(*proposed, strict=True))
+    best = scores.argmin(0).tolist()
+    chosen = [proposed[winner][row] for row, winner in enumerate(best)]
+    tally.words = words + sum(len(text.split()) + 1 for text in chosen)
+    return chosen
+
+
+@torch.inference_mode()
+def answer_nlls(member: Member, prompts: list[str], answers: list[str]) -> torch.Tensor:
+    """The NLL of each whole answer and its end, in nats per token of this member, of shape `(num_prompts,)`."""
+    model, tokenizer = member
+    heads = tokenizer(prompts)["input_ids"]
+    texts = tokenizer([prompt + text for prompt, text in zip(prompts, answers, strict=True)])["input_ids"]
+    tails = [[*ids[len(head) :], tokenizer.eos_token_id] for head, ids in zip(heads, texts, strict=True)]
+    width = max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
+    pad = tokenizer.pad_token_id
+    # Padded on the right: a causal model's tokens see none of it.
+    rows = [head + tail + [pad] * (width - len(head) - len(tail)) for head, tail in zip(heads, tails, strict=True)]
+    ids = torch.tensor(rows)
+    log_probs = model(input_ids=ids[:, :-1]).logits.float().log_softmax(-1)
+    token_nlls = -log_probs.gather(-1, ids[:, 1:, None])[..., 0]
+    spans = [slice(len(head) - 1, len(head) + len(tail) - 1) for head, tail in zip(heads, tails, strict=True)]
+    return torch.stack([row[span].mean() for row, span in zip(token_nlls, spans, strict=True)])
+
+
+def prepare(members: list[Member]) -> list[Member]:
+    """The members with AdaFuse's `generate()` on the main one."""
+    enable_adafuse(members[0][0])
+    return members

@@ -1,0 +1,149 @@
+"""What `hf-adafuse demo` shows: one question round by round, then a table of methods. Knows what to print;
+decodes nothing itself.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from .. import AdaFuseConfig
+from . import NAMES, data, load_members
+from .methods import Member, Method, Result, answer, fuse, methods, prepare
+
+DEFAULT_QUESTIONS = 500
+_EXAMPLES = 160  # questions among which the example is chosen
+_HEADING = ("method", "members", "accuracy", "words/round", "1 / 2 / 3 words", "passes/word", "seconds")
+
+
+def run_demo(
+    questions: int | None = DEFAULT_QUESTIONS,
+    json: bool = False,
+    stream: TextIO | None = None,
+    num_members: int = 3,
+    folder: Any = None,
+) -> dict[str, Any]:
+    """
+    Run the demo.
+
+    Args:
+        questions (`int`, *optional*, defaults to 500): the size of the test set; `None` for all questions there are.
+        json (`bool`, *optional*, defaults to `False`): write one JSON object instead of text.
+        stream (`TextIO`, *optional*): where to; standard output by default.
+        num_members (`int`, *optional*, defaults to 3): 2 or 3.
+        folder (`str` or `Path`, *optional*): where the members are; the package's own by default.
+
+    Returns:
+        `dict`: what `json=True` writes: `questions`, `example` and `results`.
+    """
+    stream = stream or sys.stdout
+    members = prepare(load_members(num_members, folder))
+    asked = data.held_out(questions)
+    with _one_thread():
+        example = choose_example(members, data.held_out(_EXAMPLES))
+        if not json:
+            stream.write(show_example(example) + "\n")
+            stream.flush()
+        results = measure(members, asked)
+    report = {"questions": len(asked), "example": example, "results": [result.to_dict() for result in results]}
+    stream.write(json_format.dumps(report, ensure_ascii=False) if json else show_table(results, len(asked)))
+    stream.write("\n")
+    return report
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices this small are as fast on one thread, and far faster where other programs want the cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def measure(members: list[Member], asked: list[data.Question]) -> list[Result]:
+    """Every method on every question, with a progress bar on standard error."""
+    lines = methods(len(members))
+    with tqdm(total=len(lines) * len(asked), unit="question", leave=False) as bar:
+        results = []
+        for method in lines:
+            bar.set_description(method.name)
+            results.append(answer(method, members, asked, on_batch=bar.update))
+    return results
+
+
+def choose_example(members: list[Member], asked: list[data.Question]) -> dict[str, Any]:
+    """
+    One question with the members' own answers and the rounds of AdaFuse. Of those given, the one that shows most:
+    AdaFuse right, fewest members right alone, most rounds.
+    """
+    alone = [answer(Method("", (index,), "greedy"), members, asked, num_alone=0).answers for index in (0, 1)]
+    output = fuse(members[:2], [question.prompt for question in asked], AdaFuseConfig())
+    texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
+
+    def worth(row: int) -> tuple[bool, int, int]:
+        truth = asked[row].answer
+        wrong = sum(answers[row].strip() != truth for answers in alone)
+        return texts[row].strip() == truth, wrong, len(output.rounds[row])
+
+    row = max(range(len(asked)), key=worth)
+    return {
+        "prompt": asked[row].prompt,
+        "answer": asked[row].answer,
+        "alone": [answers[row] for answers in alone],
+        "adafuse": texts[row],
+        "rounds": [committed.to_dict() for committed in output.rounds[row]],
+    }
+
+
+def show_example(example: dict[str, Any]) -> str:
+    """The example as text, like Figure 1 of the paper: candidates, their NLL under each member, the winner."""
+    lines = [example["prompt"], ""]
+    lines += [f"member {k} ({NAMES[k - 1]}) alone:{text}" for k, text in enumerate(example["alone"], 1)]
+    lines += ["AdaFuse, round by round (NLL in nats per token; the lowest mean wins):", ""]
+    for number, committed in enumerate(example["rounds"], 1):
+        rows: list[tuple[str, ...]] = [("", "candidate", "from", "NLL 1", "NLL 2", "mean")]
+        for index, candidate in enumerate(committed["candidates"]):
+            text = candidate["text"] + ("<end>" if candidate["ends"] else "")
+            source = " and ".join(str(member + 1) for member in candidate["proposers"])
+            nlls = ["-" if nll is None else f"{nll:.2f}" for nll in candidate["nlls"]]
+            mark = ">" if index == committed["winner"] else ""
+            rows.append((mark, repr(text), source, *nlls, f"{candidate['score']:.2f}"))
+        lines += [f"round {number}", *_aligned(rows, "<<<>>>"), ""]
+    lines.append(f"AdaFuse:{example['adafuse']}   (the right answer: {example['answer']})")
+    return "\n".join(lines) + "\n"
+
+
+def show_table(results: list[Result], num_questions: int) -> str:
+    """The results as text."""
+    rows: list[tuple[str, ...]] = [_HEADING]
+    for result in results:
+        has_rounds = result.words_per_round is not None and result.shares is not None
+        rows.append(
+            (
+                result.method,
+                "+".join(str(index + 1) for index in result.members),
+                f"{result.accuracy:.1f} ± {result.standard_error:.1f} %",
+                f"{result.words_per_round:.2f}" if has_rounds else "-",
+                " / ".join(f"{100 * share:.0f}" for share in result.shares.values()) + " %" if has_rounds else "-",  # type: ignore[union-attr]
+                f"{result.passes_per_word:.2f}",
+                f"{result.seconds:.1f}",
+            )
+        )
+    names = ", ".join(f"{index} {name}" for index, name in enumerate(NAMES, 1))
+    title = f"{num_questions} questions in phrasings unseen in training. Members: {names}."
+    return "\n".join([title, "", *_aligned(rows, "<<>>>>>")])
+
+
+def _aligned(rows: list[tuple[str, ...]], sides: str) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(sides))]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)) for row in rows
+    ]
