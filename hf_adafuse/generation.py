@@ -171,8 +171,14 @@ def enable_adafuse(
     if not isinstance(model, AdaFuseGenerationMixin):
         base: Any = type(model)
         model.__class__ = _adafuse_class(base)
-    model._adafuse_bound = arguments
+    _bind(model, arguments)
     return model
+
+
+def _bind(model: Any, arguments: EnsembleArguments) -> None:
+    model.__dict__.pop("_adafuse_bound", None)
+    if any(value is not None for value in vars(arguments).values()):
+        model._adafuse_bound = arguments
 
 
 def disable_adafuse(model: Any) -> Any:

@@ -20,6 +20,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
 _ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
 
+# With and without special tokens are settings of a fast tokenizer: not both at the same time, in several threads.
+_ENCODING = threading.Lock()
+
 
 class Encoding(NamedTuple):
     """The ids of a span, and whether they decode back to it exactly."""
@@ -46,8 +49,6 @@ class Vocabulary:
         } | set(self.tokenizer.all_special_ids)
         self._ids = sorted(set(self.tokenizer.get_vocab().values()))  # there may be gaps
         self._known = set(self._ids) - self._special_ids
-        # Encoding with and without special tokens are settings of one tokenizer: not both at the same time.
-        self._lock = threading.Lock()
         self._byte_of_char = _bytes_to_unicode() if "ByteLevel" in self._decoders else {}
         self._pieces: dict[int, bytes] = {}
         self._encodings: dict[str, Encoding] = {}
@@ -79,7 +80,7 @@ class Vocabulary:
 
     def encode_prompt(self, text: str) -> list[int]:
         """A prompt's ids, with the tokenizer's own special tokens."""
-        with self._lock:
+        with _ENCODING:
             return list(self.tokenizer(text)["input_ids"])
 
     def is_same_as(self, other: Vocabulary) -> bool:
@@ -103,7 +104,7 @@ class Vocabulary:
 
     def _tokenize(self, text: str) -> list[int]:
         # Special tokens spelled out in a member's text are characters, not commands.
-        with self._lock:
+        with _ENCODING:
             encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(encoded["input_ids"])
 

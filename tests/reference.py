@@ -26,16 +26,25 @@ class RefMember:
     max_length: int | None = None
     process: object = None
     memory: dict = field(default_factory=dict)
+    raw: dict = field(default_factory=dict)
 
     def log_probs(self, ids):
         key = tuple(ids)
         if key not in self.memory:
-            with torch.no_grad():
-                logits = self.model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+            logits = self.logits(key)
             if self.process is not None:
                 logits = self.process(torch.tensor([ids]), logits[None].clone())[0]
             self.memory[key] = torch.log_softmax(logits, -1)
         return self.memory[key]
+
+    def logits(self, ids):
+        """After `ids`; running a sequence also gives those after each of its beginnings."""
+        if ids not in self.raw:
+            with torch.no_grad():
+                rows = self.model(torch.tensor([ids]), use_cache=False).logits[0].float()
+            for end, row in enumerate(rows, start=1):
+                self.raw.setdefault(ids[:end], row)
+        return self.raw[ids]
 
     def best(self, ids, count):
         values, order = self.log_probs(ids).sort(descending=True, stable=True)
@@ -188,6 +197,7 @@ def propose(m, prefix, config):
 
 
 def nll(m, prefix, ids, ends, text, config):
+    m.logits(tuple(prefix + (ids if ends else ids[:-1])))
     total, ids_so_far = [], list(prefix)
     for token in ids:
         total.append(m.log_probs(ids_so_far)[token].item())

@@ -18,7 +18,7 @@ from . import NAMES, data, load_members
 from .methods import Member, Method, Result, answer, fuse, methods, prepare
 
 DEFAULT_QUESTIONS = 500
-_EXAMPLES = 160  # questions among which the example is chosen
+_EXAMPLES = 64  # questions among which the example is chosen
 _HEADING = ("method", "members", "accuracy", "words/round", "1 / 2 / 3 words", "passes/word", "seconds")
 
 
