@@ -24,7 +24,7 @@ def test_the_same_logits_at_more_cost(members, k, num_parameters):
     larger = enlarge(model, num_parameters)
     assert larger.num_parameters() == pytest.approx(num_parameters, rel=0.05)
     for question in demo.test_questions(5):
-        ids = tokenizer(str(question), return_tensors="pt").input_ids
+        ids = tokenizer(question.prompt, return_tensors="pt").input_ids
         with torch.no_grad():
             assert (larger(ids).logits - model(ids).logits).abs().max() < 1e-4
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -46,5 +46,16 @@ def test_sizes_up_to_eight_billion(members, k):
 def test_refusals(members):
     with pytest.raises(ValueError, match="`model` must be one of"):
         enlarge(tiny_model("gpt2"), 10_000_000)
-    with pytest.raises(ValueError, match="`num_parameters` must be at least the model's own"):
+    with pytest.raises(ValueError, match="`num_parameters` must be at least twice the model's own"):
         enlarge(members[0][0], 1000)
+
+
+def test_half_precision_and_the_callers_random_numbers(members):
+    model = __import__("copy").deepcopy(members[0][0]).to(torch.bfloat16)
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    one, two = enlarge(model, 4_000_000), enlarge(model, 4_000_000)
+    assert torch.rand(1) == expected and torch.get_default_dtype() == torch.float32
+    assert one.dtype == torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import types
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -264,12 +263,13 @@ def test_default_pair(folders, capsys, monkeypatch):
     assert main(["generate", PROMPT]) == 2
     assert "`--model` must be given" in capsys.readouterr().err
 
-    demo = types.ModuleType("hf_adafuse.demo")
-    demo.load_pair = lambda: members.load_members(folders[0], folders[1:])
-    monkeypatch.setattr(members, "find_spec", lambda name: ModuleSpec(name, None))
-    monkeypatch.setitem(sys.modules, "hf_adafuse.demo", demo)
-    assert main(["generate", *SHORT, PROMPT]) == 0
-    assert capsys.readouterr().out == expected(folders)[0] + "\n"
+
+@pytest.mark.parametrize("prompt", ["What is the capital of Peru?", "Question: What is the capital of Peru?\nAnswer:"])
+def test_the_demo_pair_answers_a_plain_question(prompt, capsys):
+    assert main(["generate", prompt, "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out == " Lima\n"
+    assert main(["generate", prompt, "--dtype", "bfloat16"]) == 2
+    assert "options of loading" in capsys.readouterr().err
 
 
 def test_settings_of_the_main_model_hold_unless_a_flag_says_otherwise(folders, tmp_path, capsys):

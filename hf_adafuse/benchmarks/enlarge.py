@@ -27,30 +27,38 @@ _ARCHITECTURES = ("llama", "qwen3", "gpt_neox")
 
 def enlarge(model: Any, num_parameters: int) -> Any:
     """
-    A larger model with the same logits (within 1e-4 in float32), for measuring speed without large weights.
+    A larger model with the same logits (within 1e-4 in float32; in half precision they differ by its rounding), for
+    measuring speed without large weights. Its added weights are random but the same every time.
 
     Args:
         model (`PreTrainedModel`): a Llama, Qwen3 or GPT-NeoX causal language model; not changed.
-        num_parameters (`int`): about how many parameters the new model has (within some percent).
+        num_parameters (`int`): about how many parameters the new model has (within some percent, from twice the model's
+            own on).
 
     Returns:
         `PreTrainedModel`: on the model's device, in its dtype, its output layer not tied to its embedding.
 
     Raises:
-        ValueError: another architecture, or fewer parameters than the model has.
+        ValueError: another architecture, or fewer than twice the model's parameters.
     """
     if model.config.model_type not in _ARCHITECTURES:
         raise ValueError(
             f"`model` must be one of {list(_ARCHITECTURES)}, but is {model.config.model_type!r}. Choose another model."
         )
-    if num_parameters < model.num_parameters():
+    if num_parameters < 2 * model.num_parameters():
         raise ValueError(
-            f"`num_parameters` must be at least the model's own {model.num_parameters()}, but is {num_parameters}. "
-            "Ask for more."
+            f"`num_parameters` must be at least twice the model's own {model.num_parameters()}, but is "
+            f"{num_parameters}. Ask for more."
         )
     config, times = _larger_config(model.config, num_parameters)
-    with torch.device(model.device):
-        larger = type(model)(config).to(model.dtype).eval()
+    default = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]), torch.device(model.device):
+        torch.manual_seed(0)
+        torch.set_default_dtype(model.dtype)  # else it would be made in float32 first, at twice the memory
+        try:
+            larger = type(model)(config).eval()
+        finally:
+            torch.set_default_dtype(default)
     with torch.no_grad():
         small = model.state_dict()
         for name, parameter in larger.named_parameters():
@@ -107,7 +115,7 @@ def _matrices(config: Any) -> int:
 def _fill(name: str, parameter: torch.Tensor, small: torch.Tensor | None, times: int) -> None:
     """Give one parameter of the larger model its values; `small` is the same of the small one, if it has it."""
     is_write = re.search(_WRITES, name) is not None
-    if small is None:  # a layer of its own, which must write nothing, or an output layer that was tied
+    if small is None:  # in an added layer, which must write nothing
         if is_write:
             parameter.zero_()
         return

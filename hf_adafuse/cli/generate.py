@@ -21,6 +21,7 @@ Generate text with an ensemble and write it to standard output as it comes: only
 
 _EXAMPLES = """\
 examples:
+  hf-adafuse generate "What is the capital of Peru?"
   hf-adafuse generate --model A --assistant B "The capital of France is"
   echo "The capital of France is" | hf-adafuse generate --model A --assistant B --trace"""
 
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from .members import load_members
     from .streaming import SpanWriter, TextWriter
 
+    if args.model is None:
+        prompt = as_question(prompt)
     members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
     writer = None if args.json else (SpanWriter if args.trace else TextWriter)(members[0][1])
     try:
@@ -61,6 +64,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n" + format_trace(output.rounds[0], [_name(model) for model, _ in members], output.stats))
     sys.stdout.flush()
     return 0
+
+
+def as_question(prompt: str) -> str:
+    """The prompt in the only form that the members of the demo know: a question and "Answer:"."""
+    from ..demo.data import PROMPT
+
+    return prompt if prompt.startswith("Question:") else PROMPT.format(question=prompt.strip())
 
 
 def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer: TextWriter | None) -> Any:

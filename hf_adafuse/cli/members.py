@@ -42,6 +42,8 @@ def load_members(
     if model is None:
         if assistants:
             raise ValueError("`--model` must be given with `--assistant`, but is not. Name the main model.")
+        if dtype != "auto" or device_map is not None or trust_remote_code:
+            raise ValueError("`--model` must be given with options of loading, but is not. Name the main model.")
         return default_pair()
     names = [model, *assistants]
     tokenizers = []

@@ -10,6 +10,7 @@ HELP = "show two small models that ship with the package decode together, and wh
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
     parser.add_argument("--questions", type=_count, metavar="N", help="ask the first N questions of the test set")
+    parser.add_argument("--folder", help="members of your own training (python -m hf_adafuse.demo.train)")
     parser.add_argument("--json", action="store_true", help="write one JSON object instead of text")
 
 
@@ -17,7 +18,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     from .run import DEFAULT_QUESTIONS, run_demo
 
-    run_demo(questions=DEFAULT_QUESTIONS if args.questions is None else args.questions, json=args.json)
+    run_demo(
+        questions=DEFAULT_QUESTIONS if args.questions is None else args.questions, json=args.json, folder=args.folder
+    )
     return 0
 
 

@@ -44,6 +44,7 @@ class Result:
             one: what a batch shares would not be comparable.
         seconds (`float`): for all questions in batches.
         answers (`list[str]`): one per question.
+        right (`list[bool]`): whether each is the right one.
     """
 
     method: str
@@ -55,6 +56,7 @@ class Result:
     passes_per_word: float
     seconds: float
     answers: list[str]
+    right: list[bool]
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
@@ -128,7 +130,16 @@ def _result(method: Method, questions: list[Question], answers: list[str], tally
         passes_per_word=tally.passes / max(tally.words, 1),
         seconds=seconds,
         answers=answers,
+        right=right,
     )
+
+
+def difference(one: Result, other: Result, rows: list[int]) -> tuple[float, float]:
+    """How much more often `one` is right than `other`, question by question, in points, with its standard error."""
+    steps = [float(one.right[row]) - float(other.right[row]) for row in rows]
+    mean = sum(steps) / max(len(steps), 1)
+    variance = sum((step - mean) ** 2 for step in steps) / max(len(steps) - 1, 1)
+    return 100 * mean, 100 * math.sqrt(variance / max(len(steps), 1))
 
 
 def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
