@@ -6,23 +6,23 @@ Each member reads 100,000 lines once (AdamW, cosine rate, loss on the answers), 
 float16 weights. With torch 2.13 and transformers 5.23, the whole test set (`hf-adafuse demo --questions 974`) gives
 
     method                  members  accuracy      words/round  passes/word
-    member 1 alone          1        48.0 ± 1.6 %            -         1.35
-    member 2 alone          2        44.8 ± 1.6 %            -         1.10
+    member 1 alone          1        47.9 ± 1.6 %            -         1.35
+    member 2 alone          2        44.5 ± 1.6 %            -         1.10
     member 3 alone          3        53.1 ± 1.6 %            -         1.33
-    best answer afterwards  1+2      75.6 ± 1.4 %            -         3.67
-    fixed 1-word rounds     1+2      74.2 ± 1.4 %         1.00         2.67
-    fixed 2-word rounds     1+2      74.8 ± 1.4 %         1.74         2.63
-    fixed 3-word rounds     1+2      75.1 ± 1.4 %         2.38         2.60
-    AdaFuse B=1             1+2      76.4 ± 1.4 %         1.78         2.27
-    AdaFuse B=3             1+2      79.1 ± 1.3 %         1.77         2.50
-    AdaFuse B=1             1+2+3    84.7 ± 1.2 %         1.92         3.03
+    best answer afterwards  1+2      75.4 ± 1.4 %            -         3.67
+    fixed 1-word rounds     1+2      73.9 ± 1.4 %         1.00         2.67
+    fixed 2-word rounds     1+2      74.6 ± 1.4 %         1.74         2.63
+    fixed 3-word rounds     1+2      74.8 ± 1.4 %         2.38         2.60
+    AdaFuse B=1             1+2      76.2 ± 1.4 %         1.78         2.27
+    AdaFuse B=3             1+2      79.0 ± 1.3 %         1.77         2.50
+    AdaFuse B=1             1+2+3    84.7 ± 1.2 %         1.91         3.03
     AdaFuse B=3             1+2+3    85.8 ± 1.1 %         1.89         3.45
 
-Question by question, AdaFuse with B = 3 and two members is 31.0 ± 1.7 points above member 1, 4.0 ± 1.0 above the best
-fixed length and 2.7 ± 0.9 above B = 1, which is 1.3 ± 0.6 above the best fixed length. What B = 3 gains, it gains where
-both members half-know the answer ("torn": 119 questions, 77 % right against 42 %). On the other 855 it is 1.9 ± 0.6
-points below B = 1 and level with the fixed lengths (-0.1 ± 0.8), while B = 1 is 1.8 ± 0.6 above these: what branching
-is worth depends on how often members half-know. Facts that both read once stay unknown to the pair.
+Question by question, AdaFuse with B = 3 and two members is 31.0 ± 1.7 points above member 1, 4.1 ± 1.0 above the best
+fixed length and 2.8 ± 0.9 above B = 1. What B = 3 gains, it gains where both members half-know the answer ("torn": 119
+questions, 36.1 ± 4.6 above B = 1). On the other 855 it is 1.9 ± 0.6 points below B = 1 and level with the fixed lengths
+(-0.1 ± 0.8): what branching is worth depends on how often members half-know. Facts that both read once stay unknown to
+the pair.
 """
 
 from __future__ import annotations
