@@ -51,11 +51,6 @@ def num_slots(cache: Cache) -> int:
     return int(cache.layers[0].keys.shape[-2]) if cache.layers and cache.layers[0].is_initialized else 0
 
 
-def keys_values(cache: Cache) -> KeysValues:
-    """The keys and values of each layer."""
-    return [(layer.keys, layer.values) for layer in cache.layers]
-
-
 def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> DynamicCache:
     """A cache of these keys and values."""
     cache = DynamicCache() if cache is None else cache

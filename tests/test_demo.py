@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from hf_adafuse import demo
-from hf_adafuse.demo import cli, data, methods, run
+from hf_adafuse.cli import demo as cli
+from hf_adafuse.demo import data, methods, run
 
 MODELS = Path(demo.__file__).parent / "models"
 ROOT = Path(__file__).parents[1]

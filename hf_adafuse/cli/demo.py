@@ -1,7 +1,30 @@
-"""`hf-adafuse demo`: the embedded pair at work. Only names the command; the demo itself is in `hf_adafuse.demo`."""
+"""The command `hf-adafuse demo`: its arguments and its call. Loads nothing heavy before it runs."""
 
 from __future__ import annotations
 
-from ..demo.cli import HELP, add_arguments, run
+import argparse
 
-__all__ = ["HELP", "add_arguments", "run"]
+HELP = "show two small models that ship with the package decode together, and what it gains"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command, put on a parser of the caller's."""
+    parser.add_argument("--questions", type=_count, metavar="N", help="ask the first N questions of the test set")
+    parser.add_argument("--folder", help="members of your own training (python -m hf_adafuse.demo.train)")
+    parser.add_argument("--json", action="store_true", help="write one JSON object instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    from ..demo.run import DEFAULT_QUESTIONS, run_demo
+
+    run_demo(
+        questions=DEFAULT_QUESTIONS if args.questions is None else args.questions, json=args.json, folder=args.folder
+    )
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
+    return int(text)
