@@ -20,6 +20,7 @@ CORE = (
     "processors",
     "logits_process",
     "stopping_criteria",
+    "token_nodes",
     "token_tree",
     "proposals",
     "member",
