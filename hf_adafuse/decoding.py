@@ -146,7 +146,7 @@ class Decoder:
         return self.members[k].fits(row, pool.ids(k, candidate))
 
     def _last_resort(self, row: int, pool: Pool) -> Loop[Candidate | None]:
-        """When all candidates are forbidden: the main model's greedy word; `None`, and the end, where it does not fit."""
+        """Every candidate is forbidden: the main model's greedy word, or `None`, and the end, if it does not fit."""
         word = yield from _ask(0, self.members[0].propose_word(row))
         winner = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
         unfit = [k for k in range(len(self.members)) if not self._fits(k, row, pool, winner)]

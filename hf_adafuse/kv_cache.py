@@ -85,6 +85,7 @@ class SlotLayer(DynamicLayer):
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
         self.cache = cache
+        self.is_initialized: bool = False
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

@@ -83,7 +83,7 @@ class Member:
     ) -> None:
         self.name, self.model, self.vocabulary, self.device = name, model, vocabulary, device
         self.eos_ids, self.max_length = sorted(set(eos_ids)), max_length
-        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
         self.times = PassTimes()
         self.num_proposals = self.num_wins = 0
         self.tree = TokenTree(model, device)
@@ -147,8 +147,8 @@ class Member:
 
     def score(self, row: int, spans: list[tuple[list[int], bool]]) -> Walk[list[list[float]]]:
         """
-        Per span: the log-probability (nats) of each of its ids, and of the end of the text where it ends, in at most one
-        forward pass.
+        Per span: the log-probability (nats) of each of its ids, and of the end of the text where it ends, in at most
+        one forward pass.
         """
         root = self.root(row)
         nodes = [[root, *root.path(ids)] for ids, _ in spans]
@@ -160,7 +160,7 @@ class Member:
         return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(nodes, spans, strict=True)]
 
     def read(self, nodes: list[Node]) -> None:
-        """Run these nodes, of any rows, in one forward pass, and read their logits. Where there is room, others ride."""
+        """Run these nodes, of any rows, in one forward pass; read their logits. Where there is room, others ride."""
         counts = Counter(node.row for node in nodes)
         width = max(counts.values())
         if width > 1 or len(self.tree.active) > 1:

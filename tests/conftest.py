@@ -28,7 +28,7 @@ def _few_threads() -> None:
 
 @pytest.fixture(autouse=True)
 def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """How far ahead the first member proposes follows from measured times; here, from the test: 0 if it does not say."""
+    """How far ahead the first member proposes follows from measured times; in a test from the test, 0 by default."""
 
     def fix(num_rounds: int) -> None:
         monkeypatch.setattr("hf_adafuse.look_ahead.LookAhead.num_rounds", lambda *_: num_rounds)
