@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from .config import AdaFuseConfig
-from .look_ahead import LookAhead
+from .look_ahead import MAX_ROUNDS, LookAhead
 from .member import Member, MemberError
 from .outputs import AdaFuseRound, cut_words
 from .pool import Candidate, Pool
@@ -97,7 +97,7 @@ class Decoder:
                 log_probs.append(dict(zip(spans, scored, strict=True)))
             winner = pool.settle(self.config, log_probs) or (yield from self._last_resort(row, pool))
             if winner is not None:
-                self._look_ahead.record((winner.text, winner.ends) == (best.spans[0].text, best.spans[0].ends))
+                self._look_ahead.record(best.margins[-1], winner.text == best.spans[0].text)
                 self._commit(prompt, pool, winner)
 
     def _propose_ahead(self, k: int, row: int, proposals: Proposals, asked: list[int]) -> Loop[list[list[str]]]:
@@ -106,11 +106,14 @@ class Decoder:
         it proposed, each as the texts of all rounds up to it. After a turn that needed no pass it is ahead already.
         """
         member, chains, texts, ids = self.members[k], list[list[str]](), list[str](), list[int]()
-        saved = sum(other.times.mean(2) or 0.0 for other in self.members if other is not member)
-        turn_cost = sum(member.times.mean(size) or 0.0 for size in asked)
-        for _ in range(self._look_ahead.num_rounds(turn_cost, saved) if asked else 0):
+        saved = sum(other.times.mean(2) for other in self.members if other is not member)
+        turn_cost, odds = sum(map(member.times.mean, asked)), 1.0
+        for _ in range(MAX_ROUNDS if asked else 0):
             best = proposals.spans[0]
             if best.ends or not best.ids:
+                break
+            odds *= self._look_ahead.odds(proposals.margins[-1])
+            if not self._look_ahead.pays(odds, turn_cost, saved):
                 break
             ids, texts = ids + list(best.ids), [*texts, best.text]
             proposals = yield from _ask(k, member.propose_after(row, ids))

@@ -10,15 +10,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Further ahead the odds are poor and the trees large.
-_MAX_ROUNDS = 4
+# Further ahead the trees grow large.
+MAX_ROUNDS = 4
+# A pass of a few tokens that costs up to this many passes of one token counts as free.
+_FLAT = 1.2
+_NUM_BUCKETS = 4
 
 
 class PassTimes:
-    """What a member's forward passes cost, in seconds, as measured so far: of one token, and of a few."""
+    """
+    What a member's forward passes cost, in seconds, as measured so far: of one token, and of a few.
 
-    def __init__(self) -> None:
+    Args:
+        is_flat (`bool`): whether they are taken to cost the same until both have been measured.
+    """
+
+    def __init__(self, is_flat: bool) -> None:
         self._totals = {True: (0.0, 0), False: (0.0, 0)}
+        self._is_flat = is_flat
 
     @contextmanager
     def measured(self, num_tokens: int) -> Iterator[None]:
@@ -28,32 +37,50 @@ class PassTimes:
         seconds, count = self._totals[num_tokens > 1]
         self._totals[num_tokens > 1] = seconds + time.perf_counter() - start, count + 1
 
-    def mean(self, num_tokens: int) -> float | None:
-        """Of a pass with that many tokens; `None` when none was measured."""
-        seconds, count = self._totals[num_tokens > 1]
-        return seconds / count if count else None
+    def mean(self, num_tokens: int) -> float:
+        """Of a pass with that many tokens; of any pass when none such was measured, 0 when none was."""
+        for is_several in (num_tokens > 1, num_tokens <= 1):
+            seconds, count = self._totals[is_several]
+            if count:
+                return seconds / count
+        return 0.0
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether a pass of a few tokens costs about what a pass of one does."""
+        if min(count for _, count in self._totals.values()) < 3:
+            return self._is_flat
+        return self.mean(2) < _FLAT * self.mean(1)
 
 
 class LookAhead:
-    """Whether proposing ahead has paid so far: how often the first member's best candidate won, and what turns cost."""
+    """Whether proposing ahead is likely to pay: how often the first member's best candidate has won, by its margin."""
 
     def __init__(self) -> None:
-        self._wins, self._rounds = 1.0, 2.0  # until more is known, as good as a coin
+        self._wins = {bucket: [1.0, 2.0] for bucket in range(_NUM_BUCKETS)}  # wins, rounds: at first as good as a coin
 
-    def record(self, has_won: bool) -> None:
-        """One round's outcome: whether it went as the first member would have had it."""
-        self._wins, self._rounds = self._wins + has_won, self._rounds + 1
+    def record(self, margin: float, has_won: bool) -> None:
+        """One round's outcome: whether the best candidate won, whose last word began with this margin."""
+        record = self._wins[_bucket(margin)]
+        record[0] += has_won
+        record[1] += 1
 
-    def num_rounds(self, turn_cost: float, saved: float) -> int:
+    def odds(self, margin: float) -> float:
+        """Of the best candidate, whose last word begins with this margin."""
+        wins, rounds = self._wins[_bucket(margin)]
+        return wins / rounds
+
+    def pays(self, odds: float, turn_cost: float, saved: float) -> bool:
         """
-        How many rounds to propose ahead.
+        Whether to propose one more round ahead.
 
         Args:
-            turn_cost (`float`): what the first member's turn costs: lost when another candidate wins.
-            saved (`float`): what the other members' reading of what it proposes costs: saved for a round ahead.
+            odds (`float`): that all rounds up to it go as the first member would have them.
+            turn_cost (`float`): what its turn costs: lost when they do not.
+            saved (`float`): what the other members' reading of what it proposes costs: saved when they do.
         """
-        odds = self._wins / self._rounds
-        rounds, reached = 0, odds
-        while rounds < _MAX_ROUNDS and reached * saved > (1 - reached) * turn_cost:
-            rounds, reached = rounds + 1, reached * odds
-        return rounds
+        return odds * saved > (1 - odds) * turn_cost
+
+
+def _bucket(margin: float) -> int:
+    return min(int(margin * _NUM_BUCKETS), _NUM_BUCKETS - 1)

@@ -84,7 +84,7 @@ class Member:
         self.name, self.model, self.vocabulary, self.device = name, model, vocabulary, device
         self.eos_ids, self.max_length = sorted(set(eos_ids)), max_length
         self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
-        self.times = PassTimes()
+        self.times = PassTimes(is_flat=device.type != "cpu")
         self.num_proposals = self.num_wins = 0
         self.tree = TokenTree(model, device)
         self._processors: list[RowProcessors] = []
@@ -97,6 +97,7 @@ class Member:
         self._proposer = Proposer(self.vocabulary, set(self.eos_ids), self.max_length, config, rule)
         self._num_top = max(2, config.num_branches)
         self._processors = processors
+        self._riding: list[list[Node]] = [[] for _ in prompts]  # per row, what may ride with its next passes
         self._num_prompt_tokens = [len(ids) for ids in prompts]
         self._guard(lambda: self.tree.prefill(prompts, cache))
 
@@ -115,6 +116,19 @@ class Member:
         """Whether the context holds these ids after the prefix."""
         return self.max_length is None or self.root(row).position + len(ids) < self.max_length
 
+    def _needed(self, row: int, spans: list[tuple[list[int], bool]]) -> list[Node]:
+        """What the spans' scores need and has not been read. The last token of a span, unless the text ends there, only
+        begins the next round."""
+        paths = [[self.root(row), *self.nodes(row, ids)][: None if ends else -1] for ids, ends in spans]
+        return _unread(*paths)
+
+    def _ends(self, row: int, spans: list[tuple[list[int], bool]]) -> list[Node]:
+        """The nodes at which the spans end, marked as such."""
+        ends = [self.nodes(row, ids)[-1] for ids, _ in spans if ids]
+        for node in ends:
+            node.is_end = True
+        return ends
+
     def _cut(self, row: int, ids: list[int]) -> list[int]:
         """As many of these ids as the context holds after the prefix."""
         room = len(ids) if self.max_length is None else self.max_length - 1 - self.root(row).position
@@ -122,18 +136,16 @@ class Member:
 
     def take_turn(self, row: int, spans: list[tuple[list[int], bool]], drafts: list[list[int]]) -> Walk[Proposals]:
         """
-        Read the spans on the table, in one pass; then propose: what it agrees with is read already. Drafts, which may
-        come on the table in a later round, ride with that pass.
+        Read what the score of the spans on the table needs, in one pass; then propose: what it agrees with is read
+        already. Drafts, which may come on the table in a later round, ride where there is room.
         """
         root = self.root(row)
-        paths = [root.path(ids) for ids, _ in spans]
-        for path in filter(None, paths):
-            path[-1].is_end = True
-        if unread := _unread([root], *paths):
-            yield unread + _unread(
-                self._proposer.first_nodes(root), *(root.path(self._cut(row, ids)) for ids in drafts)
-            )
+        needed = self._needed(row, spans) or _unread([root])
+        self._riding[row] = self._ends(row, spans) + [n for ids in drafts for n in root.path(self._cut(row, ids))]
+        if needed:
+            yield _unread(needed, self._proposer.first_nodes(root))
         proposals = yield from self._proposer.propose(root)
+        self._riding[row] = []
         self.num_proposals += len(proposals.spans)
         return proposals
 
@@ -150,25 +162,27 @@ class Member:
         Per span: the log-probability (nats) of each of its ids, and of the end of the text where it ends, in at most
         one forward pass.
         """
-        root = self.root(row)
-        nodes = [[root, *root.path(ids)] for ids, _ in spans]
-        for path in nodes:
-            path[-1].is_end = True
-        # The last tokens are not needed for the score, but one of them begins the next round.
-        if _unread(*(path if ends else path[:-1] for path, (_, ends) in zip(nodes, spans, strict=True))):
-            yield _unread(*nodes)
-        return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(nodes, spans, strict=True)]
+        self._riding[row] = self._ends(row, spans)
+        if needed := self._needed(row, spans):
+            yield needed
+        self._riding[row] = []
+        paths = [[self.root(row), *self.nodes(row, ids)] for ids, _ in spans]
+        return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(paths, spans, strict=True)]
 
     def read(self, nodes: list[Node]) -> None:
-        """Run these nodes, of any rows, in one forward pass; read their logits. Where there is room, others ride."""
-        counts = Counter(node.row for node in nodes)
-        width = max(counts.values())
-        if width > 1 or len(self.tree.active) > 1:
-            width = max(width, _FREE_TOKENS // len(self.tree.active))
+        """
+        Run these nodes, of any rows, in one forward pass and read their logits. Where more cost little, others ride that
+        are likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
+        """
+        ridden = list(nodes)
+        if len(nodes) > 1 or self.times.is_flat:
+            counts = Counter(node.row for node in nodes)
+            width = max(*counts.values(), _FREE_TOKENS // len(self.tree.active))
             for row in self.tree.active:
-                nodes = nodes + self._proposer.riders(self.root(row))[: width - counts[row]]
-        with self.times.measured(len(nodes)):
-            self._guard(lambda: self.tree.run(nodes))
+                ridden += _unread(self._riding[row])
+                ridden += self._proposer.riders(self.root(row))[: max(0, width - counts[row])]
+        with self.times.measured(len(ridden)):
+            self._guard(lambda: self.tree.run(ridden))
 
     def best_eos(self, node: Node) -> int:
         """The most likely end-of-sequence id after a node; the lowest of equals."""
@@ -227,7 +241,8 @@ class Member:
 
 
 def _unread(*paths: list[Node]) -> list[Node]:
-    return [node for path in paths for node in path if node.reading is None]
+    """The nodes of the paths that have not been read, each once."""
+    return list({id(node): node for path in paths for node in path if node.reading is None}.values())
 
 
 def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:

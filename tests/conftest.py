@@ -27,11 +27,13 @@ def _few_threads() -> None:
 
 
 @pytest.fixture(autouse=True)
-def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """How far ahead the first member proposes follows from measured times; in a test from the test, 0 by default."""
+def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What rides and how far ahead the first member proposes follow from measured times; in a test, from the test."""
 
-    def fix(num_rounds: int) -> None:
-        monkeypatch.setattr("hf_adafuse.look_ahead.LookAhead.num_rounds", lambda *_: num_rounds)
+    def fix(num_rounds: int, is_flat: bool = False) -> None:
+        monkeypatch.setattr("hf_adafuse.decoding.MAX_ROUNDS", num_rounds)
+        monkeypatch.setattr("hf_adafuse.look_ahead.LookAhead.pays", lambda *_: True)
+        monkeypatch.setattr("hf_adafuse.look_ahead.PassTimes.is_flat", is_flat)
 
     fix(0)
     return fix

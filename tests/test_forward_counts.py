@@ -26,12 +26,12 @@ def test_a_round_by_hand():
     assert [committed.text for committed in output.rounds[0]] == [" was", " red", ""]
     # round  main model                                     assistant
     #        So It                                          So It
-    # 1      is      its candidate " is"                    is was  reads " is" off the table, its own first token rides
+    # 1      is      its candidate " is"                    was     its candidate; it scores " is" off It: no pass
     #        (scores " was" off It: no pass)                " was" wins
-    # 2      was     not run yet, it only scored it         red     was is run; " red" is on the table
-    #        red     its candidate                          (agrees: no pass)
+    # 2      was     not run yet, it only scored it         red     was is run; " red" is on the table, it agrees
+    #        red     its candidate
     # 3      the end is off red: no pass                    the end is off red: no pass
-    assert counts(output) == [(1 + 1 + 2, 2 + 3), (1 + 1 + 1, 2 + 3)]
+    assert counts(output) == [(1 + 1 + 2, 2 + 3), (1 + 1 + 1, 2 + 2)]
     assert (main.forwards, other.forwards) == (4, 3)
 
 
@@ -101,8 +101,10 @@ def test_finished_rows_cost_nothing_more():
     assert sizes[0] == 4 and sizes[-1] < 4 and sizes == sorted(sizes, reverse=True)
 
 
-def test_what_hangs_below_a_commit_stays():
+@pytest.mark.parametrize(("is_flat", "other_counts"), [(False, (1 + 1 + 1, 2 + 2)), (True, (1 + 1, 2 + 2))])
+def test_what_hangs_below_a_commit_stays(is_flat, other_counts, look_ahead):
     """A candidate that lost to its own beginning is the next proposal, computed already."""
+    look_ahead(0, is_flat)
     tokenizer = word_tokenizer(["So", "It", "a", "b", "c", "x"])
     main = toy(tokenizer, {"It": {"a": 0.98}, "a": {"b": 0.75}, "b": {"c": 0.98}, "c": {"</s>": 0.99}})
     other = toy(tokenizer, {"It": {"a": 0.8, "x": 0.15}, "a": {"b": 0.6}, "b": {"c": 0.98}, "c": {"</s>": 0.99}})
@@ -112,6 +114,24 @@ def test_what_hangs_below_a_commit_stays():
     assert [committed.text for committed in output.rounds[0]] == [" a", " b c"]
     # round  main model                          assistant
     #        So It                               So It
-    # 1      a, then b: proposes " a b"          a b  off the table; proposes " a", unsure
-    # 2      c  (b is there): " b c"             c    off the table; proposes " b", which is there
-    assert counts(output) == [(1 + 2 + 1, 2 + 3), (1 + 1 + 1, 2 + 3)]
+    # 1      a, then b: proposes " a b"          a    for the score of " a b"; proposes " a", unsure
+    # 2      c  (b is there): " b c"             b    for the score of " b c"; proposes " b", which is there
+    # Where a pass of two tokens costs like one of one, the assistant's b rides with a: no pass in round 2.
+    assert counts(output) == [(1 + 2 + 1, 2 + 3), other_counts]
+
+
+def test_proposing_ahead_saves_the_others_passes(look_ahead):
+    """Two copies agree: what the first proposes ahead, the other reads together with the round's candidate."""
+    model, tokenizer = tiny_model("llama", "characters", 1), TOKENIZERS["characters"]()
+    config = AdaFuseConfig(num_branches=1, margin_threshold=0.0, max_words=1, max_word_tokens=5)
+    passes = []
+    for num_rounds in (0, 1, 3):
+        look_ahead(num_rounds, is_flat=True)
+        case = Case([model] * 2, [tokenizer] * 2, config, [PROMPTS[0]], 60)
+        output = case.fast()
+        (first, _), (other, _) = counts(output)
+        passes.append((other, first, output.sequences.tolist(), len(output.rounds[0])))
+    assert passes[0][2] == passes[1][2] == passes[2][2]
+    read = passes[0][0] - 1  # the rounds that the other reads in a pass of their own; 1 is the prompt
+    assert 10 < read <= passes[0][3]
+    assert [other for other, *_ in passes[1:]] == [1 + -(-read // 2), 1 + -(-read // 4)]
