@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from .config import AdaFuseConfig
-from .look_ahead import MAX_ROUNDS, LookAhead
+from .look_ahead import MAX_ROUNDS, WinRecord, pays
 from .member import Member, MemberError
 from .outputs import AdaFuseRound, cut_words
 from .pool import Candidate, Pool
@@ -38,6 +38,7 @@ class Decoder:
         config (`AdaFuseConfig`)
         should_stop (`Callable`): asked after each new token of a prompt.
         on_commit (`Callable`): told the new ids of a prompt after each round.
+        max_length (`int`, *optional*): how many ids a prompt has at the end, if nothing stops it before.
         keep_logits (`bool`): keep the scores and logits of each committed token.
         keep_cache (`bool`): keep the main model's keys and values of each prompt.
     """
@@ -47,9 +48,12 @@ class Decoder:
     config: AdaFuseConfig
     should_stop: StopCheck
     on_commit: Callable[[list[int]], None] = lambda ids: None
+    max_length: int | None = None
     keep_logits: bool = False
     keep_cache: bool = False
-    _look_ahead: LookAhead = field(default_factory=LookAhead)
+
+    def __post_init__(self) -> None:
+        self._record = WinRecord()  # of whoever goes first
 
     def run(self) -> None:
         """
@@ -84,7 +88,7 @@ class Decoder:
             asked: list[int] = []
             best = yield from _ask(first, members[first].take_turn(row, [], []), asked)
             pool.add(first, best)
-            ahead = (yield from self._propose_ahead(first, row, best, asked)) if others else []
+            ahead = (yield from self._propose_ahead(first, prompt, pool, best, asked)) if others else []
             for k in others:
                 drafts = [[token for text in texts for token in pool.encode(k, text)] for texts in ahead]
                 turn = members[k].take_turn(row, self._table(k, row, pool), drafts)
@@ -97,26 +101,28 @@ class Decoder:
                 log_probs.append(dict(zip(spans, scored, strict=True)))
             winner = pool.settle(self.config, log_probs) or (yield from self._last_resort(row, pool))
             if winner is not None:
-                self._look_ahead.record(best.margins[-1], winner.text == best.spans[0].text)
+                self._record.add(best.margins[-1], winner is pool.best_of(first))
                 self._commit(prompt, pool, winner)
 
-    def _propose_ahead(self, k: int, row: int, proposals: Proposals, asked: list[int]) -> Loop[list[list[str]]]:
+    def _propose_ahead(
+        self, k: int, prompt: Prompt, pool: Pool, proposals: Proposals, asked: list[int]
+    ) -> Loop[list[list[str]]]:
         """
         Member k proposes the next rounds as if its best candidates had won, where that is likely to pay; returns what
         it proposed, each as the texts of all rounds up to it. After a turn that needed no pass it is ahead already.
         """
         member, chains, texts, ids = self.members[k], list[list[str]](), list[str](), list[int]()
         saved = sum(other.times.mean(2) for other in self.members if other is not member)
-        turn_cost, odds = sum(map(member.times.mean, asked)), 1.0
+        turn_cost, odds, length = sum(map(member.times.mean, asked)), 1.0, len(prompt.ids)
         for _ in range(MAX_ROUNDS if asked else 0):
             best = proposals.spans[0]
-            if best.ends or not best.ids:
-                break
-            odds *= self._look_ahead.odds(proposals.margins[-1])
-            if not self._look_ahead.pays(odds, turn_cost, saved):
+            odds *= self._record.odds(proposals.margins[-1]) if proposals.margins else 0.0
+            length += len(pool.encode(0, best.text))
+            is_last = best.ends or not best.ids or (self.max_length is not None and length >= self.max_length)
+            if is_last or not pays(odds, turn_cost, saved):
                 break
             ids, texts = ids + list(best.ids), [*texts, best.text]
-            proposals = yield from _ask(k, member.propose_after(row, ids))
+            proposals = yield from _ask(k, member.propose_after(prompt.index, ids))
             chains += [[*texts, span.text] for span in proposals.spans]
         return chains
 

@@ -1,4 +1,4 @@
-"""How far the first member proposes ahead of the round. Knows costs and wins; no text, token or tree.
+"""What passes cost, and how far the first member proposes ahead of the round. Knows costs and wins; no text or tree.
 
 The first member may propose a later round before this one is settled, as if its best candidate had won. The others
 then read both rounds in one pass. If another candidate wins, that work was in vain. Neither changes a result.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Further ahead the trees grow large.
-MAX_ROUNDS = 4
+MAX_ROUNDS = 2
 # A pass of a few tokens that costs up to this many passes of one token counts as free.
 _FLAT = 1.2
 _NUM_BUCKETS = 4
@@ -53,33 +53,34 @@ class PassTimes:
         return self.mean(2) < _FLAT * self.mean(1)
 
 
-class LookAhead:
-    """Whether proposing ahead is likely to pay: how often the first member's best candidate has won, by its margin."""
+class WinRecord:
+    """How often a member's best candidate has won, by the margin at which its last word began."""
 
     def __init__(self) -> None:
         self._wins = {bucket: [1.0, 2.0] for bucket in range(_NUM_BUCKETS)}  # wins, rounds: at first as good as a coin
 
-    def record(self, margin: float, has_won: bool) -> None:
-        """One round's outcome: whether the best candidate won, whose last word began with this margin."""
+    def add(self, margin: float, has_won: bool) -> None:
+        """One round's outcome."""
         record = self._wins[_bucket(margin)]
         record[0] += has_won
         record[1] += 1
 
     def odds(self, margin: float) -> float:
-        """Of the best candidate, whose last word begins with this margin."""
+        """That the best candidate wins, given the margin of its last word."""
         wins, rounds = self._wins[_bucket(margin)]
         return wins / rounds
 
-    def pays(self, odds: float, turn_cost: float, saved: float) -> bool:
-        """
-        Whether to propose one more round ahead.
 
-        Args:
-            odds (`float`): that all rounds up to it go as the first member would have them.
-            turn_cost (`float`): what its turn costs: lost when they do not.
-            saved (`float`): what the other members' reading of what it proposes costs: saved when they do.
-        """
-        return odds * saved > (1 - odds) * turn_cost
+def pays(odds: float, turn_cost: float, saved: float) -> bool:
+    """
+    Whether the first member should propose one more round ahead.
+
+    Args:
+        odds (`float`): that all rounds up to it go as the first member would have them.
+        turn_cost (`float`): what its turn costs: lost when they do not.
+        saved (`float`): what the other members' reading of what it proposes costs: saved when they do.
+    """
+    return odds * saved > (1 - odds) * turn_cost
 
 
 def _bucket(margin: float) -> int:

@@ -171,8 +171,8 @@ class Member:
 
     def read(self, nodes: list[Node]) -> None:
         """
-        Run these nodes, of any rows, in one forward pass and read their logits. Where more cost little, others ride that
-        are likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
+        Run these nodes, of any rows, in one forward pass and read their logits. Where more cost little, others ride
+        that are likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
         """
         ridden = list(nodes)
         if len(nodes) > 1 or self.times.is_flat:

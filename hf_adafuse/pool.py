@@ -40,6 +40,7 @@ class Pool:
         self.vocabularies = vocabularies
         self.margins: list[list[float]] = [[] for _ in vocabularies]
         self._candidates: dict[tuple[str, bool], Candidate] = {}
+        self._best: dict[int, Candidate] = {}
 
     def add(self, member: int, proposals: Proposals) -> None:
         """Put a member's proposals on the table; its own ids of a text are kept for its own score."""
@@ -50,6 +51,8 @@ class Pool:
             if candidate is None:
                 candidate = Candidate(proposal.text, proposal.words, proposal.ends, {}, (member, branch))
                 self._candidates[key] = candidate
+            if branch == 0:
+                self._best[member] = candidate
             if member not in candidate.proposers:
                 candidate.proposers.append(member)
                 candidate.ids[member] = list(proposal.ids)
@@ -70,6 +73,10 @@ class Pool:
             if not encoding.exact:
                 candidate.lossy.append(member)
         return candidate.ids[member]
+
+    def best_of(self, member: int) -> Candidate:
+        """A member's best branch."""
+        return self._best[member]
 
     def encode(self, member: int, text: str) -> list[int]:
         """A text that is no candidate in a member's tokens."""

@@ -73,6 +73,7 @@ class Session:
                 stopping_criteria, input_ids.device, returns_dict and generation_config.output_scores
             ),
             on_commit=(lambda ids: streamer.put(torch.tensor(ids))) if streamer is not None else (lambda ids: None),
+            max_length=generation_config.max_length,
             keep_logits=returns_dict and bool(generation_config.output_scores or generation_config.output_logits),
             keep_cache=returns_dict,
         )

@@ -32,7 +32,8 @@ def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def fix(num_rounds: int, is_flat: bool = False) -> None:
         monkeypatch.setattr("hf_adafuse.decoding.MAX_ROUNDS", num_rounds)
-        monkeypatch.setattr("hf_adafuse.look_ahead.LookAhead.pays", lambda *_: True)
+        monkeypatch.setattr("hf_adafuse.decoding.pays", lambda *_: True)
+        monkeypatch.setattr("hf_adafuse.look_ahead.WinRecord.odds", lambda *_: 0.5)
         monkeypatch.setattr("hf_adafuse.look_ahead.PassTimes.is_flat", is_flat)
 
     fix(0)
