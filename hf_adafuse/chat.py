@@ -34,10 +34,9 @@ def chat_inputs(
         tokenizers (`list[PreTrainedTokenizerBase]`): one per member, the main model's first.
         add_generation_prompt (`bool`, *optional*): open an answer behind the last message. By default unless that
             message is continued.
-        continue_final_message (`bool`, *optional*): go on from the text of the last message, a prefilled answer. By
-            default where the last message is the assistant's.
-        tools, documents (`list`, *optional*): for the templates, as in `apply_chat_template`.
-        template_kwargs (*optional*): further arguments of `apply_chat_template`, given to every member's.
+        continue_final_message (`bool`, *optional*): go on from the text of the last message. By default where that is
+            the assistant's.
+        tools, documents, template_kwargs (*optional*): for every member's `apply_chat_template`.
 
     Returns:
         `BatchEncoding`: `input_ids` and `attention_mask` of shape `(batch_size, sequence_length)`, padded on the left,
@@ -46,36 +45,17 @@ def chat_inputs(
     Raises:
         ValueError: no conversation, a tokenizer without a chat template, or a template that refuses the messages.
     """
-    if add_generation_prompt and continue_final_message:
+    opens, continues = add_generation_prompt, continue_final_message
+    if opens and continues:
         raise ValueError(
             "`add_generation_prompt` must be False with `continue_final_message`, but is True. Choose one of the two."
         )
+    template_kwargs |= {"tools": tools and list(tools), "documents": documents and list(documents)}
     conversations = _conversations(messages)
-    if isinstance(tokenizers, (str, bytes)) or not isinstance(tokenizers, Sequence) or not tokenizers:
-        raise ValueError(
-            f"`tokenizers` must be a list with one tokenizer per member, but is {type(tokenizers).__name__}. "
-            "Put the main model's first."
-        )
+    _check_tokenizers(tokenizers)
     made = []
     for index, tokenizer in enumerate(tokenizers):
-        if not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                f"`tokenizers[{index}]` must have a chat template, but {_name(tokenizer)} has none. Set its "
-                "`chat_template`, or pass that member's prompt yourself (`assistant_inputs`)."
-            )
-        rows = []
-        for conversation in conversations:
-            is_prefilled = continue_final_message
-            if is_prefilled is None:
-                is_prefilled = not add_generation_prompt and conversation[-1]["role"] == "assistant"
-            options = dict(
-                template_kwargs,
-                add_generation_prompt=not is_prefilled if add_generation_prompt is None else add_generation_prompt,
-                continue_final_message=is_prefilled,
-                tools=None if tools is None else list(tools),
-                documents=None if documents is None else list(documents),
-            )
-            rows.append(_render(tokenizer, index, conversation, options))
+        rows = [_render(tokenizer, index, chat, opens, continues, template_kwargs) for chat in conversations]
         made.append(pad_left(rows, tokenizer))
     return BatchEncoding({**made[0], "assistant_inputs": made[1:]})
 
@@ -134,9 +114,32 @@ def _conversations(messages: Sequence[Any]) -> list[list[Any]]:
     return [list(conversation) for conversation in batch]
 
 
-def _render(tokenizer: Any, index: int, conversation: list[Any], options: dict[str, Any]) -> list[int]:
+def _check_tokenizers(tokenizers: Sequence[Any]) -> None:
+    if isinstance(tokenizers, (str, bytes)) or not isinstance(tokenizers, Sequence) or not tokenizers:
+        raise ValueError(
+            f"`tokenizers` must be a list with one tokenizer per member, but is {type(tokenizers).__name__}. "
+            "Put the main model's first."
+        )
+    for index, tokenizer in enumerate(tokenizers):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                f"`tokenizers[{index}]` must have a chat template, but {_name(tokenizer)} has none. Set its "
+                "`chat_template`, or pass that member's prompt yourself (`assistant_inputs`)."
+            )
+
+
+def _render(
+    tokenizer: Any, index: int, chat: list[Any], opens: bool | None, continues: bool | None, options: dict[str, Any]
+) -> list[int]:
+    if continues is None:
+        continues = not opens and chat[-1]["role"] == "assistant"
+    options = {
+        **options,
+        "add_generation_prompt": not continues if opens is None else opens,
+        "continue_final_message": continues,
+    }
     try:
-        rendered = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, **options)
+        rendered = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True, **options)
     except ImportError:
         raise  # the template engine is missing: its message says what to install
     except Exception as error:  # a template says no with whatever exception it likes
