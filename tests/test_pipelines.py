@@ -60,8 +60,19 @@ def ensemble(pair):
     return dict(assistant_models=[pair[1][0]], assistant_tokenizers=[pair[1][1]], adafuse_config=CONFIG)
 
 
-def direct(pair, *, new=8, **inputs) -> list[int]:
-    """The new ids that `generate()` gives for one prompt, without the padding behind."""
+_DIRECT: dict[tuple, list[int]] = {}
+
+
+def direct(pair, *, new=6, **inputs) -> list[int]:
+    """The new ids that `generate()` gives for one prompt. Each is decoded once."""
+    given = [inputs["input_ids"], *(each["input_ids"] for each in inputs.get("assistant_inputs") or [])]
+    key = (pair[0][1], pair[1][1], new, *(tuple(ids[0].tolist()) for ids in given))
+    if key not in _DIRECT:
+        _DIRECT[key] = decode(pair, new, inputs)
+    return _DIRECT[key]
+
+
+def decode(pair, new, inputs) -> list[int]:
     (model, tokenizer), _ = pair
     output = enable_adafuse(copy.copy(model)).generate(
         **inputs, **ensemble(pair), tokenizer=tokenizer, max_new_tokens=new, do_sample=False
@@ -126,7 +137,7 @@ def test_chat_inputs_of_a_batch_are_padded_on_the_left():
             assert mask.tolist() == [0] * (len(ids) - len(row)) + [1] * len(row)
     (model, tokenizer), _ = pair
     output = enable_adafuse(model).generate(
-        **inputs, **ensemble(pair), tokenizer=tokenizer, max_new_tokens=8, do_sample=False
+        **inputs, **ensemble(pair), tokenizer=tokenizer, max_new_tokens=6, do_sample=False
     )
     width = inputs["input_ids"].shape[1]
     rows = [unpadded(row, tokenizer) for row in output[:, width:].tolist()]
@@ -200,7 +211,7 @@ def test_the_hosts_pipeline(when):
     arguments = ensemble(pair)
     enable_adafuse(model, tokenizer=tokenizer)
     given = arguments if when == "construction" else {}
-    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer, max_new_tokens=8, **given)
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer, max_new_tokens=6, **given)
     more = {"return_tensors": True, **(arguments if when == "call" else {})}  # sampling, by the pipeline's own default
     expected = [direct_prompt(pair, prompt) for prompt in PROMPTS]
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
@@ -244,7 +255,7 @@ def test_streaming(task):
     enable_adafuse(model, tokenizer=tokenizer)
     pipe = pipeline(task, model=model, tokenizer=tokenizer, **ensemble(pair))
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    (record,) = pipe(PROMPTS[0], streamer=streamer, max_new_tokens=8, return_full_text=False)
+    (record,) = pipe(PROMPTS[0], streamer=streamer, max_new_tokens=6, return_full_text=False)
     parts = list(streamer)
     assert len(parts) > 1
     assert "".join(parts) == record["generated_text"]
@@ -263,7 +274,7 @@ def test_a_chat_is_rendered_by_each_members_own_template(main, caplog):
     pair = members(main)
     warning_once.cache_clear()
     with caplog.at_level(logging.WARNING), _propagating():
-        pipe = adafuse_pipeline(pair, max_new_tokens=8)  # enables the model, which knows no tokenizer, itself
+        pipe = adafuse_pipeline(pair, max_new_tokens=6)  # enables the model, which knows no tokenizer, itself
         assert isinstance(pipe, AdaFusePipeline)
         for chat in CHATS:
             inputs = by_hand(pair, chat)
@@ -280,7 +291,7 @@ def test_a_chat_is_rendered_by_each_members_own_template(main, caplog):
 
 def test_chats_in_a_batch_and_from_a_generator():
     pair = members()
-    pipe = adafuse_pipeline(pair, max_new_tokens=8)
+    pipe = adafuse_pipeline(pair, max_new_tokens=6)
     expected = [pipe(chat) for chat in CHATS]
     assert pipe(CHATS, batch_size=2) == expected
     assert list(pipe((chat for chat in CHATS), batch_size=3)) == expected
@@ -299,7 +310,7 @@ def test_a_conversation_of_several_turns():
 @pytest.mark.parametrize("main", ["byte_level", "sentencepiece"])
 def test_a_prefilled_answer_is_continued(main):
     pair = members(main)
-    pipe = adafuse_pipeline(pair, max_new_tokens=8)
+    pipe = adafuse_pipeline(pair, max_new_tokens=6)
     options = {"add_generation_prompt": False, "continue_final_message": True}
     inputs = by_hand(pair, PREFILLED, **options)
     expected = direct(pair, **inputs)
@@ -316,7 +327,7 @@ def test_a_prefilled_answer_is_continued(main):
 
 def test_a_continuation_keeps_its_first_space():
     pair = members("sentencepiece")
-    pipe = adafuse_pipeline(pair, max_new_tokens=8)
+    pipe = adafuse_pipeline(pair, max_new_tokens=6)
     tokenizer = pair[0][1]
     starts = []
     for prompt in ["The capital", "cat"]:
@@ -349,7 +360,7 @@ def test_a_given_assistant_prompt_wins():
     inputs = by_hand(pair, QUESTION)
     inputs["assistant_inputs"] = [pair[1][1]("there was a treaty", return_tensors="pt", return_token_type_ids=False)]
     records = adafuse_pipeline(pair)(
-        QUESTION, assistant_inputs=inputs["assistant_inputs"], max_new_tokens=8, return_tensors=True
+        QUESTION, assistant_inputs=inputs["assistant_inputs"], max_new_tokens=6, return_tensors=True
     )
     assert new_ids(records, inputs["input_ids"][0]) == direct(pair, **inputs)
 
@@ -358,13 +369,13 @@ def test_a_bound_model_and_one_switched_off():
     pair = members()
     (model, tokenizer), (other, other_tokenizer) = pair
     enable_adafuse(model, [other], [other_tokenizer], tokenizer, CONFIG)
-    pipe = pipeline("adafuse-text-generation", model=model, tokenizer=tokenizer, max_new_tokens=8, do_sample=False)
+    pipe = pipeline("adafuse-text-generation", model=model, tokenizer=tokenizer, max_new_tokens=6, do_sample=False)
     inputs = by_hand(pair, QUESTION)
     width = inputs["input_ids"][0]
     assert new_ids(pipe(QUESTION, return_tensors=True), width) == direct(pair, **inputs)
     off = new_ids(pipe(QUESTION, return_tensors=True, adafuse_config=False), width)
     alone = tiny_model("llama", "byte_level", 0).generate(
-        inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=8, do_sample=False
+        inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=6, do_sample=False
     )
     assert off == alone[0, len(width) :].tolist()
 
@@ -379,10 +390,10 @@ def test_an_assistant_without_a_template_is_an_error():
 def test_saved_and_loaded_by_its_task(tmp_path):
     pair = members()
     pair[0] = (copy.deepcopy(pair[0][0]), pair[0][1])
-    pipe = adafuse_pipeline(pair, max_new_tokens=8)
+    pipe = adafuse_pipeline(pair, max_new_tokens=6)
     expected = pipe(QUESTION)
     pipe.save_pretrained(tmp_path)
-    again = pipeline("adafuse-text-generation", model=str(tmp_path), max_new_tokens=8, **ensemble(pair))
+    again = pipeline("adafuse-text-generation", model=str(tmp_path), max_new_tokens=6, **ensemble(pair))
     assert isinstance(again, AdaFusePipeline)
     assert again(QUESTION) == expected
     assert {path.suffix for path in Path(tmp_path).iterdir()} >= {".safetensors", ".json"}
@@ -396,7 +407,7 @@ def warned(caplog, pair, inputs, times=2) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING), _propagating():
         for _ in range(times):
-            direct(pair, new=2, **inputs)
+            decode(pair, 2, inputs)
     return [r.getMessage() for r in caplog.records if "chat_inputs" in r.getMessage()]
 
 

@@ -250,6 +250,8 @@ def test_a_dataset(job, monkeypatch):
         (None, ["--batch-size", "0"], "must be a whole number of at least 1, but is '0'"),
         (None, ["--threshold", "-1"], "`margin_threshold` must be"),
         (None, ["--assistant", "x"], "`--model` must be given with `--assistant`"),
+        (None, ["--chat"], "`tokenizers[0]` must have a chat template"),
+        (None, ["--weights", "1,2,3"], "`model_weights` must be one per member"),
         (os.devnull, [], "no file"),
     ],
 )
@@ -259,7 +261,7 @@ def test_errors_of_the_user(source, more, message, job, capsys, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("hf-adafuse: error: ")
     assert message in line
-    assert job.output.exists() is ("--assistant" in more)
+    assert not job.output.exists() or not job.output.read_bytes()
 
 
 def test_an_empty_input(job, capsys):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,8 @@ class Answers:
         return moved
 
     def _parts(self) -> list[Path]:
-        return sorted(self.path.parent.glob(f"{self.path.name}.part*"))
+        name = re.compile(re.escape(self.path.name) + r"\.part\d+")
+        return sorted(path for path in self.path.parent.iterdir() if name.fullmatch(path.name))
 
     def _read_parts(self) -> None:
         for path in self._parts():

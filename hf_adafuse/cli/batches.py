@@ -35,6 +35,8 @@ class Answerer:
     def __init__(self, args: argparse.Namespace, members: Sequence[Pair]) -> None:
         self._args = args
         self._tokenizers = [tokenizer for _, tokenizer in members]
+        if args.chat:
+            chat_inputs(_chat("?"), self._tokenizers)  # templates that are missing are found before the first prompt
         model = members[0][0]
         self._model = enable_adafuse(
             model,
@@ -69,7 +71,7 @@ class Answerer:
     def _generate(self, prompts: list[str]) -> list[Any]:
         tokenizer = self._tokenizers[0]
         if self._args.chat:
-            inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], self._tokenizers)
+            inputs = chat_inputs([_chat(prompt) for prompt in prompts], self._tokenizers)
         else:
             inputs = pad_left([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer)
         padding = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
@@ -82,6 +84,10 @@ class Answerer:
             pad_token_id=padding[0] if padding else None,
         )
         return list(output.rounds)
+
+
+def _chat(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
 
 
 def _record(question: Question, text: str) -> dict[str, Any]:
