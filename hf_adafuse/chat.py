@@ -117,8 +117,8 @@ def _conversations(messages: Sequence[Any]) -> list[list[Any]]:
 def _check_tokenizers(tokenizers: Sequence[Any]) -> None:
     if isinstance(tokenizers, (str, bytes)) or not isinstance(tokenizers, Sequence) or not tokenizers:
         raise ValueError(
-            f"`tokenizers` must be a list with one tokenizer per member, but is {type(tokenizers).__name__}. "
-            "Put the main model's first."
+            "`tokenizers` must be a list with one tokenizer per member, but is "
+            f"{'empty' if tokenizers == [] else type(tokenizers).__name__}. Put the main model's first."
         )
     for index, tokenizer in enumerate(tokenizers):
         if not getattr(tokenizer, "chat_template", None):
