@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..chat import chat_inputs, pad_left
-from ..decoding import AdaFuseDecodingError
 from ..ensemble import Participant
 from ..generation import enable_adafuse
+from ..progress import AdaFuseDecodingError
 from .arguments import adafuse_config
 from .members import Pair
 from .questions import Question
