@@ -10,10 +10,12 @@ _EXPORTS = {
     "AdaFuseDecodingError": "progress",
     "AdaFuseGenerationMixin": "generation",
     "AdaFuseOutput": "outputs",
+    "AdaFusePipeline": "pipelines",
     "AdaFuseRound": "outputs",
     "BranchLogitsProcessor": "logits_process",
     "MarginCriteria": "stopping_criteria",
     "WordBoundaryCriteria": "stopping_criteria",
+    "chat_inputs": "chat",
     "disable_adafuse": "generation",
     "enable_adafuse": "generation",
 }

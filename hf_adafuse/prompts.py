@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
+from .chat import loses_template
 from .ensemble import Participant
+
+logger = logging.get_logger(__name__)
 
 
 def assistant_prompts(
@@ -34,6 +38,23 @@ def assistant_prompts(
             rows = [assistant.vocabulary.encode_prompt(text) for text in texts]
         prompts.append(rows)
     return prompts
+
+
+def warn_of_lost_templates(
+    participants: Sequence[Participant], main_prompts: list[list[int]], assistants: Sequence[int]
+) -> None:
+    """Warn once where these members (by number) get a chat that only the main model's template has rendered."""
+    main = participants[0]
+    for k in assistants:
+        other = participants[k]
+        is_same = other.vocabulary.is_same_as(main.vocabulary)
+        if any(loses_template(main.tokenizer, ids, other.tokenizer, is_same) for ids in main_prompts):
+            logger.warning_once(
+                f"The prompt looks like a chat that the main model's chat template has rendered, but {other.name} has "
+                "a template of its own and gets only the text of that prompt. Make the inputs of all members with "
+                "`hf_adafuse.chat_inputs(messages, [tokenizer, *assistant_tokenizers])`, or use "
+                '`pipeline("adafuse-text-generation", ...)` (`hf_adafuse.AdaFusePipeline`).'
+            )
 
 
 def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:

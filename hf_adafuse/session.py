@@ -16,7 +16,7 @@ from .member import Member, MemberError
 from .outputs import AdaFuseOutput, count_words
 from .processors import ProcessorRequest, assistant_processors, main_processors
 from .progress import AdaFuseDecodingError, Prompt
-from .prompts import assistant_prompts, check_prompts, unpadded_rows
+from .prompts import assistant_prompts, check_prompts, unpadded_rows, warn_of_lost_templates
 
 # What `generate()` hands over that AdaFuse makes itself or has no use for.
 _EXPECTED = {
@@ -121,6 +121,9 @@ class Session:
                 states = past.states_of(participant.model, participant.vocabulary.fingerprint)
                 if states is not None:
                     rows[k], caches[k] = _resume(states)
+        given = self.assistant_inputs or [None] * len(self.participants)
+        unread = [k for k in range(1, len(rows)) if caches[k] is None and given[k - 1] is None]
+        warn_of_lost_templates(self.participants, main_ids, unread)
         return rows, caches
 
     def _prefill(

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "hf_adafuse"
 LEAVES = ("config", "words", "scoring", "outputs")
 CORE = (
     *LEAVES,
+    "chat",
     "vocabulary",
     "kv_cache",
     "attention_mask",

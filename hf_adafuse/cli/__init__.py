@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import demo, generate
+from . import demo, generate, run
 
 
 class Command(Protocol):
@@ -25,6 +25,7 @@ class Command(Protocol):
 
 _COMMANDS: dict[str, tuple[str, Command]] = {
     "generate": ("generate text with an ensemble", generate),
+    "run": ("answer a file of questions with an ensemble", run),
     "demo": (demo.HELP, demo),
 }
 

@@ -1,0 +1,231 @@
+"""The answers of a batch job on disk: in input order, written as they come, complete after any kill. Knows no model.
+
+`NAME` holds whole lines in input order. With several processes, one that is ahead of the order appends to a part of its
+own, `NAME.part1`; the main process moves the records over in order. `NAME.settings.json` says what made them. Started
+again, the job takes over whatever is in any of these files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .questions import Question
+
+Record = dict[str, Any]
+
+
+class Answers:
+    """
+    The output of one process.
+
+    Args:
+        path (`Path`): `NAME`.
+        questions (`list[Question]`): all of the input.
+        process, num_processes (`int`): this process's number, 0 for the main one, and how many write together.
+    """
+
+    def __init__(self, path: Path, questions: Sequence[Question], process: int = 0, num_processes: int = 1) -> None:
+        self.path = path
+        self._is_main, self._is_alone = process == 0, num_processes == 1
+        self._lock: Any = None
+        self._own = path.with_name(f"{path.name}.part{process}")
+        self._questions = {question.line: question for question in questions}
+        self._order = list(self._questions)
+        self._rank = {line: rank for rank, line in enumerate(self._order)}
+        self._position = 0  # how many records are in NAME
+        self._pending: dict[int, Record] = {}  # records in parts
+        self._read: dict[Path, int] = {}  # bytes of each part that are in `_pending`
+
+    def prepare(self, settings: dict[str, Any], overwrite: bool = False) -> None:
+        """
+        Main process, before `load`: check that an earlier run had the same settings, and mend what a kill has torn.
+
+        Raises:
+            ValueError: other settings, or a file that this command did not write.
+        """
+        self._lock = _locked(self.path)
+        sidecar = self.path.with_name(f"{self.path.name}.settings.json")
+        if overwrite:
+            os.truncate(self.path, 0)
+            for path in self._parts():
+                path.unlink()
+        files = [path for path in [self.path, *self._parts()] if path.stat().st_size]
+        if not files:
+            scratch = sidecar.with_name(f"{sidecar.name}.tmp")
+            scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+            scratch.replace(sidecar)
+        elif sidecar.exists():
+            _check_settings(sidecar, settings, self.path)
+        else:
+            raise ValueError(
+                f"`--output` must be a file of this command or a new one, but {str(self.path)!r} has no settings "
+                "beside it. Choose another name, or start over with --overwrite."
+            )
+        for path in files:
+            _mend(path)
+
+    def close(self) -> None:
+        """Let another run write."""
+        if self._lock is not None:
+            self._lock.close()
+
+    @property
+    def num_written(self) -> int:
+        """How many records `NAME` holds."""
+        return self._position
+
+    def load(self) -> list[Question]:
+        """Read what earlier runs have written; the questions that are still to be answered, in order."""
+        for record in _records(self.path, 0)[0]:
+            line = self._order[self._position] if self._position < len(self._order) else None
+            if record["line"] != line:
+                raise self._foreign(record)
+            self._check(record)
+            self._position += 1
+        self._read_parts()
+        done = {*self._order[: self._position], *self._pending}
+        return [self._questions[line] for line in self._order if line not in done]
+
+    def write(self, record: Record) -> list[Record]:
+        """Put a record where it belongs; those that came into `NAME` by it, in order."""
+        is_next = self._position < len(self._order) and record["line"] == self._order[self._position]
+        if not (self._is_main and is_next):
+            _append(self._own, record)
+            return self.collect()
+        _append(self.path, record)
+        self._position += 1
+        return [record, *self.collect()]
+
+    def collect(self) -> list[Record]:
+        """Main process: move the records whose turn it is from the parts into `NAME`."""
+        moved: list[Record] = []
+        if not self._is_main:
+            return moved
+        if not self._is_alone:
+            self._read_parts()
+        while self._position < len(self._order):
+            record = self._pending.get(self._order[self._position])
+            if record is None or record.get("stopped"):
+                break
+            _append(self.path, record)
+            moved.append(self._pending.pop(record["line"]))
+            self._position += 1
+        return moved
+
+    def finish(self) -> list[Record]:
+        """Main process, when every process is done: the last records move, and the parts go."""
+        moved = self.collect()
+        if self._is_main and self._position == len(self._order):
+            for path in self._parts():
+                path.unlink()
+        return moved
+
+    def _parts(self) -> list[Path]:
+        name = re.compile(re.escape(self.path.name) + r"\.part\d+")
+        return sorted(path for path in self.path.parent.iterdir() if name.fullmatch(path.name))
+
+    def _read_parts(self) -> None:
+        for path in self._parts():
+            records, self._read[path] = _records(path, self._read.get(path, 0))
+            for record in records:
+                self._check(record)
+                if self._rank[record["line"]] >= self._position:  # else a kill came between its move and the end
+                    self._pending[record["line"]] = record
+
+    def _check(self, record: Record) -> None:
+        question = self._questions.get(record["line"])
+        if question is None or ("prompt" in record and record["prompt"] != question.prompt):
+            raise self._foreign(record)
+
+    def _foreign(self, record: Record) -> ValueError:
+        return ValueError(
+            f"The questions must be those of the earlier run, but the answer to line {record['line']} in "
+            f"{str(self.path)!r} is to another. Give the same input, another --output, or start over with --overwrite."
+        )
+
+
+def _check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
+    try:
+        earlier = json.loads(sidecar.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{str(sidecar)!r} must hold the earlier run's settings, but is not JSON ({error}).") from None
+    for name in {**earlier, **settings}:
+        before, now = earlier.get(name), settings.get(name)
+        if before != now:
+            raise ValueError(
+                f"`--{name.replace('_', '-')}` must be {_shown(before)}, as in the earlier run that wrote "
+                f"{str(path)!r}, but is {_shown(now)}. Use the same, another --output, or start over with --overwrite."
+            )
+
+
+def _shown(setting: Any) -> str:
+    return "left out" if setting in (None, False, []) else json.dumps(setting)
+
+
+def _mend(path: Path) -> None:
+    """Cut off a line that a kill has torn, and the record that a run has stopped at: both are to be made again."""
+    content = path.read_bytes()
+    size = content.rfind(b"\n") + 1
+    last = content.rfind(b"\n", 0, max(size - 1, 0)) + 1
+    if size and _parse(path, content[last:size]).get("stopped"):
+        size = last
+    if size < len(content):
+        os.truncate(path, size)
+
+
+def _records(path: Path, start: int) -> tuple[list[Record], int]:
+    """The whole lines of a file from byte `start`, and where they end."""
+    if not path.exists():
+        return [], start
+    with path.open("rb") as file:
+        file.seek(start)
+        content = file.read()
+    size = content.rfind(b"\n") + 1  # the rest is being written just now
+    return [_parse(path, line) for line in content[:size].splitlines()], start + size
+
+
+def _parse(path: Path, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+        if isinstance(record["line"], int):
+            return dict(record)
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ValueError(
+        f"{str(path)!r} must hold answers of this command, but has the line {line[:80]!r}. Choose another --output, or "
+        "start over with --overwrite."
+    )
+
+
+def _append(path: Path, record: Record) -> None:
+    """One line, whole: there is no buffer that a kill could leave half written."""
+    try:
+        rest = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair in a field of the input
+        rest = json.dumps(record).encode() + b"\n"
+    with path.open("ab", buffering=0) as file:
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def _locked(path: Path) -> Any:
+    """The file, open and locked for as long as it stays open; the end of a process, of any kind, frees it."""
+    file = path.open("ab")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(
+            f"`--output` must be written by one run at a time, but another is writing {str(path)!r}. Wait for it, or "
+            "choose another name."
+        ) from None
+    except (ImportError, OSError):  # no locks on this system, or on its file system
+        pass
+    return file

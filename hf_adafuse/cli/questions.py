@@ -1,0 +1,155 @@
+"""The questions of a batch job: lines of JSON or the rows of a dataset, each made into a prompt. Knows no model."""
+
+from __future__ import annotations
+
+import json
+import string
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """
+    One line of the input.
+
+    Attributes:
+        line (`int`): its number, from 1.
+        record (`dict`, *optional*): what the line holds; `None` where that is not a JSON object.
+        prompt (`str`, *optional*): the template filled with it; `None` where that cannot be.
+        error (`str`, *optional*): why there is no prompt.
+    """
+
+    line: int
+    record: dict[str, Any] | None
+    prompt: str | None
+    error: str | None = None
+
+
+class Template:
+    """
+    A text with fields in braces, `Question: {question}`; `{{` and `}}` are braces. A newline, a tab and a backslash may
+    be written as `\\n`, `\\t` and `\\\\`, as a shell passes them on.
+
+    Raises:
+        ValueError: it has no field, or one that is not just a name.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            self._parts = [(_unescaped(part), field) for part, field in _parsed(text)]
+        except ValueError as error:
+            raise ValueError(f"`--template` must be text with fields as {{name}}, but is {text!r}: {error}.") from None
+        if not any(field for _, field in self._parts):
+            raise ValueError(f"`--template` must have a field as {{name}}, but is {text!r}. Name one of the input's.")
+
+    def fill(self, record: dict[str, Any]) -> str:
+        """The prompt of a record. Raises `ValueError` with what is wrong with it."""
+        prompt, is_blank = "", True
+        for part, field in self._parts:
+            prompt += part
+            if field is None:
+                continue
+            if record.get(field) is None:
+                have = ", ".join(map(str, record)) or "none"
+                raise ValueError(f"must have the field {field!r}, but its fields are: {have}")
+            value = record[field]
+            value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            prompt, is_blank = prompt + value, is_blank and not value.strip()
+        if is_blank:
+            raise ValueError("must make a prompt, but the template's fields are empty in it")
+        if any("\ud800" <= char <= "\udfff" for char in prompt):
+            raise ValueError("must be valid Unicode text, but has half of a surrogate pair")
+        return prompt
+
+
+def read_questions(
+    source: str, template: Template, split: str | None = None, subset: str | None = None
+) -> list[Question]:
+    """
+    All questions of the input, the bad ones too, in order.
+
+    Args:
+        source (`str`): a JSONL file, `-` for standard input, or the name or folder of a dataset.
+        template (`Template`)
+        split, subset (`str`, *optional*): of the dataset.
+
+    Raises:
+        ValueError: the input is neither a file nor a dataset with its split, or is empty.
+        ImportError: a dataset, but `datasets` is not installed.
+    """
+    path = Path(source)
+    if source == "-" or path.is_file():
+        if split or subset:
+            raise ValueError(f"`--split` and `--subset` must be left out with a file, but are given for {source!r}.")
+        with nullcontext(sys.stdin.buffer) if source == "-" else path.open("rb") as lines:
+            questions = list(_of_lines(lines, template))
+    elif path.suffix in (".jsonl", ".json") or (not split and not path.is_dir()):
+        raise ValueError(
+            f"The questions must be a JSONL file, `-` or a dataset with its `--split`, but {source!r} is no file. "
+            "Check the name."
+        )
+    else:
+        questions = [_question(number, row, template) for number, row in enumerate(_rows(source, split, subset), 1)]
+    if not questions:
+        raise ValueError(f"The questions must not be empty, but {source!r} is. Write one JSON object per line.")
+    return questions
+
+
+def _of_lines(lines: Iterable[bytes], template: Template) -> Iterator[Question]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except (ValueError, RecursionError) as error:
+            yield Question(number, None, None, f"must be a JSON object, but is not JSON in UTF-8 ({error})")
+            continue
+        yield _question(number, record, template)
+
+
+def _question(number: int, record: Any, template: Template) -> Question:
+    if not isinstance(record, dict):
+        return Question(number, None, None, f"must be a JSON object, but is of type {type(record).__name__}")
+    try:
+        return Question(number, record, template.fill(record))
+    except ValueError as error:
+        return Question(number, record, None, str(error))
+
+
+def _rows(name: str, split: str | None, subset: str | None) -> Iterator[Any]:
+    if not split:
+        raise ValueError(f"`--split` must be given with a dataset, but is not for {name!r}. Name one, e.g. test.")
+    try:
+        load_dataset = import_module("datasets").load_dataset
+    except ImportError as error:
+        raise ImportError(
+            f"The package `datasets` must be installed to read {name!r}, but is not. "
+            'pip install "hf_adafuse[datasets]", or give a JSONL file.'
+        ) from error
+    for row in load_dataset(name, subset, split=split):
+        yield json.loads(json.dumps(dict(row), default=str))  # dates, images: what JSON does not know, as text
+
+
+def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
+    for part, field, style, conversion in string.Formatter().parse(text):
+        if field is not None and (style or conversion or not field.isidentifier()):
+            raise ValueError(f"{field!r} is not just a name")
+        yield part, field
+
+
+def _unescaped(text: str) -> str:
+    pieces, rest = [], text
+    while rest:
+        escape = rest[:2]
+        pieces.append(_ESCAPES.get(escape, rest[0]))
+        rest = rest[2 if escape in _ESCAPES else 1 :]
+    return "".join(pieces)

@@ -1,0 +1,214 @@
+"""The command `hf-adafuse run`: a file of questions to a file of answers, over any number of kills and processes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import AdaFuseConfig
+from .answers import Answers
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments
+from .questions import Question, Template, read_questions
+
+if TYPE_CHECKING:
+    from .batches import Processes
+
+_DESCRIPTION = """\
+Answer many questions with an ensemble: one JSON object per line in, one per line out, in the same order, written as
+they come. Killed and started again, it goes on where it stopped."""
+
+_EXAMPLES = """\
+examples:
+  hf-adafuse run questions.jsonl --output answers.jsonl
+  hf-adafuse run questions.jsonl --output answers.jsonl --model A --assistant B --template "Q: {question}\\nA:"
+  hf-adafuse run squad --split validation --output answers.jsonl --model A --assistant B --template "{question}" --chat
+  torchrun --nproc-per-node 2 -m hf_adafuse run questions.jsonl --output answers.jsonl
+
+an answer:
+  {"line": 1, "input": {"question": ...}, "prompt": ..., "text": ..., "words": 2, "ended": true}
+`ended`: the text came to its end by itself. Where there is none: "error", with the text until there."""
+
+
+# Where a setting's flag has another name than its field.
+_FLAGS = {"margin_threshold": "threshold", "num_branches": "branches", "model_weights": "weights"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command, put on a parser of the caller's."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("questions", help="a JSONL file, - for standard input, or a dataset's name or folder")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the answers, in JSONL")
+    parser.add_argument(
+        "--template", help="the prompt, with fields as {name} (default: {prompt}; with the demo pair its question form)"
+    )
+    parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
+    parser.add_argument("--split", help="of a dataset")
+    parser.add_argument("--subset", help="of a dataset")
+    parser.add_argument("--batch-size", type=_count, default=8, metavar="N", help="prompts at a time (default: 8)")
+    parser.add_argument("--max-new-tokens", type=_count, default=128, metavar="N", help="per answer (default: 128)")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="stop after this text; may be given several times"
+    )
+    parser.add_argument(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at a bad line or an answer that fails: stop (default), or write an answer with an error and go on",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="start over: drop an earlier run's answers")
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="a bar on standard error (default: where that is a terminal)",
+    )
+    add_member_arguments(parser)
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    adafuse_config(args)  # refuse wrong settings before models are loaded
+    template = Template(args.template or _default_template(args.model))
+    questions = read_questions(args.questions, template, args.split, args.subset)
+    if args.on_error == "stop":
+        _check_lines(questions, args.questions)
+
+    from .batches import Processes
+
+    processes = Processes.find()
+    if processes.count > 1 and args.questions == "-":
+        raise ValueError("The questions must be a file with several processes, but are `-`. Write them to a file.")
+    with closing(Answers(Path(args.output), questions, processes.index, processes.count)) as answers:
+        if processes.index == 0:
+            answers.prepare(_settings(args, template), args.overwrite)
+        processes.wait()
+        left = answers.load()
+        processes.wait()  # what is written from here on is this run's
+        report = _Report(args, len(questions), answers.num_written, processes.index == 0)
+        report.add(answers.collect())
+        has_stopped = _answer_all(args, left, answers, processes, report)
+        if not has_stopped:
+            processes.wait()
+            report.add(answers.finish())
+        report.close()
+    if not has_stopped:  # else the launcher ends the other processes when this one has ended
+        processes.leave()
+    return 1 if has_stopped else 0
+
+
+def _answer_all(
+    args: argparse.Namespace, left: list[Question], answers: Answers, processes: Processes, report: _Report
+) -> bool:
+    """Answer this process's share of the questions; whether it has stopped at an error."""
+    batches = [left[start : start + args.batch_size] for start in range(0, len(left), args.batch_size)]
+    answer = None
+    for batch in batches[processes.index :: processes.count]:
+        answer = answer or _load(args)
+        for record in _records(batch, answer):
+            stops = "error" in record and args.on_error == "stop"
+            if stops:
+                record["stopped"] = True  # the next run asks it again
+            report.add(answers.write(record))
+            if "error" in record:
+                where = f"line {record['line']} of {args.questions}: {record['error']}"
+                advice = (
+                    f" The answers before it are in {args.output}; started again, the run goes on." if stops else ""
+                )
+                report.say(f"{'error' if stops else 'warning'}: {where}.{advice}")
+            if stops:
+                return True
+    return False
+
+
+def _records(batch: list[Question], answer: Callable[..., Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """The records of a batch in order, those of its bad lines among them."""
+    good = [question for question in batch if question.error is None]
+    made = answer(good) if good else iter(())
+    for question in batch:
+        if question.error is None:
+            yield next(made)
+        else:
+            yield {"line": question.line, "input": question.record, "text": "", "error": question.error}
+
+
+def _load(args: argparse.Namespace) -> Callable[..., Iterator[dict[str, Any]]]:
+    from .batches import Answerer
+    from .members import load_members
+
+    members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
+    return Answerer(args, members).answer
+
+
+def _check_lines(questions: list[Question], source: str) -> None:
+    bad = [question for question in questions if question.error is not None]
+    if bad:
+        others = f" So have {len(bad) - 1} others." if len(bad) > 1 else ""
+        raise ValueError(f"line {bad[0].line} of {source}: {bad[0].error}.{others} Mend it, or pass --on-error skip.")
+
+
+def _default_template(model: str | None) -> str:
+    if model is not None:
+        return "{prompt}"
+    from ..demo.data import PROMPT  # the only form that the members of the demo know
+
+    return PROMPT
+
+
+def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
+    """What the answers depend on, by flag. Not among it: what changes no answer, as the batch size."""
+    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop")
+    settings = {name: getattr(args, name) for name in names} | {"template": template.text}
+    given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    return settings | {_FLAGS.get(name, name): value for name, value in given.items()}
+
+
+class _Report:
+    """Progress on standard error, and a last line. Silent but for `say` in every process but the main one."""
+
+    def __init__(self, args: argparse.Namespace, total: int, written: int, is_main: bool) -> None:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        shows = sys.stderr.isatty() if args.progress is None else args.progress
+        self._output, self._is_main = args.output, is_main
+        self._bar: Any = tqdm(
+            total=total, initial=written, unit=" answers", disable=not (shows and is_main), file=sys.stderr
+        )
+        self._total, self._written, self._new, self._errors, self._words = total, written, 0, 0, 0
+        self._start = time.monotonic()
+
+    def add(self, records: list[dict[str, Any]]) -> None:
+        """Count records that came into the file."""
+        self._new += len(records)
+        self._errors += sum("error" in record for record in records)
+        self._words += sum(record.get("words", 0) for record in records)
+        self._bar.set_postfix_str(self._rate(), refresh=False)
+        self._bar.update(len(records))
+
+    def say(self, message: str) -> None:
+        """A line of its own, above the bar."""
+        self._bar.write(f"hf-adafuse: {message}", file=sys.stderr)
+
+    def close(self) -> None:
+        """The last line."""
+        self._bar.close()
+        if self._is_main:
+            errors = f" ({self._errors} with an error)" if self._errors else ""
+            sys.stderr.write(
+                f"hf-adafuse: {self._written + self._new} of {self._total} answers in {self._output}, "
+                f"{self._new} new{errors}, {self._rate()}\n"
+            )
+
+    def _rate(self) -> str:
+        return f"{self._words / max(time.monotonic() - self._start, 1e-9):.1f} words/s"
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
+    return int(text)

@@ -1,0 +1,123 @@
+"""`AdaFusePipeline`: text generation with an ensemble, each member reading a chat through its own template.
+
+Importing this module registers it as the task `adafuse-text-generation`. Knows the host's pipelines; decodes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoModelForCausalLM
+from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.pipelines.text_generation import Chat, TextGenerationPipeline
+
+from .chat import chat_inputs
+from .ensemble import resolve_participants
+from .generation import enable_adafuse
+from .vocabulary import vocabulary_of
+
+TASK = "adafuse-text-generation"
+
+_ARGUMENTS = ("assistant_models", "assistant_tokenizers", "assistant_inputs", "adafuse_config")
+# Arguments of `apply_chat_template` that are the main tokenizer's own affair.
+_OF_THE_MAIN = ("chat_template", "padding", "return_tensors", "return_dict", "tokenize")
+
+
+class AdaFusePipeline(TextGenerationPipeline):
+    """
+    [`~transformers.TextGenerationPipeline`] for an ensemble. It gives `generate()` the tokenizer, renders a chat with
+    each member's own chat template, keeps the space at the start of a continuation, and enables the model with
+    [`enable_adafuse`] where that has not been done.
+
+        pipe = pipeline("adafuse-text-generation", model=main, tokenizer=tok, assistant_models=[other])
+        pipe([{"role": "user", "content": "Who wrote Faust?"}], max_new_tokens=64)
+
+    Args:
+        assistant_models, assistant_tokenizers, adafuse_config (*optional*): as in `generate()` with AdaFuse; here, in
+            a call, or bound to the model.
+        args, kwargs: as in [`~transformers.TextGenerationPipeline`].
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not hasattr(self.model, "_adafuse_plan"):  # by name: a Hub folder brings a mixin of its own
+            enable_adafuse(self.model)
+
+    def preprocess(self, prompt_text: Any, **kwargs: Any) -> Any:
+        """Tokenize a prompt or render a chat for the main model; a chat keeps how, for the assistants."""
+        inputs = super().preprocess(prompt_text, **kwargs)
+        if isinstance(prompt_text, Chat):
+            options = {key: kwargs.get(key) for key in ("continue_final_message", "tools", "documents")}
+            encoding = kwargs.get("tokenizer_encode_kwargs") or {}
+            options.update({key: value for key, value in encoding.items() if key not in _OF_THE_MAIN})
+            inputs["prompt_text"] = _TemplatedChat(prompt_text.messages, options)
+        return inputs
+
+    def _forward(self, model_inputs: Any, **generate_kwargs: Any) -> Any:
+        generate_kwargs["tokenizer"] = generate_kwargs.get("tokenizer") or self.tokenizer
+        prompts = model_inputs["prompt_text"]
+        chats = prompts if isinstance(prompts, list) else [prompts]
+        if isinstance(chats[0], _TemplatedChat) and generate_kwargs.get("assistant_inputs") is None:
+            inputs = self._assistant_inputs(chats, generate_kwargs)
+            if inputs is not None:
+                generate_kwargs["assistant_inputs"] = inputs
+        return super()._forward(model_inputs, **generate_kwargs)
+
+    def _assistant_inputs(self, chats: list[Any], generate_kwargs: dict[str, Any]) -> list[Any] | None:
+        """The chats as each assistant reads them; `None` where there is none to read them."""
+        settings = generate_kwargs.get("generation_config") or self.model.generation_config
+        plan = self.model._adafuse_plan(settings, {name: generate_kwargs.get(name) for name in _ARGUMENTS})
+        if plan is None or not plan[0].assistant_models:
+            return None
+        arguments, _ = plan
+        arguments.tokenizer = generate_kwargs["tokenizer"]
+        tokenizers = [participant.tokenizer for participant in resolve_participants(self.model, arguments)]
+        messages = [chat.messages for chat in chats]
+        return list(chat_inputs(messages, tokenizers, **chats[0].options)["assistant_inputs"])
+
+    def postprocess(self, model_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The records of the host's pipeline, with the space that decoding the new ids alone may have lost."""
+        records = super().postprocess(model_outputs, *args, **kwargs)
+        prompt, input_ids = model_outputs["prompt_text"], model_outputs["input_ids"]
+        opens_an_answer = isinstance(prompt, Chat) and not _is_continued(prompt)
+        if opens_an_answer or input_ids is None:
+            return records
+        rows = model_outputs["generated_sequence"][0].tolist()
+        for record, row in zip(records, rows, strict=True):
+            text = record.get("generated_text")
+            if text is not None:
+                record["generated_text"] = self._with_space(text, row[input_ids.shape[-1] :])
+        return records
+
+    def _with_space(self, text: Any, new_ids: list[int]) -> Any:
+        alone = self.tokenizer.decode(new_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        behind = vocabulary_of(self.tokenizer).text(new_ids)
+        space = behind[: len(behind) - len(alone)]
+        if not space or behind != space + alone or space.strip():
+            return text
+        if isinstance(text, str):
+            return text[: len(text) - len(alone)] + space + alone if text.endswith(alone) else text
+        *messages, last = text
+        return [*messages, {**last, "content": self._with_space(last["content"], new_ids)}]
+
+
+class _TemplatedChat(Chat):
+    """A chat with the options that its template was given."""
+
+    def __init__(self, messages: Any, options: dict[str, Any]) -> None:
+        super().__init__(messages)
+        self.options = options
+
+
+def _is_continued(chat: _TemplatedChat) -> bool:
+    given = chat.options["continue_final_message"]
+    return bool(chat.messages[-1]["role"] == "assistant" if given is None else given)
+
+
+if TASK not in PIPELINE_REGISTRY.get_supported_tasks():
+    PIPELINE_REGISTRY.register_pipeline(
+        TASK, pipeline_class=AdaFusePipeline, pt_model=AutoModelForCausalLM, type="text"
+    )
+    # With it, `save_pretrained` would write the task and a copy of this code beside the weights, and loading them would
+    # then ask for trust in that copy. Without it, what is saved is the plain main model.
+    del AdaFusePipeline._registered_impl
