@@ -97,7 +97,7 @@ def weight_bytes(model: Any) -> int:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head is not None and embedding.weight is head.weight
     unread = 0 if is_tied else embedding.weight.nbytes
-    return sum(parameter.nbytes for parameter in model.parameters()) - int(unread)
+    return int(sum(parameter.nbytes for parameter in model.parameters()) - unread)
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: int = 5) -> float:

@@ -130,14 +130,14 @@ class Job:
 def measure_all(jobs: Sequence[Job], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:
     """Warm up every job, then go round them `repeats` times, so that what changes on the machine meets all alike."""
     started = time.perf_counter()
-    steps = [("warm-up", Job.warm_up)] + [
-        (f"repeat {repeat + 1}", lambda job, repeat=repeat: job.measure_once(repeat))  # type: ignore[misc]
-        for repeat in range(repeats)
-    ]
-    for name, step in steps:
+    for repeat in range(-1, repeats):
+        name = "warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}"
         for number, job in enumerate(jobs, start=1):
             on_step(f"{name}, combination {number} of {len(jobs)} ({time.perf_counter() - started:.0f} s)")
-            step(job)
+            if repeat < 0:
+                job.warm_up()
+            else:
+                job.measure_once(repeat)
 
 
 def measure(
@@ -169,7 +169,8 @@ def measure(
     Raises:
         ValueError: members that cannot take part, prompts that do not fit, or an unknown contender.
     """
-    batches = [list(prompts)] if isinstance(prompts[0], str) else [list(batch) for batch in prompts]
+    single = [prompt for prompt in prompts if isinstance(prompt, str)]
+    batches = [single] if single else [list(batch) for batch in prompts]
     with instruments.threads(threads) if threads is not None else nullcontext():
         ensemble = Ensemble(members)
         longest = max(len(row) for batch in batches for row in ensemble.prompts(batch)[0])

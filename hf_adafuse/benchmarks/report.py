@@ -27,8 +27,8 @@ def format_measurement(measurement: Measurement) -> str:
         cells = ("greedy, sum", f"{total:.2f}", "", "", f"{total / m.seconds(OURS):.2f}", "", "", "", "", "")
         rows.insert(last + 1, cells)
     title = (
-        f"{' + '.join(map(size_text, m.parameters))} parameters, prompt of {m.prompt_tokens:,} tokens, batch {m.batch}, "
-        f"B = {m.branches}, {m.new_tokens} new tokens, {_plural(len(m.texts), 'text')}"
+        f"{' + '.join(map(size_text, m.parameters))} parameters, prompt of {m.prompt_tokens:,} tokens, "
+        f"batch {m.batch}, B = {m.branches}, {m.new_tokens} new tokens, {_plural(len(m.texts), 'text')}"
     )
     return "\n".join([title, *_aligned(rows), *_summary(m)]) + "\n"
 
@@ -113,8 +113,8 @@ def _summary(m: Measurement) -> list[str]:
     return [
         f"{ratio}passes / own tokens {m.passes_per_own_token:.3f}; overhead {m.overhead:.1%}; "
         f"KV peak / members' own {m.kv_ratio:.3f}{naive}",
-        f"agreement: {m.agreement:.0%} of {spans} spans proposed by all members, {m.words_per_round:.2f} words per round"
-        f"{early}",
+        f"agreement: {m.agreement:.0%} of {spans} spans proposed by all members, "
+        f"{m.words_per_round:.2f} words per round{early}",
         f"reading the weights once a pass takes {m.bound_seconds:.2f} s at {m.bandwidth / 1e9:.1f} GB/s (a copy's), "
         f"{m.bound_seconds / m.seconds(OURS):.0%} of the time",
     ]

@@ -7,6 +7,10 @@ from statistics import median
 from typing import Any
 
 OURS, NAIVE = "ours", "naive"
+_FIGURES = (
+    *("ratio", "greedy_seconds", "passes_per_own_token", "overhead", "kv_ratio"),
+    *("agreement", "words_per_round", "naive_ratio", "bound_seconds"),
+)
 
 
 @dataclass(frozen=True)
@@ -188,9 +192,7 @@ class Measurement:
 
     def figures(self) -> dict[str, Any]:
         """Everything that follows from the samples, as plain JSON values."""
-        names = ("ratio", "greedy_seconds", "passes_per_own_token", "overhead", "kv_ratio", "agreement")
-        names += ("words_per_round", "naive_ratio", "bound_seconds")
-        return {name: getattr(self, name) for name in names} | {
+        return {name: getattr(self, name) for name in _FIGURES} | {
             "contenders": {contender: self.contender_figures(contender) for contender in self.contenders}
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from .results import Measurement
 from .workload import Combination
@@ -43,31 +43,26 @@ class Target:
         return asdict(self) | {"is_met": self.is_met}
 
 
-class Plan(NamedTuple):
-    """The combinations that the targets need, by name."""
+def plan(
+    parameters: tuple[int, ...], uneven: tuple[int, ...], short: int, middle: int, long: int
+) -> dict[str, Combination]:
+    """The combinations that the targets need, by name: members of `parameters` and `uneven` ones, prompts of so many
+    tokens."""
 
-    combinations: dict[str, Combination]
+    def make(tokens: int, batch: int, branches: int, *against: str, sizes: tuple[int, ...] = parameters) -> Combination:
+        return Combination(sizes, tokens, batch, branches, against)
 
-    @classmethod
-    def of(cls, parameters: tuple[int, ...], uneven: tuple[int, ...], short: int, middle: int, long: int) -> Plan:
-        """For members of `parameters` (and `uneven` ones), and prompts of these numbers of tokens."""
-
-        def make(tokens: int, batch: int, branches: int, *against: str, sizes: Any = parameters) -> Combination:
-            return Combination(sizes, tokens, batch, branches, against)
-
-        return cls(
-            {
-                "short 1": make(short, 1, 1, "greedy"),
-                "short 3": make(short, 1, 3, "greedy"),
-                "long 1": make(long, 1, 1, "greedy"),
-                "long 3": make(long, 1, 3, "greedy"),
-                "uneven": make(short, 1, 1, "greedy", sizes=uneven),
-                "batch 1": make(short, BATCH, 1),
-                "batch 3": make(short, BATCH, 3),
-                "large batch": make(short, LARGE_BATCH, 3),
-                "middle 3": make(middle, 1, 3, "naive"),
-            }
-        )
+    return {
+        "short 1": make(short, 1, 1, "greedy"),
+        "short 3": make(short, 1, 3, "greedy"),
+        "long 1": make(long, 1, 1, "greedy"),
+        "long 3": make(long, 1, 3, "greedy"),
+        "uneven": make(short, 1, 1, "greedy", sizes=uneven),
+        "batch 1": make(short, BATCH, 1),
+        "batch 3": make(short, BATCH, 3),
+        "large batch": make(short, LARGE_BATCH, 3),
+        "middle 3": make(middle, 1, 3, "naive"),
+    }
 
 
 def evaluate(measured: Mapping[str, Measurement]) -> list[Target]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ..member import Member
-from ..token_tree import Node, TokenTree
+from ..token_tree import TokenTree
 
 
 def without_score_first() -> AbstractContextManager[None]:
@@ -38,11 +38,11 @@ def without_packed() -> AbstractContextManager[None]:
     """A forward pass holds one line of tokens per prompt, never a tree: branches and candidates run one by one."""
 
     def make(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_lines(self: TokenTree, wanted: Any, *rest: Any) -> list[Node]:
+        def run_lines(self: TokenTree, wanted: Any, *rest: Any) -> list[Any]:
             missing = {id(above): above for node in wanted for above in node.lineage() if not above.is_run}
-            ran: list[Node] = []
+            ran: list[Any] = []
             while missing:
-                lines: dict[int, list[Node]] = {}
+                lines: dict[int, list[Any]] = {}
                 for node in list(missing.values()):  # parents come first
                     line = lines.setdefault(node.row, [])
                     if not line or node.parent is line[-1]:

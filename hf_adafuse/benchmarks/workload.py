@@ -1,4 +1,4 @@
-"""What is run: members of the sizes asked for, prompts of the lengths asked for, the combinations of both. Takes no time."""
+"""What is run: members of the sizes asked for, prompts of the lengths asked for, combinations. Times nothing."""
 
 from __future__ import annotations
 
