@@ -100,6 +100,7 @@ def weight_bytes(model: Any) -> int:
     return int(sum(parameter.nbytes for parameter in model.parameters()) - unread)
 
 
+@functools.cache
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: int = 5) -> float:
     """Bytes per second, read and written, of the fastest of several copies of a large block on the device."""
     num_bytes = num_bytes or (2**30 if device.type == "cuda" else 2**27)

@@ -14,7 +14,7 @@ from ..words import split_words
 from . import instruments
 from .contenders import Ensemble, Prompts
 from .results import NAIVE, OURS, Measurement, Sample, TextResult
-from .variants import ROWS, VARIANTS
+from .variants import ROWS, VARIANTS, force_backend
 
 GREEDY = "greedy"
 AGAINST = (GREEDY, *VARIANTS, ROWS, NAIVE)
@@ -45,9 +45,7 @@ class Job:
         against: Sequence[str] = DEFAULT_AGAINST,
         naive_texts: int = 1,
     ) -> None:
-        unknown = [name for name in against if name not in AGAINST]
-        if unknown:
-            raise ValueError(f"`against` must be of {list(AGAINST)}, but has {unknown}. Check the spelling.")
+        check_against(against)
         self.ensemble, self.result, self.against, self.naive_texts = ensemble, measurement, tuple(against), naive_texts
         self.config = AdaFuseConfig(num_branches=measurement.branches)
         self.prompts = [ensemble.prompts(batch) for batch in texts]
@@ -125,6 +123,20 @@ class Job:
             num_agreed=sum(len(proposers) == len(vocabularies) for proposers in winners),
             num_ended=sum(bool(row and row[-1].ends) for row in output.rounds),
         )
+
+
+def check_against(against: Sequence[str]) -> None:
+    """
+    Refuse what cannot be compared with.
+
+    Raises:
+        ValueError: an unknown name, or `"rows"` where there is no such backend.
+    """
+    unknown = [name for name in against if name not in AGAINST]
+    if unknown:
+        raise ValueError(f"`against` must be of {list(AGAINST)}, but has {unknown}. Check the spelling.")
+    if ROWS in against:
+        force_backend(ROWS)  # not entered: it only says whether it could be
 
 
 def measure_all(jobs: Sequence[Job], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:

@@ -53,55 +53,43 @@ def save_plot(measurements: Sequence[Measurement], path: str | Path) -> None:
 
 def _draw_ratios(axes: Any, measurements: Sequence[Measurement]) -> None:
     batch = min(m.batch for m in measurements)
-    with_ratio = [m for m in measurements if m.batch == batch and m.ratio is not None]
-    for branches, color in _lines(with_ratio):
-        line = {m.prompt_tokens: m.ratio for m in with_ratio if m.branches == branches}
-        _line(axes, line, f"B = {branches}", color, "{:.2f}")
-    axes.axhline(1.0, color=_GRAY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    axes.annotate(
-        "the members one after another",
-        xy=(0.01, 1.0), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-        fontsize=8, color=_GRAY,
-    )  # fmt: skip
-    top = max([m.ratio or 0.0 for m in with_ratio], default=1.0)
-    axes.set_ylim(0, 1.25 * max(1.0, top))
-    _finish(
-        axes, "prompt (tokens)", f"time / sum of the members' own (batch {batch})", _ticks(with_ratio, "prompt_tokens")
-    )
+    shown = [m for m in measurements if m.batch == batch and m.ratio is not None]
+    lines = {}
+    for branches in sorted({m.branches for m in shown}):
+        lines[f"B = {branches}"] = {m.prompt_tokens: m.ratio or 0.0 for m in shown if m.branches == branches}
+    _draw_lines(axes, lines, "{:.2f}")
+    axes.axhline(1.0, color=_GRAY, linewidth=1, linestyle=(0, (4, 3)), zorder=1, label="the members one after another")
+    axes.set_ylim(0, 1.2 * max([1.0, *(m.ratio or 0.0 for m in shown)]))
+    label = f"time / sum of the members' own (batch {batch})"
+    _finish(axes, "prompt (tokens)", label, sorted({m.prompt_tokens for m in shown}))
 
 
 def _draw_batches(axes: Any, measurements: Sequence[Measurement]) -> None:
     tokens = min(m.prompt_tokens for m in measurements)
-    same_prompt = [m for m in measurements if m.prompt_tokens == tokens]
-    smallest = min(m.batch for m in same_prompt)
-    highest = 1.0
-    for branches, color in _lines(same_prompt):
-        rates = {m.batch: m.words_per_second(OURS) for m in same_prompt if m.branches == branches}
+    shown = [m for m in measurements if m.prompt_tokens == tokens]
+    smallest = min(m.batch for m in shown)
+    lines = {}
+    for branches in sorted({m.branches for m in shown}):
+        rates = {m.batch: m.words_per_second(OURS) for m in shown if m.branches == branches}
         if smallest in rates:
-            gains = {batch: rate / rates[smallest] for batch, rate in rates.items()}
-            highest = max(highest, *gains.values())
-            _line(axes, gains, f"B = {branches}  ({rates[smallest]:.1f} words/s at {smallest})", color, "{:.1f}x")
-    axes.set_ylim(0, 1.2 * highest)
-    _finish(axes, "batch", f"words/s over batch {smallest} (prompt of {tokens} tokens)", _ticks(same_prompt, "batch"))
+            name = f"B = {branches} ({rates[smallest]:.1f} words/s at batch {smallest})"
+            lines[name] = {batch: rate / rates[smallest] for batch, rate in rates.items()}
+    _draw_lines(axes, lines, "{:.1f}x", unlabelled=smallest)
+    axes.set_ylim(0, 1.2 * max([1.0, *(gain for line in lines.values() for gain in line.values())]))
+    label = f"words/s over batch {smallest} (prompt of {tokens} tokens)"
+    _finish(axes, "batch", label, sorted({m.batch for m in shown}))
 
 
-def _lines(measurements: Sequence[Measurement]) -> list[tuple[int, str]]:
-    branches = sorted({m.branches for m in measurements})
-    return [(value, _COLORS[index % len(_COLORS)]) for index, value in enumerate(branches)]
-
-
-def _line(axes: Any, points: dict[int, Any], label: str, color: str, form: str) -> None:
-    xs = sorted(points)
-    axes.plot(xs, [points[x] for x in xs], marker="o", markersize=5, linewidth=1.8, color=color, label=label, zorder=3)
-    for x in xs:
-        axes.annotate(
-            form.format(points[x]), (x, points[x]), xytext=(0, 7), textcoords="offset points",
-            ha="center", fontsize=8, color=color,
-        )  # fmt: skip
-
-
-def _ticks(measurements: Sequence[Measurement], name: str) -> list[int]:
-    return sorted({getattr(m, name) for m in measurements})
+def _draw_lines(axes: Any, lines: dict[str, dict[int, float]], form: str, unlabelled: int | None = None) -> None:
+    """One line for each name; numbers stand above the highest point and below the others."""
+    for index, (name, points) in enumerate(lines.items()):
+        color, xs = _COLORS[index % len(_COLORS)], sorted(points)
+        axes.plot(xs, [points[x] for x in xs], "o-", markersize=5, linewidth=1.8, color=color, label=name, zorder=3)
+        for x in xs:
+            is_highest = points[x] >= max(line.get(x, 0.0) for line in lines.values())
+            place = {"xytext": (0, 7 if is_highest else -15), "textcoords": "offset points", "ha": "center"}
+            if x != unlabelled:
+                axes.annotate(form.format(points[x]), (x, points[x]), fontsize=8, color=color, **place)
 
 
 def _finish(axes: Any, x_label: str, y_label: str, ticks: list[int]) -> None:

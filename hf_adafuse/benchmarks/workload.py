@@ -130,8 +130,8 @@ def cut_prompt(ids: Sequence[int], num_tokens: int, index: int, tokenizer: Any) 
             f"`--prompt-file` must hold at least {num_tokens} tokens, but holds {len(ids)}. Give a longer text, or ask "
             "for shorter prompts."
         )
-    starts = len(ids) - num_tokens + 1
-    start = (index * num_tokens + index * num_tokens // starts) % starts
+    times_used_up, piece = divmod(index, len(ids) // num_tokens)
+    start = (piece * num_tokens + 37 * times_used_up) % (len(ids) - num_tokens + 1)
     return str(tokenizer.decode(ids[start : start + num_tokens], clean_up_tokenization_spaces=False))
 
 

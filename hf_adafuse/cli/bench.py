@@ -90,8 +90,10 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None and Path(args.plot).suffix != ".png":
         raise ValueError(f"`--plot` must be a file name that ends in .png, but is {args.plot!r}. Rename it.")
     from ..benchmarks import instruments, report
+    from ..benchmarks.measuring import check_against
     from ..benchmarks.plot import check_matplotlib, save_plot
 
+    check_against(args.against)
     if args.plot is not None:
         check_matplotlib()
     with instruments.threads(args.threads):
