@@ -16,15 +16,16 @@ from transformers import DynamicCache
 
 from hf_adafuse import demo
 from hf_adafuse.benchmarks import instruments, measure, targets, variants, workload
-from hf_adafuse.benchmarks.measuring import AGAINST
+from hf_adafuse.benchmarks import members as benchmark_members
+from hf_adafuse.benchmarks.measuring import AGAINST, measure_all
 from hf_adafuse.benchmarks.results import Measurement, Sample, TextResult
 from hf_adafuse.cli import bench, main, members
 from hf_adafuse.member import Member
 from hf_adafuse.pool import Pool
 from hf_adafuse.token_tree import TokenTree
-from hf_adafuse.vocabulary import vocabulary_of
 
-PROMPTS = [["Once upon a time", "She"], ["The capital of"]]
+PROMPTS = ["Once upon a time", "She"]
+QUESTIONS = [question.prompt for question in demo.test_questions(6)]
 EVERYTHING = tuple(name for name in AGAINST if name != "rows")
 
 
@@ -36,7 +37,9 @@ def pair():
 
 @pytest.fixture(scope="module")
 def measured():
-    return measure(pair(), PROMPTS, branches=3, new_tokens=3, repeats=2, against=EVERYTHING)
+    return measure(
+        demo.load_pair(), [QUESTIONS[:2], QUESTIONS[5:]], branches=3, new_tokens=8, repeats=2, against=EVERYTHING
+    )
 
 
 def test_every_contender_is_run_in_turn_and_gives_our_text(measured):
@@ -53,8 +56,7 @@ def test_every_contender_is_run_in_turn_and_gives_our_text(measured):
 
 def test_members_that_agree_and_texts_that_end():
     """The demo's members, with one branch: every variant and the naive implementation give the same answers."""
-    prompts = [question.prompt for question in demo.test_questions(6)]
-    result = measure(demo.load_pair(), prompts, new_tokens=12, repeats=1, against=EVERYTHING)
+    result = measure(demo.load_pair(), QUESTIONS, new_tokens=12, repeats=1, against=EVERYTHING)
     assert result.same_text == dict.fromkeys(["ours", *variants.VARIANTS, "naive"], True)
     assert 0 < result.agreement < 1 and result.texts[0].num_ended == 6
 
@@ -68,7 +70,7 @@ def test_a_text_that_is_not_ours_is_told(monkeypatch):
         return settle_otherwise
 
     monkeypatch.setitem(variants.VARIANTS, "no-packed", lambda: variants._patched(Pool, "settle", choose_another))
-    result = measure(pair(), PROMPTS[0], new_tokens=4, repeats=1, against=["no-packed"])
+    result = measure(pair(), PROMPTS, new_tokens=4, repeats=1, against=["no-packed"])
     assert result.same_text == {"ours": True, "no-packed": False}
 
 
@@ -76,10 +78,11 @@ def test_greedy_runs_exactly_the_texts_own_tokens(measured):
     for k in (0, 1):
         own = [text.own_tokens[k] for text in measured.texts]
         assert measured.forwards(f"greedy {k + 1}")[k] == sum(own) and measured.forwards(f"greedy {k + 1}")[1 - k] == 0
-    for text in measured.texts:
-        vocabularies = [vocabulary_of(tokenizer, len(tokenizer)) for _, tokenizer in pair()]
-        assert text.own_tokens[0] == 3
-        assert text.own_tokens[1] == max(len(vocabularies[1].encode(written).ids) for written in text.texts)
+    (_, main), (_, assistant) = demo.load_pair()
+    for text in measured.texts:  # the main model's with the end of the sequence
+        assert text.num_ended == len(text.texts)
+        assert text.own_tokens[0] == max(len(main(t).input_ids) for t in text.texts) + 1
+        assert text.own_tokens[1] == max(len(assistant(t).input_ids) for t in text.texts)
 
 
 def test_the_ideas_left_out_cost_passes(measured):
@@ -117,7 +120,7 @@ def test_cache_bytes_are_of_whole_storages_each_once():
 def test_nothing_is_left_on_the_callers_models():
     models = [model for model, _ in pair()]
     before = [(type(model), dict(vars(model)), len(model._forward_hooks)) for model in models]
-    measure(pair(), PROMPTS[0], new_tokens=2, repeats=1)
+    measure(pair(), PROMPTS, new_tokens=2, repeats=1)
     assert [(type(model), dict(vars(model)), len(model._forward_hooks)) for model in models] == before
 
 
@@ -156,7 +159,7 @@ def recomputed(measurement):
 
 @pytest.fixture
 def prompt_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(members, "load_members", lambda *_: pair())
+    monkeypatch.setattr(members, "load_members", lambda *_: demo.load_pair())
     path = tmp_path / "prose.txt"
     path.write_text("Once upon a time there was a big cat on the tree in the park. " * 12, encoding="utf-8")
     return str(path)
@@ -173,7 +176,7 @@ def test_the_command(prompt_file, tmp_path, capsys):
         "--prompt-file",
         prompt_file,
         "--parameters",
-        "0.2M",
+        "1.7M",
         "--texts",
     ]
     call += ["1", "--new-tokens", "2", "--prompt-tokens", "4", "--batch", "1,2", "--branches", "1,3", "--repeats"]
@@ -183,11 +186,11 @@ def test_the_command(prompt_file, tmp_path, capsys):
     results = json.loads(path.read_text(encoding="utf-8"))
     assert sorted(results) == ["machine", "measurements", "settings", "targets", "versions"]
     assert results["machine"]["threads"] == 1 and results["versions"]["torch"] == torch.__version__
-    assert results["settings"]["parameters"] == [200_000]
+    assert results["settings"]["parameters"] == [1_700_000]
     shapes = [(m["prompt_tokens"], m["batch"], m["branches"]) for m in results["measurements"]]
     assert shapes == [(4, 1, 1), (4, 1, 3), (4, 2, 1), (4, 2, 3)]
     for measurement, table in zip(results["measurements"], shown.split("\n\n")):
-        assert all(size == pytest.approx(2e5, rel=0.1) for size in measurement["parameters"])
+        assert all(size == pytest.approx(1.7e6, rel=0.06) for size in measurement["parameters"])
         ours, greedy = recomputed(measurement)
         assert measurement["figures"]["ratio"] == pytest.approx(ours / greedy)
         assert f"greedy time {ours / greedy:.3f};" in table
@@ -201,10 +204,10 @@ def test_the_command(prompt_file, tmp_path, capsys):
 def test_the_targets(prompt_file, capsys):
     call = ["bench", "--model", "A", "--assistant", "B", "--prompt-file", prompt_file, "--texts"]
     call += ["1", "--new-tokens", "1", "--prompt-tokens", "4,6,8", "--repeats", "1", "--threads", "1"]
-    assert main([*call, "--uneven", "0.1M,0.3M", "--targets", "--json", "-"]) == 0
+    assert main([*call, "--uneven", "1.7M,2.5M", "--targets", "--json", "-"]) == 0
     results = json.loads(capsys.readouterr().out)
     assert len(results["targets"]) == 9
-    by_shape = {(m["prompt_tokens"], m["batch"], m["branches"], m["parameters"][1] > 2e5): m["figures"]
+    by_shape = {(m["prompt_tokens"], m["batch"], m["branches"], m["parameters"][1] > 1e6): m["figures"]
                 for m in results["measurements"]}  # fmt: skip
     values = [[check["value"] for check in target["checks"]] for target in results["targets"]]
     short = [by_shape[4, 1, 1, False], by_shape[4, 1, 3, False]]
@@ -307,3 +310,13 @@ def test_no_figure_is_lost_in_json(measured):
 
     found = numbers(measured.to_dict())
     assert found and all(math.isfinite(number) for number in found)
+
+
+def test_the_pair_that_ships_with_the_package():
+    work = workload.Workload(new_tokens=6, num_texts=2)
+    job = work.job(workload.Combination((), 12, 2, 1, ("greedy",)))
+    measure_all([job], repeats=1)
+    assert job.result.parameters == [model.num_parameters() for model, _ in benchmark_members.load_pair()]
+    assert len({tuple(ids) for prompts in job.prompts for ids in prompts[0]}) == 4
+    assert [result.num_ended for result in job.result.texts] == [0, 0] and job.result.ratio > 0
+    assert all(8 <= len(ids) <= 13 for prompts in job.prompts for ids in prompts[0])

@@ -58,8 +58,7 @@ class Workload:
         new_tokens: int = 64,
         num_texts: int = 3,
     ) -> None:
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("`--device` must be cpu, but is cuda: torch sees no GPU here. Leave it out.")
+        check_device(device)
         self.members = default_members() if members is None else members
         self.prompt_text, self.device, self.dtype, self.compiled = prompt_text, device, dtype, compiled
         self.new_tokens, self.num_texts = new_tokens, num_texts
@@ -106,8 +105,14 @@ class Workload:
             from .members import prompt
 
             return lambda num_tokens, index: str(prompt(num_tokens, tokenizer, index))
-        ids = tokenizer(self.prompt_text, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(self.prompt_text, add_special_tokens=False, verbose=False)["input_ids"]
         return lambda num_tokens, index: cut_prompt(ids, num_tokens, index, tokenizer)
+
+
+def check_device(device: str) -> None:
+    """Refuse a GPU that is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("`--device` must be cpu, but is cuda: torch sees no GPU here. Leave it out.")
 
 
 def default_members() -> Members:

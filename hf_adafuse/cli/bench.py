@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     models = parser.add_argument_group("members (default: the benchmark's own pair, enlarged)")
     models.add_argument("--model", metavar="NAME", help="the main model: a Hub name or local folder")
-    models.add_argument("--assistant", metavar="NAME", action="append", default=[], help="a further member")
+    models.add_argument(
+        "--assistant", metavar="NAME", action="append", default=[], help="a further member; may be given several times"
+    )
     models.add_argument(
         "--parameters", type=_sizes, metavar="SIZE[,SIZE]",
         help="enlarge the members, e.g. 80M or 1B,8B (default: 80M; models of your own as they are)",
@@ -76,7 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens, and print them",
     )  # fmt: skip
     what.add_argument(
-        "--uneven", type=_sizes, default="20M,160M", metavar="SIZE,SIZE", help="members of one of the targets"
+        "--uneven",
+        type=_sizes,
+        default="20M,160M",
+        metavar="SIZE,SIZE",
+        help="members of one of the targets (default: 20M,160M)",
     )
     output = parser.add_argument_group("output (default: tables)")
     output.add_argument(
@@ -115,12 +121,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workload(args: argparse.Namespace) -> Workload:
-    from ..benchmarks.workload import DEFAULT_PARAMETERS, Workload, read_prompt_file
+    from ..benchmarks.workload import DEFAULT_PARAMETERS, Workload, check_device, read_prompt_file
     from .members import load_members
 
+    check_device(args.device)
     members = None
     if args.model is not None or args.assistant:
-        members = load_members(args.model, args.assistant, args.dtype, "cpu", args.trust_remote_code)
+        members = load_members(args.model, args.assistant, args.dtype, args.device, args.trust_remote_code)
     elif args.parameters is None:
         args.parameters = DEFAULT_PARAMETERS
     text = None if args.prompt_file is None else read_prompt_file(args.prompt_file)
