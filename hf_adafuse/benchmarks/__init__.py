@@ -1,5 +1,7 @@
-"""Helpers to measure speed honestly on small machines. Knows models, not AdaFuse."""
+"""Helpers to measure speed honestly on small machines: larger models that compute the same, and `measure`."""
 
 from .enlarge import enlarge
+from .measuring import measure
+from .results import Measurement
 
-__all__ = ["enlarge"]
+__all__ = ["Measurement", "enlarge", "measure"]

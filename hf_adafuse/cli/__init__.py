@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import demo, generate, run
+from . import bench, demo, generate, run
 
 
 class Command(Protocol):
@@ -27,6 +27,7 @@ _COMMANDS: dict[str, tuple[str, Command]] = {
     "generate": ("generate text with an ensemble", generate),
     "run": ("answer a file of questions with an ensemble", run),
     "demo": (demo.HELP, demo),
+    "bench": (bench.HELP, bench),
 }
 
 

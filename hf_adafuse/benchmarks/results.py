@@ -1,0 +1,205 @@
+"""What a benchmark measured: raw samples, and what follows from them. Values only; knows no model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+OURS, NAIVE = "ours", "naive"
+_FIGURES = (
+    *("ratio", "greedy_seconds", "passes_per_own_token", "overhead", "kv_ratio"),
+    *("agreement", "words_per_round", "naive_ratio", "bound_seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """
+    One run of one contender on one batch of prompts.
+
+    Attributes:
+        contender (`str`): `"ours"`, a variant's name, `"greedy 1"` (the main model alone) ..., `"naive"`.
+        text (`int`): which batch of prompts.
+        repeat (`int`): the how-manieth time.
+        seconds (`float`): of the whole call, the reading of the prompts included.
+        model_seconds (`list[float]`): per member, inside `model(...)`.
+        forwards (`list[int]`), tokens (`list[int]`): per member; tokens count padding too.
+        kv_peak_bytes (`int`): the most that the members' caches held together.
+        memory_peak_bytes (`int`, *optional*): the most that the process, or on CUDA torch, had in use.
+    """
+
+    contender: str
+    text: int
+    repeat: int
+    seconds: float
+    model_seconds: list[float]
+    forwards: list[int]
+    tokens: list[int]
+    kv_peak_bytes: int
+    memory_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """
+    What the ensemble wrote after one batch of prompts.
+
+    Attributes:
+        texts (`list[str]`): one per prompt.
+        num_words (`int`): in all of them.
+        own_tokens (`list[int]`): per member, the tokens of the longest text in its own tokens: what it generates alone.
+        own_kv_bytes (`int`): what the members' own caches hold at that length, all rows, together.
+        num_rounds (`int`), num_agreed (`int`): committed spans, and those of them that every member had proposed.
+        num_ended (`int`): the prompts whose text ended before its time.
+    """
+
+    texts: list[str]
+    num_words: int
+    own_tokens: list[int]
+    own_kv_bytes: int
+    num_rounds: int
+    num_agreed: int
+    num_ended: int
+
+
+@dataclass
+class Measurement:
+    """
+    One combination of sizes and settings, measured.
+
+    Attributes:
+        parameters (`list[int]`): per member.
+        prompt_tokens, batch, branches, new_tokens (`int`): as asked for; tokens are the main model's.
+        weight_bytes (`list[int]`): per member, what one forward pass reads of its weights.
+        bandwidth (`float`): bytes per second of a large copy on the main model's device.
+        texts (`list[TextResult]`): per batch of prompts.
+        samples (`list[Sample]`): raw, in the order in which they were taken.
+        same_text (`dict[str, bool]`): per variant and for the naive implementation: whether it wrote what ours wrote.
+    """
+
+    parameters: list[int]
+    prompt_tokens: int
+    batch: int
+    branches: int
+    new_tokens: int
+    weight_bytes: list[int]
+    bandwidth: float
+    texts: list[TextResult] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    same_text: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def contenders(self) -> list[str]:
+        return list(dict.fromkeys(sample.contender for sample in self.samples))
+
+    def of(self, contender: str, text: int | None = None) -> list[Sample]:
+        return [s for s in self.samples if s.contender == contender and text in (None, s.text)]
+
+    def texts_of(self, contender: str) -> list[int]:
+        return sorted({sample.text for sample in self.of(contender)})
+
+    def seconds(self, contender: str, texts: list[int] | None = None) -> float:
+        """The median over the repeats, summed over the texts (all those it was run on)."""
+        texts = self.texts_of(contender) if texts is None else texts
+        return sum(median(sample.seconds for sample in self.of(contender, text)) for text in texts)
+
+    def spread(self, contender: str) -> float:
+        """How far the repeats lie apart, as a share of the median: the worst text's."""
+        times = [[sample.seconds for sample in self.of(contender, text)] for text in self.texts_of(contender)]
+        return max((max(values) - min(values)) / median(values) for values in times)
+
+    def forwards(self, contender: str) -> list[int]:
+        """Per member, summed over the texts."""
+        return self._summed(contender, "forwards")
+
+    def tokens(self, contender: str) -> list[int]:
+        """Per member, summed over the texts."""
+        return self._summed(contender, "tokens")
+
+    def words_per_second(self, contender: str) -> float:
+        words = sum(self.texts[text].num_words for text in self.texts_of(contender))
+        return words / self.seconds(contender)
+
+    @property
+    def greedy(self) -> list[str]:
+        return [name for name in self.contenders if name.startswith("greedy ")]
+
+    @property
+    def greedy_seconds(self) -> float | None:
+        """The members' own greedy times, one after another; `None` where they were not measured."""
+        return sum(map(self.seconds, self.greedy)) if self.greedy else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the sum of the members' own greedy times."""
+        return None if self.greedy_seconds is None else self.seconds(OURS) / self.greedy_seconds
+
+    @property
+    def passes_per_own_token(self) -> float:
+        own = sum(sum(text.own_tokens) for text in self.texts)
+        return sum(self.forwards(OURS)) / own
+
+    @property
+    def overhead(self) -> float:
+        """The share of our time that is not inside `model(...)`: the median over all runs."""
+        return median(1 - sum(sample.model_seconds) / sample.seconds for sample in self.of(OURS))
+
+    @property
+    def kv_ratio(self) -> float:
+        """Bytes of keys and values at our peak over what the members' own caches hold at the end: the worst text's."""
+        return max(sample.kv_peak_bytes / self.texts[sample.text].own_kv_bytes for sample in self.of(OURS))
+
+    @property
+    def agreement(self) -> float:
+        """The share of committed spans that every member had proposed."""
+        return sum(text.num_agreed for text in self.texts) / max(1, sum(text.num_rounds for text in self.texts))
+
+    @property
+    def words_per_round(self) -> float:
+        return sum(text.num_words for text in self.texts) / max(1, sum(text.num_rounds for text in self.texts))
+
+    @property
+    def naive_ratio(self) -> float | None:
+        """The naive implementation's time over ours, on the texts that it was run on."""
+        texts = self.texts_of(NAIVE)
+        return self.seconds(NAIVE) / self.seconds(OURS, texts) if texts else None
+
+    @property
+    def bound_seconds(self) -> float:
+        """The least time that our forward passes take to read their weights once each, at the copy's bandwidth."""
+        passes = zip(self.forwards(OURS), self.weight_bytes, strict=True)
+        return sum(count * size for count, size in passes) / self.bandwidth
+
+    def memory_peak_bytes(self, contender: str) -> int | None:
+        peaks = [s.memory_peak_bytes for s in self.of(contender) if s.memory_peak_bytes is not None]
+        return max(peaks) if peaks else None
+
+    def kv_peak_bytes(self, contender: str) -> int:
+        return max(sample.kv_peak_bytes for sample in self.of(contender))
+
+    def contender_figures(self, contender: str) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds(contender),
+            "spread": self.spread(contender),
+            "words_per_second": self.words_per_second(contender),
+            "forwards": self.forwards(contender),
+            "tokens": self.tokens(contender),
+            "kv_peak_bytes": self.kv_peak_bytes(contender),
+            "memory_peak_bytes": self.memory_peak_bytes(contender),
+            "same_text": self.same_text.get(contender),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Everything that follows from the samples, as plain JSON values."""
+        return {name: getattr(self, name) for name in _FIGURES} | {
+            "contenders": {contender: self.contender_figures(contender) for contender in self.contenders}
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement as plain JSON values: settings, raw samples and figures."""
+        return asdict(self) | {"figures": self.figures()}
+
+    def _summed(self, contender: str, counts: str) -> list[int]:
+        firsts = [self.of(contender, text)[0] for text in self.texts_of(contender)]  # every repeat counts the same
+        return [sum(values) for values in zip(*(getattr(sample, counts) for sample in firsts), strict=True)]

@@ -1,0 +1,100 @@
+"""The project's targets: which combinations each needs, its value, its limit, met or not. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .results import NAIVE, OURS, Measurement
+from .workload import Combination
+
+BATCH, LARGE_BATCH = 8, 16
+
+
+@dataclass(frozen=True)
+class Check:
+    """One number with its limit, an upper one (`"<="`) or a lower one (`">="`)."""
+
+    label: str
+    value: float
+    bound: str
+    limit: float
+    percent: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        return self.value <= self.limit if self.bound == "<=" else self.value >= self.limit
+
+
+@dataclass(frozen=True)
+class Target:
+    """One line of the table; met when all its checks are."""
+
+    what: str
+    checks: list[Check]
+
+    @property
+    def is_met(self) -> bool:
+        return all(check.is_met for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self) | {"is_met": self.is_met}
+
+
+def plan(
+    parameters: tuple[int, ...], uneven: tuple[int, ...], short: int, middle: int, long: int
+) -> dict[str, Combination]:
+    """The combinations that the targets need, by name: members of `parameters` and `uneven` ones, prompts of so many
+    tokens."""
+
+    def make(tokens: int, batch: int, branches: int, *against: str, sizes: tuple[int, ...] = parameters) -> Combination:
+        return Combination(sizes, tokens, batch, branches, against)
+
+    return {
+        "short 1": make(short, 1, 1, "greedy"),
+        "short 3": make(short, 1, 3, "greedy"),
+        "long 1": make(long, 1, 1, "greedy"),
+        "long 3": make(long, 1, 3, "greedy"),
+        "uneven": make(short, 1, 1, "greedy", sizes=uneven),
+        "batch 1": make(short, BATCH, 1),
+        "batch 3": make(short, BATCH, 3),
+        "large batch": make(short, LARGE_BATCH, 3),
+        "middle 3": make(middle, 1, 3, "naive"),
+    }
+
+
+def evaluate(measured: Mapping[str, Measurement]) -> list[Target]:
+    """The nine targets, from the measurements of a plan by their names."""
+
+    def ratio(name: str) -> float:
+        return measured[name].seconds(OURS) / sum(map(measured[name].seconds, measured[name].greedy))
+
+    def both(figure: Callable[[int], float], bound: str, limit: float) -> list[Check]:
+        return [Check(f"B = {branches}", figure(branches), bound, limit) for branches in (1, 3)]
+
+    def rate(name: str) -> float:
+        return measured[name].words_per_second(OURS)
+
+    middle, long = measured["middle 3"], measured["long 1"].prompt_tokens
+    worst = max((m for m in measured.values() if m.branches == 3), key=lambda m: m.kv_ratio)
+    overheads = [
+        Check("batch 1", measured["short 3"].overhead, "<=", 0.05, percent=True),
+        Check(f"batch {LARGE_BATCH}", measured["large batch"].overhead, "<=", 0.08, percent=True),
+    ]
+    shape = f"worst: {worst.prompt_tokens:,} tokens, batch {worst.batch}"
+    against_naive = middle.seconds(NAIVE) / middle.seconds(OURS, middle.texts_of(NAIVE))
+    return [
+        Target("B = 1, short prompt: time / members' own", [Check("", ratio("short 1"), "<=", 0.75)]),
+        Target("B = 3, short prompt: time / members' own", [Check("", ratio("short 3"), "<=", 1.05)]),
+        Target(f"at {long:,} tokens / above", both(lambda b: ratio(f"long {b}") / ratio(f"short {b}"), "<=", 1.1)),
+        Target("uneven members, B = 1: time / their own", [Check("", ratio("uneven"), "<=", 0.65)]),
+        Target("passes / own tokens", both(lambda b: measured[f"short {b}"].passes_per_own_token, "<=", 0.85)),
+        Target(
+            f"batch {BATCH}: words/s over batch 1", both(lambda b: rate(f"batch {b}") / rate(f"short {b}"), ">=", 3.5)
+        ),
+        Target("our own overhead, B = 3", overheads),
+        Target("KV memory at the peak / members' own, B = 3", [Check(shape, worst.kv_ratio, "<=", 1.15)]),
+        Target(f"cache-less / ours, B = 3, {middle.prompt_tokens:,} tokens", [Check("", against_naive, ">=", 15.0)]),
+    ]

@@ -1,0 +1,157 @@
+"""What is run: members of the sizes asked for, prompts of the lengths asked for, combinations. Times nothing."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .contenders import Ensemble
+from .enlarge import enlarge
+from .measuring import Job
+
+Members = list[tuple[Any, Any]]
+DEFAULT_PARAMETERS = (80_000_000,)
+
+
+class Combination(NamedTuple):
+    """
+    What a job is made of.
+
+    Attributes:
+        parameters (`tuple[int]`): one number for all members, or one each; empty: as the models are.
+        prompt_tokens (`int`), batch (`int`), branches (`int`)
+        against (`tuple[str]`): what ours is compared with.
+    """
+
+    parameters: tuple[int, ...]
+    prompt_tokens: int
+    batch: int
+    branches: int
+    against: tuple[str, ...]
+
+
+class Workload:
+    """
+    Makes jobs of combinations; members of the same sizes are made once.
+
+    Args:
+        members (`list`): small or ordinary models with their tokenizers, the main one first; not changed. The pair that
+            ships with the package when not given.
+        prompt_text (`str`, *optional*): what prompts are cut from; the built-in prose when not given.
+        device (`str`), dtype (`str`): of the models.
+        compiled (`bool`): whether the forward passes go through `torch.compile`.
+        new_tokens (`int`), num_texts (`int`): of the main model, and batches of prompts, per combination.
+    """
+
+    def __init__(
+        self,
+        members: Members | None = None,
+        prompt_text: str | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        compiled: bool = False,
+        new_tokens: int = 64,
+        num_texts: int = 3,
+    ) -> None:
+        check_device(device)
+        self.members = default_members() if members is None else members
+        self.prompt_text, self.device, self.dtype, self.compiled = prompt_text, device, dtype, compiled
+        self.new_tokens, self.num_texts = new_tokens, num_texts
+        self._ensembles: dict[tuple[int, ...], Ensemble] = {}
+
+    def job(self, combination: Combination) -> Job:
+        """The combination, ready to be measured."""
+        ensemble = self._ensemble(combination.parameters)
+        tokens, batch = combination.prompt_tokens, combination.batch
+        cut = self._cutter(ensemble.tokenizer)
+        texts = [[cut(tokens, text * batch + row) for row in range(batch)] for text in range(self.num_texts)]
+        result = ensemble.measurement(tokens, batch, combination.branches, self.new_tokens)
+        return Job(ensemble, result, texts, combination.against)
+
+    def _ensemble(self, parameters: tuple[int, ...]) -> Ensemble:
+        if parameters not in self._ensembles:
+            if len(parameters) not in (0, 1, len(self.members)):
+                raise ValueError(
+                    f"`--parameters` must be one size, or one for each of the {len(self.members)} members, but is "
+                    f"{len(parameters)} sizes. Give one."
+                )
+            sizes = parameters * len(self.members) if len(parameters) == 1 else parameters
+            members = [
+                (self._prepare(model, size), tokenizer)
+                for (model, tokenizer), size in itertools.zip_longest(self.members, sizes)
+            ]
+            self._ensembles[parameters] = Ensemble(members)
+        return self._ensembles[parameters]
+
+    def _prepare(self, model: Any, size: int | None) -> Any:
+        """A model of the benchmark's own."""
+        dtype = model.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        if str(model.device.type) != self.device or model.dtype != dtype:
+            model = copy.deepcopy(model).to(device=self.device, dtype=dtype)
+        if size is not None:
+            model = enlarge(model, size)
+        if self.compiled:
+            model = copy.copy(model)
+            model.forward = torch.compile(model.forward)
+        return model
+
+    def _cutter(self, tokenizer: Any) -> Callable[[int, int], str]:
+        if self.prompt_text is None:
+            from .members import prompt
+
+            return lambda num_tokens, index: str(prompt(num_tokens, tokenizer, index))
+        ids = tokenizer(self.prompt_text, add_special_tokens=False, verbose=False)["input_ids"]
+        return lambda num_tokens, index: cut_prompt(ids, num_tokens, index, tokenizer)
+
+
+def check_device(device: str) -> None:
+    """Refuse a GPU that is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("`--device` must be cpu, but is cuda: torch sees no GPU here. Leave it out.")
+
+
+def default_members() -> Members:
+    """The pair that ships with the package."""
+    from .members import load_pair
+
+    return list(load_pair())
+
+
+def cut_prompt(ids: Sequence[int], num_tokens: int, index: int, tokenizer: Any) -> str:
+    """
+    The `index`-th piece of `num_tokens` tokens of a text; pieces begin again at the start, a little further on, where
+    the text is used up.
+
+    Raises:
+        ValueError: the text is shorter than one piece.
+    """
+    if len(ids) < num_tokens:
+        raise ValueError(
+            f"`--prompt-file` must hold at least {num_tokens} tokens, but holds {len(ids)}. Give a longer text, or ask "
+            "for shorter prompts."
+        )
+    times_used_up, piece = divmod(index, len(ids) // num_tokens)
+    start = (piece * num_tokens + 37 * times_used_up) % (len(ids) - num_tokens + 1)
+    return str(tokenizer.decode(ids[start : start + num_tokens], clean_up_tokenization_spaces=False))
+
+
+def read_prompt_file(path: str) -> str:
+    """The text of the file."""
+    return Path(path).read_text(encoding="utf-8")
+
+
+def grid(
+    parameters: tuple[int, ...],
+    prompt_tokens: Sequence[int],
+    batches: Sequence[int],
+    branches: Sequence[int],
+    against: tuple[str, ...],
+) -> list[Combination]:
+    """Every combination."""
+    shapes = itertools.product(prompt_tokens, batches, branches)
+    return [Combination(parameters, tokens, batch, b, against) for tokens, batch, b in shapes]
