@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from ..decoding import Decoder
 from ..member import Member
 from ..token_tree import TokenTree
 
@@ -16,7 +17,7 @@ def without_score_first() -> AbstractContextManager[None]:
     """A member proposes without first reading what the others put on the table."""
 
     def make(take_turn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, spans, *rest: take_turn(self, {row: [] for row in spans}, *rest)
+        return lambda self, row, spans, drafts: take_turn(self, row, [], [])
 
     return _patched(Member, "take_turn", make)
 
@@ -32,6 +33,19 @@ def without_subtree() -> AbstractContextManager[None]:
         return drop_below
 
     return _patched(TokenTree, "commit", make)
+
+
+def without_look_ahead() -> AbstractContextManager[None]:
+    """The first member proposes the round at hand and no more."""
+
+    def make(propose_ahead: Callable[..., Any]) -> Callable[..., Any]:
+        def propose_nothing(*args: Any) -> Iterator[Any]:
+            return []
+            yield
+
+        return propose_nothing
+
+    return _patched(Decoder, "_propose_ahead", make)
 
 
 def without_packed() -> AbstractContextManager[None]:
@@ -69,6 +83,7 @@ ROWS = "rows"  # the contender that `force_backend` makes
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-score-first": without_score_first,
     "no-subtree": without_subtree,
+    "no-look-ahead": without_look_ahead,
     "no-packed": without_packed,
 }
 
