@@ -56,7 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     models.add_argument("--compile", action="store_true", help="torch.compile every forward pass")
     models.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
-    what = parser.add_argument_group("what is measured")
+    _add_what_is_measured(parser.add_argument_group("what is measured"))
+    output = parser.add_argument_group("output (default: tables)")
+    output.add_argument(
+        "--json", metavar="FILE", help="write everything, raw samples too; - for standard output, alone"
+    )
+    output.add_argument("--plot", metavar="FILE.png", help="draw the ratios against prompt length and batch")
+
+
+def _add_what_is_measured(what: Any) -> None:
 
     def add(flag: str, default: str, help: str, type: Any = _counts, metavar: str = "N[,N]") -> None:
         what.add_argument(flag, type=type, default=default, metavar=metavar, help=f"{help} (default: {default})")
@@ -84,11 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE,SIZE",
         help="members of one of the targets (default: 20M,160M)",
     )
-    output = parser.add_argument_group("output (default: tables)")
-    output.add_argument(
-        "--json", metavar="FILE", help="write everything, raw samples too; - for standard output, alone"
-    )
-    output.add_argument("--plot", metavar="FILE.png", help="draw the ratios against prompt length and batch")
 
 
 def run(args: argparse.Namespace) -> int:
