@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from .adapters import AdaptedModel, adapted, adapter_problem, base_model
 from .attention_mask import unsupported_reason
 from .config import AdaFuseConfig
 from .member import Member
@@ -106,7 +107,8 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         if isinstance(assistant, (str, os.PathLike)):
             assistant = _load_assistant(os.fspath(assistant), model, index)
-        tokenizer = tokenizer or _find_tokenizer(assistant, f"assistant_tokenizers[{index}]")
+        assistant = adapted(assistant, f"assistant_models[{index}]")
+        tokenizer = tokenizer or _find_tokenizer(base_model(assistant), f"assistant_tokenizers[{index}]")
         participants.append(Participant(_assistant_name(index, assistant), assistant, tokenizer))
     for participant in participants:
         _check_model(participant)
@@ -157,18 +159,21 @@ def _load_assistant(name: str, main_model: Any, index: int) -> Any:
 
 
 def _assistant_name(index: int, model: Any) -> str:
-    known = getattr(model, "name_or_path", "") or type(model).__name__
-    return f"assistant {index + 1} ({known})"
+    base = base_model(model)
+    known = getattr(base, "name_or_path", "") or type(base).__name__
+    adapter = f", adapter {model.adapter!r}" if isinstance(model, AdaptedModel) else ""
+    return f"assistant {index + 1} ({known}{adapter})"
 
 
 def _check_model(participant: Participant) -> None:
-    model: Any = participant.model
-    if not isinstance(participant.model, torch.nn.Module) or not hasattr(model, "config"):
+    problem = adapter_problem(participant.model)
+    base = model = base_model(participant.model)
+    if not isinstance(base, torch.nn.Module) or not hasattr(model, "config"):
         raise ValueError(
             f"`assistant_models` must be transformers models or names, but has {type(model).__name__} as "
             f"{participant.name}. Load it with AutoModelForCausalLM."
         )
-    if isinstance(participant.model, PreTrainedModel) and not participant.model.can_generate():
+    if isinstance(base, PreTrainedModel) and not base.can_generate():
         raise ValueError(
             f"The members must be causal language models, but {participant.name} is a {type(model).__name__}, which "
             "has no language-modeling head. Load it with AutoModelForCausalLM."
@@ -178,11 +183,8 @@ def _check_model(participant: Participant) -> None:
             f"The members must be decoder-only models, but {participant.name} is an encoder-decoder "
             f"({type(model).__name__}). Choose a causal language model."
         )
-    if any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
-        raise ValueError(
-            f"The members must read their prompts as they are, but {participant.name} uses prompt learning (PEFT). "
-            "Use LoRA, or merge the adapter."
-        )
+    if problem is not None:
+        raise ValueError(f"The members must answer to token ids alone, but {participant.name} {problem}")
     reason = unsupported_reason(model)
     if reason is not None:
         raise ValueError(

@@ -27,7 +27,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
     ordinary one, bit for bit, when it is not.
 
     Arguments of `generate()` beyond the ordinary ones:
-        assistant_models (`list`, *optional*): loaded models, Hub names or local folders.
+        assistant_models (`list`, *optional*): loaded models, Hub names or local folders; a pair (model, adapter's name
+            or `None`) is the model with that PEFT adapter, or with none: also of the main model, sharing its weights.
         assistant_tokenizers (`list`, *optional*): one per assistant; found by the models' names when not given.
         assistant_inputs (`list`, *optional*): per assistant, its own tokenized prompts (`input_ids`, `attention_mask`).
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's; found by its name when not given.

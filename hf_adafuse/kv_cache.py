@@ -38,7 +38,7 @@ class AdaFuseCache(DynamicCache):
     def states_of(self, model: Any, fingerprint: str) -> list[tuple[list[int], KeysValues]] | None:
         """An assistant's ids and keys and values per prompt, where it took part."""
         for reference, tokenizer, states in self.assistants:
-            if reference() is model and tokenizer == fingerprint:
+            if reference() == model and tokenizer == fingerprint:
                 return states  # type: ignore[no-any-return]
         return None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .adapters import weak_reference
 from .config import AdaFuseConfig
 from .decoding import Decoder
 from .ensemble import Participant
@@ -239,7 +239,7 @@ def _final_cache(sequences: torch.Tensor, assistants: list[Member], prompts: lis
     cache.sequences = sequences.cpu().clone()
     if all(committed.is_whole for prompt in prompts for committed in prompt.rounds):
         cache.assistants = [
-            (weakref.ref(member.model), member.vocabulary.fingerprint, [prompt.states[k] for prompt in prompts])
+            (weak_reference(member.model), member.vocabulary.fingerprint, [prompt.states[k] for prompt in prompts])
             for k, member in enumerate(assistants, start=1)
         ]
     return cache

@@ -18,6 +18,7 @@ CORE = (
     "vocabulary",
     "kv_cache",
     "attention_mask",
+    "adapters",
     "processors",
     "logits_process",
     "stopping_criteria",
