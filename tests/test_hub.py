@@ -123,15 +123,8 @@ def test_repositories_work_without_the_package(root, members, capsys, monkeypatc
     cards = [members.text(max_new_tokens=32)] * 2 + [members.text("other main", max_new_tokens=32)] * 2
     flat = {path.name for path in Path("full").glob("*.py")}
     custom = [f"custom_generate/{name}" for name in {*flat, "requirements.txt"} - {"modeling_adafuse.py"}]
-    member_files = {path.name for path in Path("assistant").iterdir()}
-    saved = [
-        *code,
-        *member_files,
-        "custom_generate",
-        *custom,
-        "assistant_1",
-        *(f"assistant_1/{n}" for n in member_files),
-    ]
+    member = {path.name for path in Path("assistant").iterdir()}
+    saved = [*flat, *member, "custom_generate", *custom, "assistant_1", *(f"assistant_1/{name}" for name in member)]
     assert results == {
         "import": "import of hf_adafuse halted; None in sys.modules",
         "modules": [],
