@@ -19,10 +19,10 @@ import pytest
 import torch
 from test_packaging import setup_cfg
 from tiny import TOKENIZERS, tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
-from hf_adafuse import AdaFuseConfig, enable_adafuse, export_adafuse
+from hf_adafuse import AdaFuseConfig, enable_adafuse, export_adafuse, modeling_adafuse
 from hf_adafuse.cli import main as command
 from hf_adafuse.exported import REQUIREMENTS
 from hf_adafuse.generate import generate
@@ -31,8 +31,8 @@ from hf_adafuse.repository import Repository
 HERE = Path(__file__).parent
 NO_PACKAGE = "import sys; sys.modules['hf_adafuse'] = None"  # from there on, importing it fails
 MEMBERS = {
-    "main": ("gpt_neox", "byte_level", 0),  # its weights are renamed on loading and saving
-    "assistant": ("gpt2", "characters", 1),
+    "main": ("gpt_neox", "byte_level", 1),  # its weights are renamed on loading and saving
+    "assistant": ("gpt2", "characters", 3),
     "other main": ("qwen3", "sentencepiece", 2),
 }
 CONFIG = AdaFuseConfig(max_word_tokens=6, num_branches=2)
@@ -180,23 +180,25 @@ def test_transformers_serve_answers_an_openai_client(root, members, tmp_path):
                     break
                 except APIConnectionError:
                     time.sleep(0.1)
-            request = {"model": folder, "messages": MESSAGES, "max_tokens": 12}
+            length = {"max_tokens": 11}  # not within a character, which the server's streamer would keep to itself
+            request = {"model": folder, "messages": MESSAGES, **length}
             answer = client.chat.completions.create(**request)
             chunks = [
                 chunk.choices[0].delta.content for chunk in client.chat.completions.create(**request, stream=True)
             ]
-            off = json.dumps({"adafuse_config": False, **SHORT})
+            off = json.dumps({"adafuse_config": False, "do_sample": False})
             plain = client.chat.completions.create(**request, extra_body={"generation_config": off})
     finally:
         server.terminate()
         server.wait(20)
     tokenizer = members.tokenizers["main"]
     prompt = tokenizer.apply_chat_template(MESSAGES, tokenize=False)
-    expected = members.text(prompt=prompt).removeprefix(prompt)
+    short = {"max_new_tokens": 11, "do_sample": False}
+    expected = members.text(prompt=prompt, **short).removeprefix(prompt)
     assert answer.choices[0].message.content == expected, log.read_text()
     assert "".join(chunk or "" for chunk in chunks) == expected
     assert sum(bool(chunk) for chunk in chunks) > 2
-    alone = members.models["main"].generate(**members.inputs("main", [prompt]), **SHORT)
+    alone = members.models["main"].generate(**members.inputs("main", [prompt]), **short)
     assert plain.choices[0].message.content == tokenizer.decode(alone[0], skip_special_tokens=True).removeprefix(prompt)
     assert plain.choices[0].message.content != expected
 
@@ -248,6 +250,25 @@ def test_settings_come_from_the_nearest_place(root, members):
         generate(**call, model=model)
 
 
+def test_auto_map_serves_transformers_classes_only(tmp_path):
+    cls = modeling_adafuse.LlamaForCausalLM
+    assert (
+        cls is modeling_adafuse.LlamaForCausalLM and issubclass(cls, LlamaForCausalLM) and cls is not LlamaForCausalLM
+    )
+    assert cls.__name__ == "LlamaForCausalLM" and cls.__module__ == modeling_adafuse.__name__
+    for name in ("LlamaConfig", "_private", "Unknown"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(modeling_adafuse, name)
+    with pytest.raises(ValueError, match="`push_to_hub` must be False here"):
+        cls(tiny_model().config).save_pretrained(tmp_path / "new", push_to_hub=True)
+
+
+def with_adapter():
+    model = copy.copy(tiny_model())
+    model._hf_peft_config_loaded = True
+    return model
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [("./a", ("org/name", {"subfolder": "a", "revision": "x"})), ("org/a", ("org/a", {})), ("/a/b", ("/a/b", {}))],
@@ -266,6 +287,7 @@ def test_names_are_looked_up_in_the_repository(name, place):
         (dict(model="tiny/none"), "'tiny/none' must be a local folder or a Hub name that loads"),
         (dict(model=torch.nn.Linear(1, 1)), "`model` must be of a class of transformers' own"),
         (dict(model=tiny_model(), adafuse_config={"model_weights": [1, 2]}), "but is 2 for 1 members"),
+        (dict(model=with_adapter(), tokenizer=TOKENIZERS["byte_level"]()), "the main model has a PEFT adapter"),
         (dict(model=tiny_model()), "`tokenizer` must be a tokenizer, but is None"),
         (dict(assistant_tokenizers=[None]), "must be one per assistant model, but is 1 for 0"),
     ],
