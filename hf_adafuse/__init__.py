@@ -18,6 +18,7 @@ _EXPORTS = {
     "chat_inputs": "chat",
     "disable_adafuse": "generation",
     "enable_adafuse": "generation",
+    "export_adafuse": "hub",
 }
 
 __all__ = list(_EXPORTS)

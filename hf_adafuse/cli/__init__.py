@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import bench, demo, generate, run
+from . import bench, demo, export, generate, run
 
 
 class Command(Protocol):
@@ -28,6 +28,7 @@ _COMMANDS: dict[str, tuple[str, Command]] = {
     "run": ("answer a file of questions with an ensemble", run),
     "demo": (demo.HELP, demo),
     "bench": (bench.HELP, bench),
+    "export": ("write an ensemble as a folder for the Hub", export),
 }
 
 
