@@ -11,6 +11,8 @@ _EXPORTS = {
     "AdaFuseGenerationMixin": "generation",
     "AdaFuseOutput": "outputs",
     "AdaFuseRound": "outputs",
+    "AdaFuseRounds": "rounds",
+    "AdaFuseRoundsBatch": "rounds",
     "BranchLogitsProcessor": "logits_process",
     "MarginCriteria": "stopping_criteria",
     "WordBoundaryCriteria": "stopping_criteria",

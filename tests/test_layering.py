@@ -14,6 +14,9 @@ PACKAGE = Path(__file__).parent.parent / "hf_adafuse"
 LEAVES = ("config", "words", "scoring", "outputs")
 CORE = (
     *LEAVES,
+    "trace",
+    "trace_html",
+    "rounds",
     "vocabulary",
     "kv_cache",
     "attention_mask",
@@ -32,7 +35,7 @@ CORE = (
     "__init__",
 )
 # What is built around the core: may import all of it, is imported by none of it.
-AROUND = ("__main__", "cli", "pipelines", "hub", "demo", "evaluation", "benchmarks")
+AROUND = ("__main__", "cli", "pipelines", "hub", "demo", "evaluation", "benchmarks", "plots")
 
 MAX_FILE_LINES = 260
 MAX_FUNCTION_LINES = 45
