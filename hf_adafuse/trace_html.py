@@ -29,7 +29,7 @@ MAX_PROMPTS = 20
 _UNCERTAIN = "text-decoration:underline dotted 2px;text-underline-offset:3px"
 _END = "opacity:.75"
 _NUMBERS = "font-size:70%;opacity:.75;margin-left:1px;user-select:none;-webkit-user-select:none"
-_CELL = "text-align:left;vertical-align:top;padding:2px 16px 2px 0"
+_CELL = "text-align:left;vertical-align:top;padding:6px 16px 5px 0"
 _HEADINGS = ("round", "committed", "proposed by", "fused NLL", "ahead by", "margins", "candidates")
 
 
@@ -47,7 +47,7 @@ def format_html(prompts: Sequence[Sequence[AdaFuseRound]], names: Sequence[str],
         if len(prompts) > 1:
             parts.append(f'<div style="margin-top:12px"><b>Prompt {number}</b></div>')
         spans = "".join(_span(committed, names, threshold) for committed in rounds)
-        parts.append(f'<div style="white-space:pre-wrap;line-height:2;margin:6px 0">{spans}</div>')
+        parts.append(f'<div style="white-space:pre-wrap;line-height:2.1;margin:6px 0">{spans}</div>')
         parts.append(_table(rounds, threshold, is_open=len(prompts) == 1))
     if len(prompts) > MAX_PROMPTS:
         parts.append(f"<div>{len(prompts) - MAX_PROMPTS} more prompts are not shown; take them one by one.</div>")
@@ -63,22 +63,22 @@ def _legend(names: Sequence[str], threshold: float | None) -> str:
 
 
 def _chip(members: Sequence[int]) -> str:
-    return f'<span style="{_colours(members)};padding:1px 6px 3px">{" ".join(map(str, members))}</span>'
+    return f'<span style="{_colours(members)};padding:4px 6px 2px">{" ".join(map(str, members))}</span>'
 
 
 def _colours(members: Sequence[int]) -> str:
-    """A tint of the first member's colour over a bar with the colours of all."""
+    """A tint of the first member's colour under a bar with the colours of all."""
     colours = [COLOURS[member % len(COLOURS)] for member in members]
     share = 100 / len(colours)
     stops = [f"{colour} {place * share:.0f}% {(place + 1) * share:.0f}%" for place, colour in enumerate(colours)]
-    bar = f"linear-gradient(90deg,{','.join(stops)}) bottom/100% 3px no-repeat"
-    return f"background:{bar},{colours[0]}33;padding:1px 0 4px;border-radius:2px"
+    bar = f"linear-gradient(90deg,{','.join(stops)}) top/100% 3px no-repeat"
+    return f"background:{bar},{colours[0]}40;padding:4px 0 2px"
 
 
 def _span(committed: AdaFuseRound, names: Sequence[str], threshold: float | None) -> str:
     """What a round committed, in its place in the text."""
     members = winning_members(committed)
-    space, _ = _split_space(committed.text)
+    space = _split_space(committed.text)[0] or (" " if not committed.text else "")  # an end alone stands apart
     tip = escape(_tip(committed, names)).replace("\n", "&#10;")
     numbers = f'<sub style="{_NUMBERS}">{" ".join(map(str, members))}</sub>'
     words = _marked_words(committed, threshold)
@@ -144,10 +144,11 @@ def _cells(number: int, committed: AdaFuseRound, threshold: float | None) -> lis
         _chip(members),
         show_nll(score),
         show_nll(ahead),
-        escape(show_margins(committed)),
+        show_margins(committed).replace("  ", " &ensp;"),
         f"<details><summary>{len(committed.candidates)}</summary>{candidates}</details>",
     ]
 
 
 def _on_one_row(committed: AdaFuseRound, threshold: float | None) -> str:
-    return on_one_line(_marked_words(committed, threshold))
+    space, _ = _split_space(committed.text)
+    return on_one_line(space).strip(" ") + on_one_line(_marked_words(committed, threshold))
