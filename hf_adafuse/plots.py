@@ -49,7 +49,7 @@ def plot_words(rounds: Any, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(1, longest + 1))
     ax.margins(y=0.15)
     _label(ax, f"{sum(sizes) / len(sizes):.2f} words per round", "words committed in a round", "rounds")
-    ax.locator_params(axis="y", integer=True)
+    _count_axis(ax.yaxis)
     return ax
 
 
@@ -71,7 +71,7 @@ def plot_wins(rounds: Any, ax: Axes | None = None) -> Axes:
     ax.invert_yaxis()
     ax.margins(x=0.15)
     _label(ax, f"Who wins: {len(winners)} rounds", "rounds won: alone (solid) + with others (hatched)", "")
-    ax.locator_params(axis="x", integer=True)
+    _count_axis(ax.xaxis)
     return ax
 
 
@@ -188,3 +188,9 @@ def _pyplot() -> Any:
 def _label(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
     ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _count_axis(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
