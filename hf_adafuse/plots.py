@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["overview", "plot_margins", "plot_scores", "plot_wins", "plot_words"]
+__all__ = ["COLOURS", "overview", "plot_margins", "plot_scores", "plot_wins", "plot_words"]
 
 _GREY = "#777777"
 _BINS = [step / 10 for step in range(11)]
