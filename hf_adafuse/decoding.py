@@ -17,7 +17,7 @@ from .kv_cache import KeysValues
 from .member import Member, MemberError
 from .outputs import AdaFuseRound, cut_words
 from .pool import Candidate, Pool
-from .token_tree import Node
+from .token_nodes import Node
 
 StopCheck = Callable[["Prompt"], bool]
 

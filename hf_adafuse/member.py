@@ -12,7 +12,8 @@ from .config import AdaFuseConfig
 from .processors import RowProcessors
 from .proposals import Proposal, Proposals, Proposer, Walk, in_step
 from .scoring import best_tokens
-from .token_tree import ForwardError, Node, TokenTree
+from .token_nodes import ForwardError, Node
+from .token_tree import TokenTree
 from .vocabulary import Vocabulary
 from .words import WordRule
 

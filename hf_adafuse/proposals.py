@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from .config import AdaFuseConfig
 from .scoring import margin
-from .token_tree import Node
+from .token_nodes import Node
 from .vocabulary import Vocabulary
 from .words import WordRule
 

@@ -15,83 +15,13 @@ import torch
 
 from .attention_mask import MaskMaker
 from .kv_cache import KeysValues, make_cache, num_slots, row_slots, select_rows, select_slots
+from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
 
 # The cache is compacted when at least this many of its slots, and this share, are dead: a copy costs like a pass.
 _DEAD_SLOTS, _DEAD_SHARE = 16, 1 / 16
 
 
-class ForwardError(Exception):
-    """A model raised, ran out of memory or returned NaN; the reason is its `__cause__` or its text."""
-
-
-class Node:
-    """
-    One token below (or at the end of) the committed prefix.
-
-    Attributes:
-        row (`int`): the prompt whose tree it is in.
-        position (`int`): the number of tokens before it.
-        slot (`int`): its column in the cache, -1 until it has been run.
-        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
-        reading: what its member made of the logits.
-    """
-
-    __slots__ = ("children", "logits", "parent", "position", "reading", "row", "slot", "token")
-
-    def __init__(self, token: int, parent: Node | None, row: int, position: int) -> None:
-        self.token, self.parent, self.row, self.position = token, parent, row, position
-        self.slot = -1
-        self.children: dict[int, Node] = {}
-        self.logits: torch.Tensor | None = None
-        self.reading: Any = None
-
-    @property
-    def is_run(self) -> bool:
-        return self.slot >= 0
-
-    def child(self, token: int) -> Node:
-        """The node of `token` after this one; made, not run, when it is new."""
-        node = self.children.get(token)
-        if node is None:
-            node = self.children[token] = Node(token, self, self.row, self.position + 1)
-        return node
-
-    def path(self, tokens: Iterable[int]) -> list[Node]:
-        """The nodes of `tokens`, one below the other, below this one."""
-        nodes, node = [], self
-        for token in tokens:
-            node = node.child(token)
-            nodes.append(node)
-        return nodes
-
-    def lineage(self) -> list[Node]:
-        """This node and those above it, as far up as they are not settled in the prefix, top first."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-    def run_descendants(self) -> list[Node]:
-        """The nodes below this one that have been run, parents before children."""
-        nodes = [child for child in self.children.values() if child.is_run]
-        for node in nodes:  # grows as it goes
-            nodes.extend(child for child in node.children.values() if child.is_run)
-        return nodes
-
-
-class Row:
-    """One prompt's tree: its committed ids, the slots of those run, those still to run, and the root, the last one."""
-
-    def __init__(self, index: int, ids: list[int], slots: list[int]) -> None:
-        self.ids, self.slots = ids, slots
-        self.pending: list[Node] = []
-        self.root = Node(ids[-1], None, index, len(ids) - 1)
-        self.root.slot = slots[-1]
-
-
-class TokenTree:
+class TokenTree(Trees):
     """
     The trees of a batch of prompts under one model.
 
@@ -101,10 +31,7 @@ class TokenTree:
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        self.model, self.device = model, device
-        self.rows: list[Row] = []
-        self.active: list[int] = []  # the row behind each entry of the cache's batch
-        self.num_forwards = self.num_tokens = 0
+        super().__init__(model, device)  # `active`: also the row behind each entry of the cache's batch
         self._masks = MaskMaker(model, device)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -141,7 +68,7 @@ class TokenTree:
     @torch.no_grad()
     def run(self, wanted: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
-        missing = _missing(wanted)
+        missing = missing_nodes(wanted)
         batch = [[node for node in missing if node.row == index] for index in self.active]
         num_queries = max(map(len, batch))
         if num_queries == 0:
@@ -164,28 +91,12 @@ class TokenTree:
         rows, offsets = torch.tensor(entries, device=logits.device).unbind(1)
         return self._store([node for nodes in batch for node in nodes], logits[rows, offsets])
 
-    def ids_to(self, node: Node) -> list[int]:
-        """All ids of the node's row up to it."""
-        row, below = self.rows[node.row], []
-        while node.position > row.root.position and node.parent is not None:
-            below.append(node.token)
-            node = node.parent
-        return row.ids[: node.position + 1] + below[::-1]
-
     def commit(self, index: int, path: list[Node]) -> None:
         """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
         row = self.rows[index]
-        row.ids.extend(node.token for node in path)
-        row.pending.extend(path)
-        row.root = path[-1] if path else row.root
-        settled = 0
-        while settled < len(row.pending) and row.pending[settled].is_run:
-            settled += 1
-        slots = [node.slot for node in row.pending[:settled]]
+        slots = [node.slot for node in self._settle(row, path)]
         row.slots.extend(slots)
         self._committed[self.active.index(index), slots] = True
-        row.pending = row.pending[settled:]
-        (row.pending[0] if row.pending else row.root).parent = None
 
     def compact(self) -> None:
         """Close the holes that dropped nodes left, where they are many: prefix first, then what hangs below it."""
@@ -241,17 +152,3 @@ class TokenTree:
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error
         return output.logits  # type: ignore[no-any-return]
-
-    def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
-        logits = logits.float()
-        if not torch.isfinite(logits.amax(-1)).all():
-            raise ForwardError("its logits are NaN" if logits.isnan().any() else "its logits are infinite")
-        for node, row in zip(nodes, logits, strict=True):
-            node.logits = row
-        return nodes
-
-
-def _missing(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes not yet run among these and those above them, each once, parents first."""
-    missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_run}
-    return list(missing.values())

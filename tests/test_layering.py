@@ -23,6 +23,7 @@ CORE = (
     "processors",
     "logits_process",
     "stopping_criteria",
+    "token_nodes",
     "token_tree",
     "proposals",
     "member",

@@ -1,0 +1,134 @@
+"""The nodes of a token tree and what the backends share: bookkeeping of rows, ids and logits. Calls no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class ForwardError(Exception):
+    """A model raised, ran out of memory or returned NaN; the reason is its `__cause__` or its text."""
+
+
+class Node:
+    """
+    One token below (or at the end of) the committed prefix.
+
+    Attributes:
+        row (`int`): the prompt whose tree it is in.
+        position (`int`): the number of tokens before it.
+        slot (`int`): its column in the cache, -1 until it has been run.
+        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
+        reading: what its member made of the logits.
+    """
+
+    __slots__ = ("children", "logits", "parent", "position", "reading", "row", "slot", "token")
+
+    def __init__(self, token: int, parent: Node | None, row: int, position: int) -> None:
+        self.token, self.parent, self.row, self.position = token, parent, row, position
+        self.slot = -1
+        self.children: dict[int, Node] = {}
+        self.logits: torch.Tensor | None = None
+        self.reading: Any = None
+
+    @property
+    def is_run(self) -> bool:
+        return self.slot >= 0
+
+    def child(self, token: int) -> Node:
+        """The node of `token` after this one; made, not run, when it is new."""
+        node = self.children.get(token)
+        if node is None:
+            node = self.children[token] = Node(token, self, self.row, self.position + 1)
+        return node
+
+    def path(self, tokens: Iterable[int]) -> list[Node]:
+        """The nodes of `tokens`, one below the other, below this one."""
+        nodes, node = [], self
+        for token in tokens:
+            node = node.child(token)
+            nodes.append(node)
+        return nodes
+
+    def lineage(self) -> list[Node]:
+        """This node and those above it, as far up as they are not settled in the prefix, top first."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def run_descendants(self) -> list[Node]:
+        """The nodes below this one that have been run, parents before children."""
+        nodes = [child for child in self.children.values() if child.is_run]
+        for node in nodes:  # grows as it goes
+            nodes.extend(child for child in node.children.values() if child.is_run)
+        return nodes
+
+
+class Row:
+    """One prompt's tree: its committed ids, the slots of those run, those still to run, and the root, the last one."""
+
+    def __init__(self, index: int, ids: list[int], slots: list[int]) -> None:
+        self.ids, self.slots = ids, slots
+        self.pending: list[Node] = []
+        self.root = Node(ids[-1], None, index, len(ids) - 1)
+        self.root.slot = slots[-1]
+
+
+class Trees:
+    """
+    What every backend keeps for the trees of a batch of prompts under one model.
+
+    Args:
+        model (`PreTrainedModel`): called as it is; nothing of it is changed.
+        device (`torch.device`): where its inputs go.
+
+    Attributes:
+        rows (`list[Row]`): one per prompt.
+        active (`list[int]`): the prompts that still need passes.
+        num_forwards (`int`), num_tokens (`int`): what has been run so far.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.rows: list[Row] = []
+        self.active: list[int] = []
+        self.num_forwards = self.num_tokens = 0
+
+    def ids_to(self, node: Node) -> list[int]:
+        """All ids of the node's row up to it."""
+        row, below = self.rows[node.row], []
+        while node.position > row.root.position and node.parent is not None:
+            below.append(node.token)
+            node = node.parent
+        return row.ids[: node.position + 1] + below[::-1]
+
+    def _settle(self, row: Row, path: list[Node]) -> list[Node]:
+        """Append `path` to the row's prefix; returns the committed nodes that are newly settled: they have been run."""
+        row.ids.extend(node.token for node in path)
+        row.pending.extend(path)
+        row.root = path[-1] if path else row.root
+        num_settled = 0
+        while num_settled < len(row.pending) and row.pending[num_settled].is_run:
+            num_settled += 1
+        settled, row.pending = row.pending[:num_settled], row.pending[num_settled:]
+        (row.pending[0] if row.pending else row.root).parent = None
+        return settled
+
+    def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
+        logits = logits.float()
+        if not torch.isfinite(logits.amax(-1)).all():
+            raise ForwardError("its logits are NaN" if logits.isnan().any() else "its logits are infinite")
+        for node, row in zip(nodes, logits, strict=True):
+            node.logits = row
+        return nodes
+
+
+def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes not yet run among these and those above them, each once, parents first."""
+    missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_run}
+    return list(missing.values())
