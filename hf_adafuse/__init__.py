@@ -18,6 +18,7 @@ _EXPORTS = {
     "WordBoundaryCriteria": "stopping_criteria",
     "disable_adafuse": "generation",
     "enable_adafuse": "generation",
+    "export_adafuse": "hub",
 }
 
 __all__ = list(_EXPORTS)

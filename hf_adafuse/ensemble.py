@@ -102,11 +102,11 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
             f"`assistant_tokenizers` must be one per assistant model, but is {len(tokenizers)} for {len(models)} "
             "assistant models. Use None in the list for a tokenizer to be found by the model's name."
         )
-    participants = [Participant("the main model", model, arguments.tokenizer or _find_tokenizer(model, "tokenizer"))]
+    participants = [Participant("the main model", model, arguments.tokenizer or find_tokenizer(model, "tokenizer"))]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         if isinstance(assistant, (str, os.PathLike)):
             assistant = _load_assistant(os.fspath(assistant), model, index)
-        tokenizer = tokenizer or _find_tokenizer(assistant, f"assistant_tokenizers[{index}]")
+        tokenizer = tokenizer or find_tokenizer(assistant, f"assistant_tokenizers[{index}]")
         participants.append(Participant(_assistant_name(index, assistant), assistant, tokenizer))
     for participant in participants:
         _check_model(participant)
@@ -122,7 +122,7 @@ _TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _ASSISTANTS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def _find_tokenizer(model: Any, argument: str) -> Any:
+def find_tokenizer(model: Any, argument: str) -> Any:
     name = getattr(model, "name_or_path", "") or ""
     if not name:
         raise ValueError(

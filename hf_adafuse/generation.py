@@ -170,7 +170,7 @@ def enable_adafuse(
         _check_weights(config or AdaFuseConfig(), participants)
     if not isinstance(model, AdaFuseGenerationMixin):
         base: Any = type(model)
-        model.__class__ = _adafuse_class(base)
+        model.__class__ = adafuse_class(base)
     _bind(model, arguments)
     return model
 
@@ -191,7 +191,7 @@ def disable_adafuse(model: Any) -> Any:
 
 
 @functools.cache
-def _adafuse_class(base: Any) -> Any:
+def adafuse_class(base: Any) -> Any:
     """`base` with the mixin, under its own name and module: pipelines, `architectures` and saving see no difference."""
     body = {
         "__module__": base.__module__,
@@ -211,7 +211,7 @@ def _reduce(self: Any, protocol: Any) -> Any:
 
 
 def _rebuild(base: Any) -> Any:
-    cls = _adafuse_class(base)
+    cls = adafuse_class(base)
     return cls.__new__(cls)
 
 

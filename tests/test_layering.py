@@ -33,10 +33,14 @@ CORE = (
     "prompts",
     "session",
     "generation",
+    "exported",
+    "repository",
+    "generate",
+    "modeling_adafuse",
     "__init__",
 )
 # What is built around the core: may import all of it, is imported by none of it.
-AROUND = ("__main__", "cli", "pipelines", "hub", "demo", "evaluation", "benchmarks", "plots")
+AROUND = ("__main__", "cli", "pipelines", "hub", "model_card", "demo", "evaluation", "benchmarks", "plots")
 
 MAX_FILE_LINES = 260
 MAX_FUNCTION_LINES = 45

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import demo, generate
+from . import demo, export, generate
 
 
 class Command(Protocol):
@@ -26,6 +26,7 @@ class Command(Protocol):
 _COMMANDS: dict[str, tuple[str, Command]] = {
     "generate": ("generate text with an ensemble", generate),
     "demo": (demo.HELP, demo),
+    "export": ("write an ensemble as a folder for the Hub", export),
 }
 
 

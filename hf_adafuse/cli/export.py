@@ -1,0 +1,68 @@
+"""The command `hf-adafuse export`: a folder for the Hub that holds an ensemble and the code to run it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments
+
+_DESCRIPTION = """\
+Write a folder that is a Hub repository of an ensemble: weights, tokenizers, settings, code and a model card. Whoever
+loads it needs transformers only, and says trust_remote_code=True."""
+
+_EXAMPLES = """\
+examples:
+  hf-adafuse export my-ensemble --model A --assistant B --branches 5
+  hf-adafuse export my-ensemble                       (the demo pair)
+  hf-adafuse export my-method --method-only           (for generate(custom_generate="my-method"))
+  transformers serve my-ensemble --trust-remote-code"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command, put on a parser of the caller's."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("folder", metavar="DIR", help="the folder to write: new or empty")
+    parser.add_argument(
+        "--method-only", action="store_true", help="no main model: for custom_generate=DIR with any of them"
+    )
+    parser.add_argument(
+        "--assistants",
+        choices=("names", "folders"),
+        help="name the assistants, or put them into folders (default: Hub names are named, local folders copied)",
+    )
+    parser.add_argument("--repo-id", metavar="NAME", help="the repository's name in the model card (default: DIR's)")
+    add_member_arguments(parser)
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    if args.method_only and args.model is not None:
+        raise ValueError("`--model` must be left out with `--method-only`, but is given. Leave one of them out.")
+    adafuse_config(args)  # refuse wrong settings before models are loaded
+
+    from ..hub import export_adafuse
+    from .members import load_members
+
+    model, tokenizer, assistants, tokenizers = None, None, args.assistant, None
+    if not args.method_only:
+        named = [] if args.model is None else args.assistant
+        members = load_members(
+            args.model, () if named else args.assistant, args.dtype, args.device_map, args.trust_remote_code
+        )
+        (model, tokenizer), *others = members
+        if not named:
+            assistants, tokenizers = [other for other, _ in others], [found for _, found in others]
+    folder = export_adafuse(
+        args.folder,
+        model,
+        tokenizer,
+        assistants,
+        tokenizers,
+        adafuse_config(args, model),
+        assistants=args.assistants,
+        repo_id=args.repo_id,
+    )
+    sys.stdout.write(f"{folder}\n")
+    return 0

@@ -1,0 +1,16 @@
+"""What a repository written by `hf-adafuse export` says to its own code. The export writes this file anew with the
+settings of that repository; in the package they are empty. Data only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Fields of `AdaFuseConfig`, used where neither the call nor the model's generation config has any.
+ADAFUSE_CONFIG: dict[str, Any] = {}
+
+# Hub names, or folders of the repository as "./folder".
+ASSISTANT_MODELS: list[str] = []
+
+# What the code here runs with.
+REQUIREMENTS: list[str] = ["torch>=2.6", "transformers>=5.17,<6"]
