@@ -1,0 +1,125 @@
+"""What the documents say is run: the README's Python blocks and commands, and the examples in docstrings.
+
+Nothing is downloaded: where a document names a model that is not a local folder, the test loads a member of the demo.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from hf_adafuse.cli import main
+from hf_adafuse.demo import NAMES
+
+ROOT = Path(__file__).parent.parent
+MODELS = ROOT / "hf_adafuse/demo/models"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# .ci/run runs the commands below these comments, in environments of their own.
+RUN_BY_CI = ("<!-- run-command -->", "<!-- test-command -->")
+
+
+def blocks(text, language):
+    """Yields the line number and text of each fenced block in a language, those that CI runs left out."""
+    pattern = re.compile(rf"^(<!-- [\w-]+ -->\n+)?```{language}\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+    for found in pattern.finditer(text):
+        if (found[1] or "").strip() not in RUN_BY_CI:
+            yield text.count("\n", 0, found.start(2)) + 1, found[2]
+
+
+def commands():
+    return [(number, line) for number, block in blocks(README, "bash") for line in block.splitlines() if line]
+
+
+@pytest.fixture
+def stand_ins(monkeypatch, tmp_path):
+    """Names of models stand for the members of the demo, in the order in which they come up; files go to `tmp_path`."""
+    folders = {}
+
+    def resolve(name):
+        if isinstance(name, os.PathLike) or os.path.isdir(name):
+            return name
+        return folders.setdefault(name, str(MODELS / NAMES[len(folders) % len(NAMES)]))
+
+    for auto in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
+        load = auto.from_pretrained
+        monkeypatch.setattr(
+            auto, "from_pretrained", lambda name, *args, _load=load, **kw: _load(resolve(name), *args, **kw)
+        )
+    monkeypatch.chdir(tmp_path)
+    return folders
+
+
+def test_readme_python_blocks_run(stand_ins, capsys):
+    namespace = {"__name__": "__main__"}  # of all blocks: a later one may go on from an earlier one
+    found = list(blocks(README, "python"))
+    assert found
+    for number, block in found:
+        exec(compile("\n" * (number - 1) + block, "README.md", "exec"), namespace)
+    assert len(stand_ins) >= 2
+    assert capsys.readouterr().out.strip()
+
+
+def test_readme_has_commands():
+    assert len(commands()) >= 2
+    strangers = [line for _, line in commands() if not line.startswith("hf-adafuse ")]
+    assert strangers == [], "say here how such a command is tested"
+
+
+@pytest.mark.parametrize("command", [pytest.param(line, id=f"line {number}") for number, line in commands()])
+def test_readme_commands_run(command, stand_ins, capsys):
+    assert main(shlex.split(command, comments=True)[1:]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+class FencedParser(doctest.DocTestParser):
+    """Reads examples inside Markdown fences, whose closing line would be taken for expected output."""
+
+    def parse(self, string, name="<string>"):
+        return super().parse(re.sub(r"^ *```(python)?$", "", string, flags=re.MULTILINE), name)
+
+
+def docstring_examples():
+    """Returns the examples of every module that has some."""
+    finder = doctest.DocTestFinder(parser=FencedParser(), exclude_empty=True)
+    found = []
+    for path in sorted((ROOT / "hf_adafuse").rglob("*.py")):
+        if ">>> " in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found += [test for test in finder.find(importlib.import_module(name)) if test.examples]
+    return found
+
+
+def test_every_example_is_found():
+    lines = [line for path in (ROOT / "hf_adafuse").rglob("*.py") for line in path.read_text("utf-8").splitlines()]
+    written = sum(line.strip().startswith(">>> ") and not line.strip().startswith(">>> #") for line in lines)
+    found = [example for test in docstring_examples() for example in test.examples]
+    assert sum(not example.source.startswith("#") for example in found) == written > 0
+
+
+@pytest.mark.parametrize("example", docstring_examples(), ids=lambda test: test.name)
+def test_docstring_examples_run(example, stand_ins):
+    report = []
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_a_wrong_example_is_found():
+    text = "Examples:\n\n    ```python\n    >>> 1 + 1\n    3\n    ```\n"
+    report = []
+    example = FencedParser().get_doctest(text, {}, "wrong", None, None)
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert "Expected:\n    3\nGot:\n    2\n" in "".join(report)
+
+
+def test_blocks_are_found():
+    text = "a\n```python\nx = 1\n```\n<!-- run-command -->\n```bash\npip\n```\n\n```bash\nhf-adafuse\n```\n"
+    assert list(blocks(text, "python")) == [(3, "x = 1\n")]
+    assert list(blocks(text, "bash")) == [(11, "hf-adafuse\n")]
