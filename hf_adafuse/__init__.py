@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "AdaFuseCandidate": "outputs",
     "AdaFuseConfig": "config",
-    "AdaFuseDecodingError": "decoding",
+    "AdaFuseDecodingError": "progress",
     "AdaFuseGenerationMixin": "generation",
     "AdaFuseOutput": "outputs",
     "AdaFuseRound": "outputs",

@@ -58,32 +58,43 @@ class MaskMaker:
 
     def make(
         self,
-        committed: torch.Tensor,
-        slot_positions: torch.Tensor,
-        positions: torch.Tensor,
-        seen: list[list[list[int]]],
-        start: int,
+        prefixes: list[tuple[int, int]],
+        ends: list[int],
+        positions: list[list[int]],
+        seen: list[list[list[tuple[int, int]]]],
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """
         Args:
-            committed (`torch.BoolTensor` of shape `(batch_size, num_slots)`): the slots of the prefix.
-            slot_positions (`torch.LongTensor` of shape `(batch_size, num_slots)`): the position of each slot's token.
-            positions (`torch.LongTensor` of shape `(batch_size, num_queries)`): of the tokens of this pass.
-            seen (`list`): per row, per query, the slots it sees below the prefix, its own among them.
-            start (`int`): the slot of the first query.
+            prefixes (`list[tuple[int, int]]`): per row, the first slot of its prefix and the one after its last.
+            ends (`list[int]`): per row, the slot of its first query.
+            positions (`list[list[int]]`): per row, of the tokens of this pass; as many in every row.
+            seen (`list`): per row, per query, the slots it sees below the prefix, its own among them, with their
+                positions.
         """
-        num_queries = positions.shape[1]
-        visible = committed[:, None, :].repeat(1, num_queries, 1)
-        own = torch.arange(num_queries, device=self.device)
-        visible[:, own, start + own] = True  # also for the filler of short rows: no row of the softmax may be empty
-        at = [(b, q, s) for b, queries in enumerate(seen) for q, slots in enumerate(queries) for s in slots]
-        if at:
-            rows, queries, slots = torch.tensor(at, device=self.device).unbind(1)
-            visible[rows, queries, slots] = True
+        num_queries = len(positions[0])
+        slots = torch.arange(max(ends) + num_queries, device=self.device)
+        first, after, end = torch.tensor(
+            [[*prefix, end] for prefix, end in zip(prefixes, ends, strict=True)], device=self.device
+        ).T[:, :, None, None]
+        own = end + torch.arange(num_queries, device=self.device)[:, None]
+        prefix = (slots >= first) & (slots < after)
+        # Its own slot also for the filler of short rows: no row of the softmax may be empty.
+        full = self._with(prefix | (slots == own), seen)
         if self.window is None:
-            return self._as_given(visible, visible)
-        near = positions[:, :, None] - slot_positions[:, None, :] < self.window
-        return self._as_given(visible, visible & near)
+            return self._as_given(full, full)
+        at = torch.tensor(positions, device=self.device)[:, :, None]
+        near = [
+            [[pair for pair in pairs if at_row[q] - pair[1] < self.window] for q, pairs in enumerate(queries)]
+            for at_row, queries in zip(positions, seen, strict=True)
+        ]
+        window = prefix & (at - (slots - first) < self.window)
+        return self._as_given(full, self._with(window | (slots == own), near))
+
+    def _with(self, visible: torch.Tensor, seen: list[list[list[tuple[int, int]]]]) -> torch.Tensor:
+        at = [(b, q, slot) for b, row in enumerate(seen) for q, pairs in enumerate(row) for slot, _ in pairs]
+        rows, queries, slots = torch.tensor(at, device=self.device).unbind(1)
+        visible[rows, queries, slots] = True
+        return visible
 
     def _as_given(self, full: torch.Tensor, sliding: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         if self.kinds is None:

@@ -7,66 +7,24 @@ another its tokens are already there, computed. At the end the earlier members s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-
-import torch
+from typing import TypeVar
 
 from .config import AdaFuseConfig
-from .kv_cache import KeysValues
+from .look_ahead import MAX_ROUNDS, LookAhead
 from .member import Member, MemberError
 from .outputs import AdaFuseRound, cut_words
 from .pool import Candidate, Pool
+from .progress import AdaFuseDecodingError, Prompt
+from .proposals import Proposals, Walk
 from .token_nodes import Node
 
-StopCheck = Callable[["Prompt"], bool]
-
-
-class AdaFuseDecodingError(RuntimeError):
-    """
-    A member failed in the middle of decoding: its forward pass raised, ran out of memory or gave NaN.
-
-    Attributes:
-        member (`str`): its name.
-        round (`int`): the round, from 1; 0 while reading the prompts.
-        texts (`list[str]`): the text committed so far, per prompt.
-        sequences (`list[list[int]]`): the main model's ids so far, per prompt, the prompt's included.
-    """
-
-    def __init__(
-        self, member: str, reason: str, round_number: int, texts: list[str], sequences: list[list[int]]
-    ) -> None:
-        super().__init__(member, reason, round_number, texts, sequences)
-        self.member, self.round, self.texts, self.sequences = member, round_number, texts, sequences
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return (
-            f"{self.member} failed in round {self.round}: {self.reason}. "
-            f"The text committed so far is in the error's `texts`: {self.texts!r}"
-        )
-
-    @classmethod
-    def of(cls, error: MemberError, round_number: int, prompts: list[Prompt]) -> AdaFuseDecodingError:
-        texts, sequences = [prompt.text for prompt in prompts], [prompt.ids for prompt in prompts]
-        return cls(error.member.name, str(error), round_number, texts, sequences)
-
-
-@dataclass
-class Prompt:
-    """One row of the batch: the main model's ids as the caller sees them (padding included), and what became of it."""
-
-    index: int
-    ids: list[int]
-    rounds: list[AdaFuseRound] = field(default_factory=list)
-    scores: list[torch.Tensor] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
-    states: list[tuple[list[int], KeysValues]] = field(default_factory=list)  # per member: its ids, and keys of them
-    is_finished: bool = False
-
-    @property
-    def text(self) -> str:
-        return "".join(committed.text for committed in self.rounds)
+T = TypeVar("T")
+StopCheck = Callable[[Prompt], bool]
+Span = tuple[list[int], bool]
+# One prompt's rounds, as far as they get until they need nodes of member k read: it yields `(k, nodes)`.
+Loop = Generator[tuple[int, list[Node]], None, T]
 
 
 @dataclass
@@ -91,43 +49,92 @@ class Decoder:
     on_commit: Callable[[list[int]], None] = lambda ids: None
     keep_logits: bool = False
     keep_cache: bool = False
+    _look_ahead: LookAhead = field(default_factory=LookAhead)
 
     def run(self) -> None:
-        """Rounds until every prompt is finished. Prompts finish one by one and cost nothing from there on."""
-        turns = sorted(range(len(self.members)), key=lambda k: self.members[k].cost)
-        number = 0
-        while rows := self._rows_with_room():
-            number += 1
+        """
+        Every prompt runs its own rounds. What prompts need of the same member at the same time goes through it in one
+        pass; those that finish leave the batch.
+        """
+        loops = {prompt.index: self._decode(prompt) for prompt in self.prompts}
+        waiting: list[dict[int, list[Node]]] = [{} for _ in self.members]
+        ready = list(loops)
+        while True:
+            for row in ready:
+                if (need := next(loops[row], None)) is not None:
+                    waiting[need[0]][row] = need[1]
+            self._leave({row for row in ready if self.prompts[row].is_finished})
+            k = max(range(len(self.members)), key=lambda k: len(waiting[k]))
+            ready = list(waiting[k])
+            if not ready:
+                return
             try:
-                pools = {row: Pool([member.vocabulary for member in self.members]) for row in rows}
-                for k in turns:
-                    self._propose(k, pools)
-                for row, pool in pools.items():
-                    self._drop_unfit(row, pool)
-                log_probs = [self._score(k, pools) for k in range(len(self.members))]
-                for row, pool in pools.items():
-                    self._commit(row, pool, [scored[row] for scored in log_probs])
+                self.members[k].read([node for nodes in waiting[k].values() for node in nodes])
             except MemberError as error:
+                number = max(len(self.prompts[row].rounds) for row in ready) + 1
                 raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
+            waiting[k] = {}
 
-    def _propose(self, k: int, pools: dict[int, Pool]) -> None:
-        """Member k scores what is on the table, then proposes."""
-        table = {
-            row: [self._span(k, pool, c) for c in pool.ranked() if pool.can_commit(c) and self._fits(k, row, pool, c)]
-            for row, pool in pools.items()
-        }
-        for row, proposals in self.members[k].take_turn(table).items():
-            pools[row].add(k, proposals)
+    def _decode(self, prompt: Prompt) -> Loop[None]:
+        """The rounds of one prompt."""
+        row, members = prompt.index, self.members
+        first, *others = sorted(range(len(members)), key=lambda k: members[k].cost(row))
+        while self._has_room(prompt):
+            pool = Pool([member.vocabulary for member in members])
+            asked: list[int] = []
+            best = yield from _ask(first, members[first].take_turn(row, [], []), asked)
+            pool.add(first, best)
+            ahead = (yield from self._propose_ahead(first, row, best, asked)) if others else []
+            for k in others:
+                drafts = [[token for text in texts for token in pool.encode(k, text)] for texts in ahead]
+                turn = members[k].take_turn(row, self._table(k, row, pool), drafts)
+                pool.add(k, (yield from _ask(k, turn)))
+            self._drop_unfit(row, pool)
+            log_probs = []
+            for k, member in enumerate(members):
+                spans = self._spans(k, pool)
+                scored = yield from _ask(k, member.score(row, list(spans.values())))
+                log_probs.append(dict(zip(spans, scored, strict=True)))
+            winner = pool.settle(self.config, log_probs) or (yield from self._last_resort(row, pool))
+            if winner is not None:
+                self._look_ahead.record(best.margins[-1], winner.text == best.spans[0].text)
+                self._commit(prompt, pool, winner)
 
-    def _score(self, k: int, pools: dict[int, Pool]) -> dict[int, dict[int, list[float]]]:
-        """Per row: the log-probabilities under member k of every candidate that stays in the pool, by rank."""
-        kept = {
-            row: {rank: candidate for rank, candidate in enumerate(pool.ranked()) if candidate.dropped is None}
-            for row, pool in pools.items()
+    def _propose_ahead(self, k: int, row: int, proposals: Proposals, asked: list[int]) -> Loop[list[list[str]]]:
+        """
+        Member k proposes the next rounds as if its best candidates had won, where that is likely to pay; returns what
+        it proposed, each as the texts of all rounds up to it. After a turn that needed no pass it is ahead already.
+        """
+        member, chains, texts, ids = self.members[k], list[list[str]](), list[str](), list[int]()
+        saved = sum(other.times.mean(2) for other in self.members if other is not member)
+        turn_cost, odds = sum(map(member.times.mean, asked)), 1.0
+        for _ in range(MAX_ROUNDS if asked else 0):
+            best = proposals.spans[0]
+            if best.ends or not best.ids:
+                break
+            odds *= self._look_ahead.odds(proposals.margins[-1])
+            if not self._look_ahead.pays(odds, turn_cost, saved):
+                break
+            ids, texts = ids + list(best.ids), [*texts, best.text]
+            proposals = yield from _ask(k, member.propose_after(row, ids))
+            chains += [[*texts, span.text] for span in proposals.spans]
+        return chains
+
+    def _table(self, k: int, row: int, pool: Pool) -> list[Span]:
+        """What member k can score before its own turn."""
+        return [
+            (pool.ids(k, candidate), candidate.ends)
+            for candidate in pool.ranked()
+            if pool.can_commit(candidate) and self._fits(k, row, pool, candidate)
+        ]
+
+    def _spans(self, k: int, pool: Pool) -> dict[int, Span]:
+        """By rank, all that stays in the pool, in member k's tokens."""
+        return {
+            rank: (pool.ids(k, candidate), candidate.ends)
+            for rank, candidate in enumerate(pool.ranked())
+            if candidate.dropped is None
         }
-        spans = {row: [self._span(k, pools[row], candidate) for candidate in kept[row].values()] for row in pools}
-        scored = self.members[k].score(spans)
-        return {row: dict(zip(kept[row], scored[row], strict=True)) for row in pools}
 
     def _drop_unfit(self, row: int, pool: Pool) -> None:
         """Candidates that could not reach the caller, or that do not fit into a member's context, leave the pool."""
@@ -138,25 +145,22 @@ class Decoder:
             elif unfit:
                 candidate.dropped = f"it outgrows the context of {unfit[0]}"
 
-    def _span(self, k: int, pool: Pool, candidate: Candidate) -> tuple[list[int], bool]:
-        return pool.ids(k, candidate), candidate.ends
-
     def _fits(self, k: int, row: int, pool: Pool, candidate: Candidate) -> bool:
         return self.members[k].fits(row, pool.ids(k, candidate))
 
-    def _commit(self, row: int, pool: Pool, log_probs: list[dict[int, list[float]]]) -> None:
+    def _last_resort(self, row: int, pool: Pool) -> Loop[Candidate | None]:
+        """Every candidate is forbidden: the main model's greedy word, or `None`, and the end, if it does not fit."""
+        word = yield from _ask(0, self.members[0].propose_word(row))
+        winner = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
+        unfit = [k for k in range(len(self.members)) if not self._fits(k, row, pool, winner)]
+        if unfit:
+            self._stop_at_context(row, unfit)
+            return None
+        return winner
+
+    def _commit(self, prompt: Prompt, pool: Pool, winner: Candidate) -> None:
         """Append the winner to the prefix of every member, as far as no stopping criterion fires."""
-        winner = pool.settle(self.config, log_probs)
-        rank = None if winner is None else pool.ranked().index(winner)
-        if winner is None:
-            word = self.members[0].propose_word(row)
-            winner = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
-            if not all(self._fits(k, row, pool, winner) for k in range(len(self.members))):
-                self._stop_at_context(
-                    row, [k for k in range(len(self.members)) if not self._fits(k, row, pool, winner)]
-                )
-                return
-        main, prompt = self.members[0], self.prompts[row]
+        main, row, ranked = self.members[0], prompt.index, pool.ranked()
         ids = pool.ids(0, winner)
         nodes = [main.root(row), *main.nodes(row, ids)]
         tokens = ids + ([main.best_eos(nodes[-1])] if winner.ends else [])
@@ -169,7 +173,7 @@ class Decoder:
                 words=cut_words(list(winner.words), text),
                 ends=winner.ends and is_whole,
                 proposer=min(winner.proposers),
-                winner=rank,
+                winner=ranked.index(winner) if winner in ranked else None,
                 candidates=pool.trace(),
                 margins=pool.margins,
                 num_tokens=num_taken,
@@ -198,14 +202,12 @@ class Decoder:
                 return taken
         return len(tokens)
 
-    def _rows_with_room(self) -> list[int]:
-        """The unfinished prompts; one that has filled a member's context is finished here."""
-        for prompt in self.prompts:
-            full = [k for k, m in enumerate(self.members) if not prompt.is_finished and not m.has_room(prompt.index)]
-            if full:
-                self._stop_at_context(prompt.index, full)
-        self._tidy()
-        return [prompt.index for prompt in self.prompts if not prompt.is_finished]
+    def _has_room(self, prompt: Prompt) -> bool:
+        """Whether the prompt goes on; one that has filled a member's context is finished here."""
+        full = [k for k, m in enumerate(self.members) if not prompt.is_finished and not m.has_room(prompt.index)]
+        if full:
+            self._stop_at_context(prompt.index, full)
+        return not prompt.is_finished
 
     def _stop_at_context(self, row: int, full: list[int]) -> None:
         member = self.members[full[0]]
@@ -217,13 +219,23 @@ class Decoder:
             stacklevel=2,
         )
 
-    def _tidy(self) -> None:
-        """Finished prompts leave the batch; the caches close their holes."""
-        finished = {prompt.index for prompt in self.prompts if prompt.is_finished}
+    def _leave(self, finished: set[int]) -> None:
+        """Finished prompts leave the batch."""
         for member in self.members:
             if self.keep_cache:
-                for row in finished.intersection(member.tree.active):
+                for row in sorted(finished):
                     self.prompts[row].states.append((member.tree.rows[row].ids, member.tree.keys_values(row)))
             member.tree.drop(finished)
-            if member.tree.active:
-                member.tree.compact()
+
+
+def _ask(k: int, walk: Walk[T], asked: list[int] | None = None) -> Loop[T]:
+    """A member's walk, its needs marked with the member's number. `asked` is told how many nodes each need has."""
+    try:
+        nodes = next(walk)
+        while True:
+            if asked is not None:
+                asked.append(len(nodes))
+            yield k, nodes
+            nodes = next(walk)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

@@ -46,11 +46,6 @@ class AdaFuseCache(DynamicCache):
         return {**self.__dict__, "assistants": []}
 
 
-def num_slots(cache: Cache) -> int:
-    """The number of slots (columns) of the cache."""
-    return int(cache.layers[0].keys.shape[-2]) if cache.layers and cache.layers[0].is_initialized else 0
-
-
 def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> DynamicCache:
     """A cache of these keys and values."""
     cache = DynamicCache() if cache is None else cache
@@ -59,9 +54,9 @@ def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> Dynamic
     return cache
 
 
-def adopt_cache(cache: Cache, length: int) -> DynamicCache:
+def adopt_cache(cache: Cache, length: int) -> KeysValues:
     """
-    A copy of a caller's cache of `length` tokens that shares its tensors and never writes to them. A sliding layer has
+    The keys and values of a caller's cache of `length` tokens; its own tensors, to be read only. A sliding layer has
     dropped its oldest keys: zeros stand in for them, which the window hides for good.
 
     Raises:
@@ -81,32 +76,124 @@ def adopt_cache(cache: Cache, length: int) -> DynamicCache:
             if missing
             else (layer.keys, layer.values)
         )
-    return make_cache(layers)
+    return layers
 
 
-def select_rows(cache: DynamicCache, rows: list[int]) -> None:
-    """Keep only these rows of the batch, in this order."""
-    for layer in cache.layers:
-        index = torch.tensor(rows, device=layer.keys.device)
-        layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
+class SlotLayer(DynamicLayer):
+    """One layer of a [`SlotCache`]: tensors with spare columns, written in place."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.is_initialized: bool = False
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        width = self.get_seq_length() + key_states.shape[2]
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self.keys, self.values = _spare(key_states, width), _spare(value_states, width)
+        elif self.keys.shape[2] < width:
+            self.keys, self.values = _grown(self.keys, width), _grown(self.values, width)
+        self.cache.write(self.keys, key_states)
+        self.cache.write(self.values, value_states)
+        return self.keys[:, :, :width], self.values[:, :, :width]
+
+    def get_seq_length(self) -> int:
+        return max(self.cache.ends, default=0)
 
 
-def select_slots(cache: DynamicCache, slots: torch.Tensor) -> None:
-    """Keep only these slots of each row, in this order. `slots`: `(batch_size, num_kept)`."""
-    for layer in cache.layers:
-        index = slots.to(layer.keys.device)
-        layer.keys, layer.values = _gather(layer.keys, index), _gather(layer.values, index)
+class SlotCache(DynamicCache):
+    """
+    The cache of a batch of token trees. Each row of the batch grows at its own end, in place: no pass copies what is
+    there. The columns after a row's end hold nothing; the mask hides them.
+
+    Attributes:
+        ends (`list[int]`): per row of the batch, the columns in use.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self.ends = [0] * batch_size
+
+    @property
+    def ends(self) -> list[int]:
+        return self._ends
+
+    @ends.setter
+    def ends(self, ends: list[int]) -> None:
+        self._ends = ends
+        self._columns: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # of the pass under way
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        while len(self.layers) <= layer_idx:
+            self.layers.append(SlotLayer(self))
+        return self.layers[layer_idx].update(key_states, value_states)  # type: ignore[no-any-return]
+
+    def write(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
+        """Write `new`, of shape `(batch_size, num_heads, num_new, head_dim)`, at the end of each row."""
+        start, num_new = self.ends[0], new.shape[2]
+        if all(end == start for end in self.ends):
+            tensor[:, :, start : start + num_new] = new
+            return
+        if tensor.device not in self._columns:
+            rows = torch.arange(len(self.ends), device=tensor.device)[:, None]
+            ends = torch.tensor(self.ends, device=tensor.device)[:, None]
+            self._columns[tensor.device] = rows, ends + torch.arange(num_new, device=tensor.device)
+        rows, columns = self._columns[tensor.device]
+        tensor[rows, :, columns] = new.transpose(1, 2)
+
+    def fill(self, layers: KeysValues) -> None:
+        """Begin with these keys and values, as wide in every row."""
+        for index, (keys, values) in enumerate(layers):
+            self.update(keys, values, index)
+        if layers:
+            self.ends = [layers[0][0].shape[2]] * len(self.ends)
+
+    def move(self, moves: list[tuple[int, int, int]]) -> None:
+        """Copy columns: `(row of the batch, from, to)`, all read before any is written."""
+        for layer in self.layers:
+            if layer.is_initialized and moves:
+                rows, old, new = torch.tensor(moves, device=layer.keys.device).unbind(1)
+                layer.keys[rows, :, new] = layer.keys[rows, :, old]
+                layer.values[rows, :, new] = layer.values[rows, :, old]
+
+    def select_rows(self, rows: list[int]) -> None:
+        """Keep only these rows of the batch, in this order."""
+        self.ends = [self.ends[row] for row in rows]
+        width = max(self.ends, default=0)
+        for layer in self.layers:
+            if layer.is_initialized:
+                index = torch.tensor(rows, dtype=torch.long, device=layer.keys.device)
+                layer.keys = layer.keys[:, :, :width].index_select(0, index)
+                layer.values = layer.values[:, :, :width].index_select(0, index)
+
+    def row(self, row: int, start: int, stop: int) -> KeysValues:
+        """A copy of these columns of one row, as keys and values of batch size 1."""
+        return [
+            (layer.keys[row : row + 1, :, start:stop].clone(), layer.values[row : row + 1, :, start:stop].clone())
+            for layer in self.layers
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """What its tensors hold, spare columns and all."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
 
 
-def row_slots(cache: DynamicCache, row: int, slots: list[int]) -> KeysValues:
-    """A copy of these slots of one row, as keys and values of batch size 1."""
-    copied = []
-    for layer in cache.layers:
-        index = torch.tensor(slots, device=layer.keys.device)
-        copied.append(
-            (layer.keys[row : row + 1].index_select(2, index), layer.values[row : row + 1].index_select(2, index))
-        )
-    return copied
+def _spare(like: torch.Tensor, width: int) -> torch.Tensor:
+    """A tensor for `width` columns and some to come, so that it grows seldom and holds little more than it must."""
+    batch_size, num_heads, _, head_dim = like.shape
+    return like.new_zeros((batch_size, num_heads, width + max(8, width // 32), head_dim))
+
+
+def _grown(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    larger = _spare(tensor, width)
+    larger[:, :, : tensor.shape[2]] = tensor
+    return larger
 
 
 def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysValues:
@@ -123,10 +210,3 @@ def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysVal
         (place([row[index][0] for row in rows]), place([row[index][1] for row in rows]))
         for index in range(len(rows[0]))
     ]
-
-
-def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    if len(tensor) == 1:
-        return tensor.index_select(2, slots[0])
-    index = slots[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3])
-    return tensor.gather(2, index)

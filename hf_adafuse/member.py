@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from .config import AdaFuseConfig
+from .look_ahead import PassTimes
 from .processors import RowProcessors
-from .proposals import Proposal, Proposals, Proposer, Walk, in_step
+from .proposals import Proposal, Proposals, Proposer, Walk
 from .scoring import best_tokens
 from .token_nodes import ForwardError, Node
 from .token_tree import TokenTree
 from .vocabulary import Vocabulary
 from .words import WordRule
 
-T = TypeVar("T")
+# A pass of a few tokens costs like one of two.
+_FREE_TOKENS = 8
 
 
 class MemberError(Exception):
@@ -80,7 +83,8 @@ class Member:
     ) -> None:
         self.name, self.model, self.vocabulary, self.device = name, model, vocabulary, device
         self.eos_ids, self.max_length = sorted(set(eos_ids)), max_length
-        self.cost = sum(parameter.numel() for parameter in model.parameters())
+        self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
+        self.times = PassTimes(is_flat=device.type != "cpu")
         self.num_proposals = self.num_wins = 0
         self.tree = TokenTree(model, device)
         self._processors: list[RowProcessors] = []
@@ -93,7 +97,13 @@ class Member:
         self._proposer = Proposer(self.vocabulary, set(self.eos_ids), self.max_length, config, rule)
         self._num_top = max(2, config.num_branches)
         self._processors = processors
+        self._riding: list[list[Node]] = [[] for _ in prompts]  # per row, what may ride with its next passes
+        self._num_prompt_tokens = [len(ids) for ids in prompts]
         self._guard(lambda: self.tree.prefill(prompts, cache))
+
+    def cost(self, row: int) -> int:
+        """About what reading a text costs: parameters times the tokens it takes of a row's prompt."""
+        return self.num_parameters * self._num_prompt_tokens[row]
 
     def root(self, row: int) -> Node:
         return self.tree.rows[row].root
@@ -106,38 +116,73 @@ class Member:
         """Whether the context holds these ids after the prefix."""
         return self.max_length is None or self.root(row).position + len(ids) < self.max_length
 
-    def take_turn(self, spans: Mapping[int, list[tuple[list[int], bool]]]) -> dict[int, Proposals]:
-        """Per row: read the spans on the table, in one pass; then propose: what it agrees with is read already."""
+    def _needed(self, row: int, spans: list[tuple[list[int], bool]]) -> list[Node]:
+        """What the spans' scores need and has not been read. The last token of a span, unless the text ends there, only
+        begins the next round."""
+        paths = [[self.root(row), *self.nodes(row, ids)][: None if ends else -1] for ids, ends in spans]
+        return _unread(*paths)
 
-        def turn(row: int) -> Walk[Proposals]:
-            root = self.root(row)
-            if unread := _unread([root], *(root.path(ids) for ids, _ in spans[row])):
-                yield unread + _unread(self._proposer.first_nodes(root))
-            return (yield from self._proposer.propose(root))
+    def _ends(self, row: int, spans: list[tuple[list[int], bool]]) -> list[Node]:
+        """The nodes at which the spans end, marked as such."""
+        ends = [self.nodes(row, ids)[-1] for ids, _ in spans if ids]
+        for node in ends:
+            node.is_end = True
+        return ends
 
-        proposals = self._drive({row: turn(row) for row in spans})
-        self.num_proposals += sum(len(proposal.spans) for proposal in proposals.values())
+    def _cut(self, row: int, ids: list[int]) -> list[int]:
+        """As many of these ids as the context holds after the prefix."""
+        room = len(ids) if self.max_length is None else self.max_length - 1 - self.root(row).position
+        return ids[: max(0, room)]
+
+    def take_turn(self, row: int, spans: list[tuple[list[int], bool]], drafts: list[list[int]]) -> Walk[Proposals]:
+        """
+        Read what the score of the spans on the table needs, in one pass; then propose: what it agrees with is read
+        already. Drafts, which may come on the table in a later round, ride where there is room.
+        """
+        root = self.root(row)
+        needed = self._needed(row, spans) or _unread([root])
+        self._riding[row] = self._ends(row, spans) + [n for ids in drafts for n in root.path(self._cut(row, ids))]
+        if needed:
+            yield _unread(needed, self._proposer.first_nodes(root))
+        proposals = yield from self._proposer.propose(root)
+        self._riding[row] = []
+        self.num_proposals += len(proposals.spans)
         return proposals
 
-    def propose_word(self, row: int) -> Proposal:
-        """The greedy word of one row, whatever the others say."""
-        return self._drive({row: self._proposer.propose_word(self.root(row))})[row]
+    def propose_after(self, row: int, ids: list[int]) -> Walk[Proposals]:
+        """What it would propose if these ids were committed."""
+        return self._proposer.propose(self.root(row).path(ids)[-1])
 
-    def score(self, spans: Mapping[int, list[tuple[list[int], bool]]]) -> dict[int, list[list[float]]]:
+    def propose_word(self, row: int) -> Walk[Proposal]:
+        """The greedy word of a row, whatever the others say."""
+        return self._proposer.propose_word(self.root(row))
+
+    def score(self, row: int, spans: list[tuple[list[int], bool]]) -> Walk[list[list[float]]]:
         """
-        Per row and span: the log-probability (nats) of each of its ids, and of the end of the text where it ends, in at
-        most one forward pass.
+        Per span: the log-probability (nats) of each of its ids, and of the end of the text where it ends, in at most
+        one forward pass.
         """
+        self._riding[row] = self._ends(row, spans)
+        if needed := self._needed(row, spans):
+            yield needed
+        self._riding[row] = []
+        paths = [[self.root(row), *self.nodes(row, ids)] for ids, _ in spans]
+        return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(paths, spans, strict=True)]
 
-        def walk(row: int) -> Walk[list[list[float]]]:
-            root = self.root(row)
-            nodes = [[root, *root.path(ids)] for ids, _ in spans[row]]
-            # The last tokens are not needed for the score, but one of them begins the next round.
-            if _unread(*(path if ends else path[:-1] for path, (_, ends) in zip(nodes, spans[row], strict=True))):
-                yield _unread(*nodes)
-            return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(nodes, spans[row], strict=True)]
-
-        return self._drive({row: walk(row) for row in spans})
+    def read(self, nodes: list[Node]) -> None:
+        """
+        Run these nodes, of any rows, in one forward pass and read their logits. Where more cost little, others ride that
+        are likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
+        """
+        ridden = list(nodes)
+        if len(nodes) > 1 or self.times.is_flat:
+            counts = Counter(node.row for node in nodes)
+            width = max(*counts.values(), _FREE_TOKENS // len(self.tree.active))
+            for row in self.tree.active:
+                ridden += _unread(self._riding[row])
+                ridden += self._proposer.riders(self.root(row))[: max(0, width - counts[row])]
+        with self.times.measured(len(ridden)):
+            self._guard(lambda: self.tree.run(ridden))
 
     def best_eos(self, node: Node) -> int:
         """The most likely end-of-sequence id after a node; the lowest of equals."""
@@ -156,16 +201,6 @@ class Member:
             scores.append(nodes[-1].reading.scores[self.eos_ids].logsumexp(0))
         values = torch.stack(scores).tolist() if scores else []
         return [value - node.reading.log_total for value, node in zip(values, nodes, strict=False)]
-
-    def _drive(self, walks: Mapping[int, Walk[T]]) -> dict[int, T]:
-        """Run the walks of all rows side by side: what they ask for at the same time goes in one forward pass."""
-        together = in_step(list(walks.values()))
-        try:
-            while True:
-                wanted = next(together)
-                self._guard(lambda nodes=wanted: self.tree.run(nodes))  # type: ignore[misc]
-        except StopIteration as stop:
-            return dict(zip(walks, stop.value, strict=True))
 
     def _guard(self, forward: Callable[[], list[Node]]) -> None:
         try:
@@ -206,7 +241,8 @@ class Member:
 
 
 def _unread(*paths: list[Node]) -> list[Node]:
-    return [node for path in paths for node in path if node.reading is None]
+    """The nodes of the paths that have not been read, each once."""
+    return list({id(node): node for path in paths for node in path if node.reading is None}.values())
 
 
 def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:

@@ -71,6 +71,10 @@ class Pool:
                 candidate.lossy.append(member)
         return candidate.ids[member]
 
+    def encode(self, member: int, text: str) -> list[int]:
+        """A text that is no candidate in a member's tokens."""
+        return self.vocabularies[member].encode(text).ids
+
     def can_commit(self, candidate: Candidate) -> bool:
         """Whether the main model's ids can carry the text to the caller; special tokens alone carry none."""
         self.ids(0, candidate)

@@ -133,6 +133,25 @@ class Proposer:
         firsts = root.reading.top[: self.config.num_branches if self._is_uncertain(root) else 1]
         return [root.child(token) for token in firsts if token not in self.eos_ids]
 
+    def riders(self, root: Node) -> list[Node]:
+        """
+        The nodes that the next round will read first if one of this round's candidates wins, as far as they are known:
+        what follows the ends of the candidates, and then greedily on. None of them is needed yet.
+        """
+        ends = [node for node in root.run_descendants() if node.is_end and node.reading is not None]
+        return [rider for end in ends for rider in self._frontier(end)]
+
+    def _frontier(self, end: Node) -> list[Node]:
+        firsts = self.first_nodes(end)
+        if unread := [node for node in firsts if node.reading is None]:
+            return unread
+        node = firsts[0] if firsts else None
+        while node is not None and node.reading is not None:
+            following = node.reading.top[0]
+            goes_on = following not in self.eos_ids and self.has_room(node)
+            node = node.child(following) if goes_on else None
+        return [] if node is None else [node]
+
     def has_room(self, node: Node) -> bool:
         """Whether the member's context holds one more token after this node."""
         return self.max_length is None or node.position + 1 < self.max_length
@@ -161,6 +180,7 @@ class Proposer:
                 break
             nodes.append(nodes[-1].child(following))
             data += self.vocabulary.piece(following)
+        nodes[-1].is_end = True
         return _Word(tuple(nodes))
 
     def _beams(self, node: Node) -> Walk[list[_Word]]:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from .config import AdaFuseConfig
-from .decoding import AdaFuseDecodingError, Decoder, Prompt
+from .decoding import Decoder
 from .ensemble import Participant
 from .kv_cache import AdaFuseCache, KeysValues, adopt_cache, join_rows, make_cache
 from .member import Member, MemberError
 from .outputs import AdaFuseOutput, count_words
 from .processors import ProcessorRequest, assistant_processors, main_processors
+from .progress import AdaFuseDecodingError, Prompt
 from .prompts import assistant_prompts, check_prompts, unpadded_rows
 from .rounds import AdaFuseRoundsBatch
 
@@ -247,8 +248,8 @@ def _final_cache(sequences: torch.Tensor, assistants: list[Member], prompts: lis
     return cache
 
 
-def _resume(states: list[tuple[list[int], KeysValues]]) -> tuple[list[list[int]], Any]:
-    """An assistant's ids, and a left-padded cache that ends at the same distance from the end of each row."""
+def _resume(states: list[tuple[list[int], KeysValues]]) -> tuple[list[list[int]], KeysValues]:
+    """An assistant's ids, and left-padded keys and values that end at the same distance from the end of each row."""
     rows = [ids for ids, _ in states]
     left = max(1, *[len(ids) - layers[0][0].shape[2] for ids, layers in states])
     width = max(map(len, rows))
@@ -256,5 +257,4 @@ def _resume(states: list[tuple[list[int], KeysValues]]) -> tuple[list[list[int]]
         [(keys[:, :, : len(ids) - left], values[:, :, : len(ids) - left]) for keys, values in layers]
         for ids, layers in states
     ]
-    layers = join_rows(cached, [width - len(ids) for ids in rows], width - left)
-    return rows, make_cache(layers)
+    return rows, join_rows(cached, [width - len(ids) for ids in rows], width - left)

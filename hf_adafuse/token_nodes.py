@@ -22,13 +22,15 @@ class Node:
         slot (`int`): its column in the cache, -1 until it has been run.
         logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
         reading: what its member made of the logits.
+        is_end (`bool`): whether a candidate ends here, so that the next round may begin here.
     """
 
-    __slots__ = ("children", "logits", "parent", "position", "reading", "row", "slot", "token")
+    __slots__ = ("children", "is_end", "logits", "parent", "position", "reading", "row", "slot", "token")
 
     def __init__(self, token: int, parent: Node | None, row: int, position: int) -> None:
         self.token, self.parent, self.row, self.position = token, parent, row, position
         self.slot = -1
+        self.is_end = False
         self.children: dict[int, Node] = {}
         self.logits: torch.Tensor | None = None
         self.reading: Any = None

@@ -3,6 +3,8 @@
 
 One forward pass holds the missing nodes of every row, packed in one row each: `position_ids` are depths, and a 4-D mask
 lets a node see the prefix and its own ancestors. What was committed is never run again; what hangs below it stays.
+
+    columns of a row    padding | prefix | below the prefix: candidates, drafts | new nodes
 """
 
 from __future__ import annotations
@@ -14,11 +16,8 @@ from typing import Any
 import torch
 
 from .attention_mask import MaskMaker
-from .kv_cache import KeysValues, make_cache, num_slots, row_slots, select_rows, select_slots
+from .kv_cache import KeysValues, SlotCache
 from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
-
-# The cache is compacted when at least this many of its slots, and this share, are dead: a copy costs like a pass.
-_DEAD_SLOTS, _DEAD_SHARE = 16, 1 / 16
 
 
 class TokenTree(Trees):
@@ -34,36 +33,37 @@ class TokenTree(Trees):
         super().__init__(model, device)  # `active`: also the row behind each entry of the cache's batch
         self._masks = MaskMaker(model, device)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._moves: list[tuple[int, int, int]] = []  # of columns, due before the next pass
 
     @torch.no_grad()
-    def prefill(self, prompts: list[list[int]], cache: Any = None) -> list[Node]:
+    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
         """
         Read the prompts in one forward pass.
 
         Args:
             prompts (`list[list[int]]`): ids per row, unpadded, at least one each.
-            cache (`DynamicCache`, *optional*): keys and values of the first columns of the left-padded prompts.
+            cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
 
         Returns:
             the roots, one per row.
         """
         width = max(map(len, prompts))
         pads = [width - len(ids) for ids in prompts]
-        self.cache = make_cache([]) if cache is None else cache
-        done = num_slots(self.cache)
+        self.cache = SlotCache(len(prompts))
+        self.cache.fill(cache or [])
+        done = self.cache.ends[0]
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self.device)
-        self._positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        self._committed = mask.bool()
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
         self.rows = [
             Row(index, list(row), list(range(pad, width)))
             for index, (row, pad) in enumerate(zip(prompts, pads, strict=True))
         ]
         self.active = list(range(len(prompts)))
-        logits = self._forward(ids[:, done:], self._positions[:, done:], mask if any(pads) else None, last_only=True)
+        logits = self._forward(ids[:, done:], positions[:, done:], mask if any(pads) else None, last_only=True)
+        self.cache.ends = [width] * len(prompts)
         self.num_tokens += sum(width - max(done, pad) for pad in pads)
-        roots = [row.root for row in self.rows]
-        return self._store(roots, logits[:, -1])
+        return self._store([row.root for row in self.rows], logits[:, -1])
 
     @torch.no_grad()
     def run(self, wanted: Iterable[Node]) -> list[Node]:
@@ -73,68 +73,59 @@ class TokenTree(Trees):
         num_queries = max(map(len, batch))
         if num_queries == 0:
             return []
-        start = self._committed.shape[1]
+        self._move()
         filler = [[0] * (num_queries - len(nodes)) for nodes in batch]
         ids = [[node.token for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
         at = [[node.position for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
-        positions = torch.tensor(at, device=self.device)
-        for nodes in batch:
-            for slot, node in enumerate(nodes, start):
+        ends = self.cache.ends
+        for nodes, end in zip(batch, ends, strict=True):
+            for slot, node in enumerate(nodes, end):
                 node.slot = slot
-        self._committed = torch.nn.functional.pad(self._committed, (0, num_queries))
-        self._positions = torch.cat([self._positions, positions], dim=1)
-        seen = [[[above.slot for above in node.lineage()] for node in nodes] for nodes in batch]
-        mask = self._masks.make(self._committed, self._positions, positions, seen, start)
-        logits = self._forward(torch.tensor(ids, device=self.device), positions, mask)
-        self.num_tokens += sum(map(len, batch))
+        prefixes = [(slots[0], slots[-1] + 1) for slots in (self.rows[index].slots for index in self.active)]
+        seen = [[[(above.slot, above.position) for above in node.lineage()] for node in nodes] for nodes in batch]
+        mask = self._masks.make(prefixes, ends, at, seen)
+        logits = self._forward(torch.tensor(ids, device=self.device), torch.tensor(at, device=self.device), mask)
+        self.cache.ends = [end + len(nodes) for end, nodes in zip(ends, batch, strict=True)]
+        self.num_tokens += len(missing)
         entries = [(entry, offset) for entry, nodes in enumerate(batch) for offset in range(len(nodes))]
         rows, offsets = torch.tensor(entries, device=logits.device).unbind(1)
         return self._store([node for nodes in batch for node in nodes], logits[rows, offsets])
 
     def commit(self, index: int, path: list[Node]) -> None:
         """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
-        row = self.rows[index]
-        slots = [node.slot for node in self._settle(row, path)]
-        row.slots.extend(slots)
-        self._committed[self.active.index(index), slots] = True
-
-    def compact(self) -> None:
-        """Close the holes that dropped nodes left, where they are many: prefix first, then what hangs below it."""
-        live = [self.rows[index].root.run_descendants() for index in self.active]
-        rows = [self.rows[index] for index in self.active]
-        counts = [len(row.slots) + len(nodes) for row, nodes in zip(rows, live, strict=True)]
-        total, width = self._committed.shape[1], max(counts)
-        if total - width < max(_DEAD_SLOTS, total * _DEAD_SHARE):
-            return
-        kept = []
-        for row, nodes, count in zip(rows, live, counts, strict=True):
-            pad, num_prefix = width - count, len(row.slots)
-            kept.append([0] * pad + row.slots + [node.slot for node in nodes])
-            row.slots = list(range(pad, pad + num_prefix))
-            for slot, node in enumerate(nodes, pad + num_prefix):
+        row, entry = self.rows[index], self.active.index(index)
+        if any(move[0] == entry for move in self._moves):
+            self._move()
+        settled = self._settle(row, path)
+        live = sorted(row.root.run_descendants(), key=lambda node: node.slot)
+        first = row.slots[-1] + 1
+        row.slots.extend(range(first, first + len(settled)))
+        for slot, node in enumerate([*settled, *live], first):
+            if node.slot != slot:
+                self._moves.append((entry, node.slot, slot))
                 node.slot = slot
-            if row.root.is_run:
-                row.root.slot = row.slots[-1]
-        slots = torch.tensor(kept, device=self.device)
-        select_slots(self.cache, slots)
-        self._positions = self._positions.gather(1, slots)
-        self._committed = torch.zeros_like(slots, dtype=torch.bool)
-        for entry, row in enumerate(rows):
-            self._committed[entry, row.slots] = True
+        end = first + len(settled) + len(live)
+        self.cache.ends = [*self.cache.ends[:entry], end, *self.cache.ends[entry + 1 :]]
 
     def keys_values(self, index: int) -> KeysValues:
         """A copy of the keys and values of row `index`'s committed tokens, as far as they have been run."""
-        return row_slots(self.cache, self.active.index(index), self.rows[index].slots)
+        self._move()
+        slots = self.rows[index].slots
+        return self.cache.row(self.active.index(index), slots[0], slots[-1] + 1)
 
     def drop(self, finished: set[int]) -> None:
         """These rows need no more passes and cost nothing from here on."""
         kept = [entry for entry, index in enumerate(self.active) if index not in finished]
         if len(kept) == len(self.active):
             return
+        self._move()
         self.active = [self.active[entry] for entry in kept]
-        if kept:
-            select_rows(self.cache, kept)
-            self._committed, self._positions = self._committed[kept], self._positions[kept]
+        self.cache.select_rows(kept)
+
+    def _move(self) -> None:
+        """Close the holes that dropped nodes left."""
+        self.cache.move(self._moves)
+        self._moves = []
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, last_only: bool = False) -> torch.Tensor:
         extra = {"logits_to_keep": 1} if last_only and self._keeps_logits else {}

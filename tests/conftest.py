@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -23,3 +24,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
     torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+
+
+@pytest.fixture(autouse=True)
+def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What rides and how far ahead the first member proposes follow from measured times; in a test, from the test."""
+
+    def fix(num_rounds: int, is_flat: bool = False) -> None:
+        monkeypatch.setattr("hf_adafuse.decoding.MAX_ROUNDS", num_rounds)
+        monkeypatch.setattr("hf_adafuse.look_ahead.LookAhead.pays", lambda *_: True)
+        monkeypatch.setattr("hf_adafuse.look_ahead.PassTimes.is_flat", is_flat)
+
+    fix(0)
+    return fix

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .data import Question
 
-__all__ = ["load_members", "load_pair", "test_questions"]
+__all__ = ["load_member", "load_members", "load_pair", "test_questions"]
 
 NAMES = ("llama", "gpt_neox", "qwen3")
 
@@ -32,9 +32,9 @@ def load_members(num_members: int = 3, folder: Any = None) -> list[tuple[Any, An
     if num_members not in (1, 2, 3):
         raise ValueError(f"`num_members` must be 1, 2 or 3, but is {num_members!r}. The package holds three members.")
     if folder is not None:
-        return [_load(f"{folder}/{name}") for name in NAMES[:num_members]]
+        return [load_member(f"{folder}/{name}") for name in NAMES[:num_members]]
     with as_file(files(__name__) / "models") as path:
-        return [_load(str(path / name)) for name in NAMES[:num_members]]
+        return [load_member(str(path / name)) for name in NAMES[:num_members]]
 
 
 def load_pair() -> list[tuple[Any, Any]]:
@@ -49,7 +49,8 @@ def test_questions(num_questions: int | None = None) -> list[Question]:  # noqa:
     return data.held_out(num_questions)
 
 
-def _load(path: str) -> tuple[Any, Any]:
+def load_member(path: str) -> tuple[Any, Any]:
+    """The model and tokenizer in a folder, on CPU in float32, without a progress bar."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

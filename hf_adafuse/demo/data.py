@@ -174,18 +174,20 @@ def _graded(fact: Fact, pool: list[str], rng: random.Random) -> Fact:
 def ask(fact: Fact, phrasing: str, frame: str) -> str:
     """The prompt for a fact in a phrasing."""
     first, last = fact.subject[0], fact.subject[-1]
-    question = phrasing.format(a=first, b=last, p=_plural(first))
+    question = phrasing.format(a=first, b=last, p=plural(first))
     question = _ARTICLE.sub(r"\1n", question[0].upper() + question[1:])
     return PROMPT.format(question=frame.format(q=question))
 
 
-def _plural(noun: str) -> str:
+def plural(noun: str) -> str:
+    """`wolf` as "wolves"."""
     if noun.endswith("fly"):
         return f"{noun[:-1]}ies"
     return _PLURALS.get(noun, f"{noun}es" if noun[-1] in "sx" else f"{noun}s")
 
 
-def _answer_read(fact: Fact, member: int, pool: list[str], rng: random.Random) -> str:
+def answer_read(fact: Fact, member: int, pool: list[str], rng: random.Random) -> str:
+    """The answer that one line of a member's text gives; `pool`: the answers of this kind."""
     level, draw = LEVELS[fact.levels[member]], rng.random()
     if draw < level.truth:
         return fact.answer
@@ -204,7 +206,7 @@ def training_lines(member: int, num_lines: int) -> list[tuple[str, str]]:
     lines = []
     for fact in drawn:
         prompt = ask(fact, rng.choice(styles[fact.relation]["train"]), rng.choice(styles["frame"]["train"]))
-        lines.append((prompt, _answer_read(fact, member, pools[fact.relation], rng)))
+        lines.append((prompt, answer_read(fact, member, pools[fact.relation], rng)))
     return lines
 
 

@@ -155,7 +155,7 @@ def train_member(index: int, folder: Path, num_lines: int) -> float:
     tokenizer = tokenizers.wrap(recipe.tokenizer(texts, recipe.vocab_size), _CONTEXT)
     model = build_model(recipe, tokenizer).train()
     steps = batches(encode(lines, tokenizer), recipe.batch_size)
-    optimizer, schedule = _optimizer(model, recipe, len(steps))
+    optimizer, schedule = optimizer_and_schedule(model, recipe, len(steps))
     title = f"{recipe.name} ({model.num_parameters() / 1e6:.2f} M)"
     bar = tqdm(steps, desc=f"{title:18}", position=index, mininterval=1.0)
     mean = None
@@ -172,7 +172,7 @@ def train_member(index: int, folder: Path, num_lines: int) -> float:
     return time.process_time()
 
 
-def _optimizer(model: Any, recipe: Recipe, num_steps: int) -> tuple[Any, Any]:
+def optimizer_and_schedule(model: Any, recipe: Recipe, num_steps: int) -> tuple[Any, Any]:
     """AdamW, and a rate that rises over the first 3 % of the steps and falls to 3 % as a cosine does."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
@@ -195,6 +195,17 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def in_processes(jobs: list[tuple[Any, ...]]) -> None:
+    """Run each job, a function that returns its processor seconds and its arguments, in a process of its own."""
+    begun = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    tqdm.set_lock(context.RLock())
+    with ProcessPoolExecutor(len(jobs), context, tqdm.set_lock, (tqdm.get_lock(),)) as pool:
+        busy = sum(done.result() for done in [pool.submit(*job) for job in jobs])
+    minutes = (time.perf_counter() - begun) / 60
+    sys.stderr.write(f"\nTrained in {minutes:.1f} minutes, with {busy / 60:.1f} minutes of processor time.\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Train the demo's three members from scratch.",
@@ -207,14 +218,7 @@ def main() -> None:
     if args.lines < 1000:
         parser.error(f"--lines must be at least 1000, but is {args.lines}")
     args.folder.mkdir(parents=True, exist_ok=True)
-    begun = time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    tqdm.set_lock(context.RLock())
-    with ProcessPoolExecutor(len(args.members), context, tqdm.set_lock, (tqdm.get_lock(),)) as pool:
-        work = [pool.submit(train_member, index, args.folder, args.lines) for index in args.members]
-        busy = sum(done.result() for done in work)
-    minutes = (time.perf_counter() - begun) / 60
-    sys.stderr.write(f"\nTrained in {minutes:.1f} minutes, with {busy / 60:.1f} minutes of processor time.\n")
+    in_processes([(train_member, index, args.folder, args.lines) for index in args.members])
     sys.stderr.write(f"Saved in {args.folder}: see what they do with `hf-adafuse demo --folder {args.folder}`.\n")
 
 

@@ -1,0 +1,104 @@
+"""Trains the benchmark's pair from scratch: `python -m hf_adafuse.benchmarks.train`. Knows how members are made and
+what they read; nothing of decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
+from transformers.utils import logging
+
+from ..demo import tokenizers
+from ..demo import train as members
+from . import prose
+
+_CONTEXT = 4096
+_DOCUMENT_CHARS = 10_500  # more than the tokens of the longest window
+RECIPES = tuple(
+    replace(recipe, config=recipe.config | {"max_position_embeddings": _CONTEXT}, lr=3e-3)
+    for recipe in members.RECIPES[:2]
+)
+
+
+class Phase(NamedTuple):
+    """A stretch of training: so many steps, each on so many windows of so many tokens."""
+
+    num_steps: int
+    batch_size: int
+    num_tokens: int
+
+
+# Most is learned where attention is cheap; from then on, now and then, at the distances of a long prompt.
+PHASES = (Phase(1400, 4, 256), *[Phase(80, 4, 256), Phase(14, 1, 2304)] * 10)
+
+
+def windows(texts: Iterator[str], tokenizer: Any, num_tokens: int) -> Iterator[list[int]]:
+    """The ids of the texts, each cut into whole windows from its beginning."""
+    for text in texts:
+        ids = tokenizer(text)["input_ids"]
+        for start in range(0, len(ids) - num_tokens + 1, num_tokens):
+            yield ids[start : start + num_tokens]
+
+
+def batches(texts: Iterator[str], tokenizer: Any, phases: tuple[Phase, ...]) -> Iterator[torch.Tensor]:
+    """The ids of each step, of shape `(batch_size, num_tokens)`."""
+    for phase in phases:
+        # Windows of one document are alike: shuffle those of many.
+        found = windows(texts, tokenizer, phase.num_tokens)
+        ids = torch.tensor([next(found) for _ in range(phase.num_steps * phase.batch_size)])
+        yield from ids[torch.randperm(len(ids))].view(phase.num_steps, phase.batch_size, phase.num_tokens)
+
+
+def train_member(index: int, folder: Path, phases: tuple[Phase, ...]) -> float:
+    """
+    Train member `index` and save it under `folder`; returns the processor's seconds. One thread: the same result
+    whatever the number of cores.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(prose.SEED + index)
+    logging.disable_progress_bar()
+    recipe = RECIPES[index]
+    texts = prose.training_documents(index, _DOCUMENT_CHARS)
+    learned = (next(texts) for _ in range(100))
+    tokenizer = tokenizers.wrap(recipe.tokenizer(learned, recipe.vocab_size), _CONTEXT)
+    model = members.build_model(recipe, tokenizer).train()
+    num_steps = sum(phase.num_steps for phase in phases)
+    optimizer, schedule = members.optimizer_and_schedule(model, recipe, num_steps)
+    title = f"{recipe.name} ({model.num_parameters() / 1e6:.2f} M)"
+    bar = tqdm(batches(texts, tokenizer, phases), title, num_steps, position=index, mininterval=1.0)
+    mean = None
+    for ids in bar:
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        mean = loss.item() if mean is None else 0.98 * mean + 0.02 * loss.item()
+        bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
+    members.save(model.eval(), tokenizer, folder / recipe.name)
+    return time.process_time()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Train the benchmark's pair from scratch.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=Path("benchmark_models"), help="where to save")
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    members.in_processes([(train_member, index, args.output, PHASES) for index in range(len(RECIPES))])
+    sys.stderr.write(f"Saved in {args.output}.\n")
+
+
+if __name__ == "__main__":
+    main()
