@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from .generation import adafuse_class
-from .repository import Repository, code_revision, with_settings
+from .repository import Repository, code_revision, plain_class, with_settings
 
 # transformers' own, of loading the code; they arrive here with the arguments of the call.
 _LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
@@ -28,9 +28,7 @@ def generate(inputs: Any = None, *args: Any, model: Any, **kwargs: Any) -> Any:
         AdaFuseDecodingError: a member failed during decoding; carries the text committed so far.
     """
     explicit = _named_in_the_call()
-    base: Any = type(model)
-    while hasattr(base, "_adafuse_base"):  # what this code, or the package, has put before transformers' own class
-        base = base._adafuse_base
+    base = plain_class(model)
     if kwargs.get("custom_generate") is not None:  # other code than this is asked for
         return base.generate(model, inputs, *args, **kwargs)
     if explicit is not None:

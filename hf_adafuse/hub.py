@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from .config import AdaFuseConfig
 from .ensemble import EnsembleArguments, resolve_participants
 from .exported import REQUIREMENTS
 from .model_card import model_card
-from .repository import write_code, write_custom_generate
+from .repository import plain_class, write_code, write_custom_generate
 
 ASSISTANTS = ("names", "folders")
 _UNICODE_REQUIREMENT = "icu4py>=1.2,<2"
@@ -102,9 +102,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_main(model: Any) -> None:
-    base = type(model)
-    while hasattr(base, "_adafuse_base"):
-        base = base._adafuse_base
+    base = plain_class(model)
     if not isinstance(model, PreTrainedModel) or not base.__module__.startswith("transformers."):
         raise ValueError(
             f"`model` must be of a class of transformers' own, but is {base.__module__}.{base.__name__}. With PEFT, "
@@ -169,12 +167,18 @@ def _pairs(
         folders = ["", *folders]
     arguments = EnsembleArguments(models, chosen, tokenizer=tokenizer)
     participants = resolve_participants(main, arguments)
+    for member in participants:
+        if getattr(member.model, "_hf_peft_config_loaded", False):
+            raise ValueError(
+                f"The members must be saved whole, but {member.name} has a PEFT adapter, and only that would be saved. "
+                "Merge it into the weights first."
+            )
     return [(name, member.model, member.tokenizer) for name, member in zip(folders, participants, strict=True)]
 
 
 def _write(folder: Path, plan: _Plan, name: str) -> None:
     for place, member, tokenizer in plan.held:
-        member.save_pretrained(folder / place)
+        _save(member, folder / place)
         tokenizer.save_pretrained(folder / place)
     requirements = [*REQUIREMENTS, *([_UNICODE_REQUIREMENT] if plan.config.word_boundary == "unicode" else [])]
     write_custom_generate(folder, requirements)
@@ -185,8 +189,7 @@ def _write(folder: Path, plan: _Plan, name: str) -> None:
         code.append(folder)
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
         _update(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": f"modeling_adafuse.{architecture}"}})
-        # Written here and not by `GenerationConfig`, which refuses to save some that it loads, and which on loading
-        # forgets what it does not know where it was derived from the model's config.
+        # Loading one that was derived from the model's config forgets what transformers does not know.
         _update(folder / "generation_config.json", {**settings, "_from_model_config": None})
     for path in code:
         (path / "exported.py").write_text(_exported(settings, requirements), encoding="utf-8")
@@ -194,6 +197,18 @@ def _write(folder: Path, plan: _Plan, name: str) -> None:
     base_models = [shown for shown in (main, *plan.assistants) if shown and "/" in shown and shown[0] != "."]
     card = model_card(name, main, plan.assistants, base_models, plan.config.to_dict())
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Saves a member as its plain class: without the code of another export that it may come from."""
+    base = plain_class(model)
+    plain = base.__new__(base)
+    plain.__dict__.update(vars(model))
+    # transformers refuses to save some generation configs that it loads (Llama 2's): ours is written as it is.
+    plain.__dict__["generation_config"] = GenerationConfig()
+    plain.save_pretrained(folder)
+    stored = model.generation_config.to_json_string(keys_to_pop=["compile_config"])
+    (folder / "generation_config.json").write_text(stored, encoding="utf-8")
 
 
 def _shown_name(model: Any) -> str:

@@ -16,6 +16,11 @@ from .repository import load_assistants, write_custom_generate
 class AdaFuseRepositoryGenerationMixin:  # transformers looks for "GenerationMixin" in the name
     """Generates with the ensemble of the repository, and takes the repository along when it is saved."""
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """No: the weights are those of transformers' class. As custom code, GPT-NeoX would load without its head."""
+        return False
+
     def generate(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         return generate(inputs, *args, model=self, **kwargs)
 

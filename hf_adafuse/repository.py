@@ -49,6 +49,14 @@ class Repository:
         return self.name, {"subfolder": name[2:], **self.options}
 
 
+def plain_class(model: Any) -> Any:
+    """The class of `model` without what this code, or the package, has put before it: transformers' own."""
+    base: Any = type(model)
+    while hasattr(base, "_adafuse_base"):
+        base = base._adafuse_base
+    return base
+
+
 def code_revision() -> dict[str, str]:
     """The commit that this code was loaded from, as `revision`; nothing when it is not from the Hub."""
     # transformers keeps the code of a Hub repository in a folder that is named after the commit.

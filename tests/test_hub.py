@@ -31,13 +31,13 @@ from hf_adafuse.repository import Repository
 HERE = Path(__file__).parent
 NO_PACKAGE = "import sys; sys.modules['hf_adafuse'] = None"  # from there on, importing it fails
 MEMBERS = {
-    "main": ("llama", "byte_level", 0),
+    "main": ("gpt_neox", "byte_level", 0),  # its weights are renamed on loading and saving
     "assistant": ("gpt2", "characters", 1),
     "other main": ("qwen3", "sentencepiece", 2),
 }
 CONFIG = AdaFuseConfig(max_word_tokens=6, num_branches=2)
 FLAGS = ["--max-word-tokens", "6", "--branches", "2"]
-SHORT = {"max_new_tokens": 16, "do_sample": False}
+SHORT = {"max_new_tokens": 12, "do_sample": False}
 PROMPTS = ["Once upon a time", "She"]
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -128,7 +128,7 @@ def test_repositories_work_without_the_package(root, members, capsys, monkeypatc
     assert results == {
         "import": "import of hf_adafuse halted; None in sys.modules",
         "modules": [],
-        "class": ["LlamaForCausalLM", "transformers_modules"],
+        "class": ["GPTNeoXForCausalLM", "transformers_modules"],
         "auto": ensemble,
         "auto: rounds": [[committed.text for committed in row] for row in whole.rounds],
         "off": plain.tolist(),
@@ -140,7 +140,7 @@ def test_repositories_work_without_the_package(root, members, capsys, monkeypatc
         "saved again": ensemble,
         "saved again: files": sorted(saved),
         "plain": plain.tolist(),
-        "plain: class": "transformers.models.llama.modeling_llama",
+        "plain: class": "transformers.models.gpt_neox.modeling_gpt_neox",
         "custom_generate, own main": ensemble,
         "pipeline": texts,
         "custom_generate": other,
@@ -180,7 +180,7 @@ def test_transformers_serve_answers_an_openai_client(root, members, tmp_path):
                     break
                 except APIConnectionError:
                     time.sleep(0.1)
-            request = {"model": folder, "messages": MESSAGES, "max_tokens": 16}
+            request = {"model": folder, "messages": MESSAGES, "max_tokens": 12}
             answer = client.chat.completions.create(**request)
             chunks = [
                 chunk.choices[0].delta.content for chunk in client.chat.completions.create(**request, stream=True)
