@@ -12,6 +12,8 @@ _EXPORTS = {
     "AdaFuseOutput": "outputs",
     "AdaFusePipeline": "pipelines",
     "AdaFuseRound": "outputs",
+    "AdaFuseRounds": "rounds",
+    "AdaFuseRoundsBatch": "rounds",
     "BranchLogitsProcessor": "logits_process",
     "MarginCriteria": "stopping_criteria",
     "WordBoundaryCriteria": "stopping_criteria",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -81,12 +82,12 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
             Unprocessed logits, likewise.
         past_key_values (`AdaFuseCache`, *optional*):
             The main model's cache of `sequences[:, :-1]`, with which a later call goes on.
-        rounds (`list[list[AdaFuseRound]]`): per prompt, its rounds.
+        rounds (`AdaFuseRoundsBatch`): per prompt, its rounds; lists that print as text and, in a notebook, as a table.
         stats (`dict`): `rounds` (over all prompts), `words_per_round` (mean), `shares` (of rounds by number of words),
             and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`.
     """
 
-    rounds: list[list[AdaFuseRound]] | None = None
+    rounds: Sequence[Sequence[AdaFuseRound]] | None = None
     stats: dict[str, Any] | None = None
 
 
@@ -102,7 +103,7 @@ def cut_words(words: list[str], text: str) -> list[str]:
     return [*kept, rest] if rest else kept
 
 
-def count_words(rounds: list[list[AdaFuseRound]]) -> dict[str, Any]:
+def count_words(rounds: Sequence[Sequence[AdaFuseRound]]) -> dict[str, Any]:
     """The part of `stats` that the rounds tell."""
     sizes = [len(committed.words) + committed.ends for prompt in rounds for committed in prompt]
     return {

@@ -17,6 +17,7 @@ from .outputs import AdaFuseOutput, count_words
 from .processors import ProcessorRequest, assistant_processors, main_processors
 from .progress import AdaFuseDecodingError, Prompt
 from .prompts import assistant_prompts, check_prompts, unpadded_rows, warn_of_lost_templates
+from .rounds import AdaFuseRoundsBatch
 
 # What `generate()` hands over that AdaFuse makes itself or has no use for.
 _EXPECTED = {
@@ -88,7 +89,9 @@ class Session:
         sequences = _pad_right([prompt.ids for prompt in prompts], generation_config, input_ids)
         if not returns_dict:
             return sequences
-        return _output(sequences, members, prompts, generation_config, input_ids.shape[1])
+        threshold = self.config.margin_threshold if self.config.commitment == "adaptive" else None
+        rounds = AdaFuseRoundsBatch([p.rounds for p in prompts], [member.name for member in members], threshold)
+        return _output(sequences, members, prompts, rounds, generation_config, input_ids.shape[1])
 
     def _members(self, generation_config: Any) -> list[Member]:
         main, *assistants = self.participants
@@ -191,10 +194,14 @@ def _pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor
 
 
 def _output(
-    sequences: torch.Tensor, members: list[Member], prompts: list[Prompt], generation_config: Any, prompt_width: int
+    sequences: torch.Tensor,
+    members: list[Member],
+    prompts: list[Prompt],
+    rounds: AdaFuseRoundsBatch,
+    generation_config: Any,
+    prompt_width: int,
 ) -> AdaFuseOutput:
     new_tokens = sequences.shape[1] - prompt_width
-    rounds = [prompt.rounds for prompt in prompts]
     stats = count_words(rounds)
     stats["members"] = [
         {

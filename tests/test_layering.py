@@ -15,6 +15,9 @@ LEAVES = ("config", "words", "scoring", "outputs")
 CORE = (
     *LEAVES,
     "chat",
+    "trace",
+    "trace_html",
+    "rounds",
     "vocabulary",
     "kv_cache",
     "attention_mask",
@@ -41,7 +44,7 @@ CORE = (
     "__init__",
 )
 # What is built around the core: may import all of it, is imported by none of it.
-AROUND = ("__main__", "cli", "pipelines", "hub", "model_card", "demo", "evaluation", "benchmarks")
+AROUND = ("__main__", "cli", "pipelines", "hub", "model_card", "demo", "evaluation", "benchmarks", "plots")
 
 MAX_FILE_LINES = 260
 MAX_FUNCTION_LINES = 45

@@ -10,7 +10,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from .arguments import adafuse_config, add_config_arguments, add_member_arguments, read_prompt
-from .trace import format_trace
 
 if TYPE_CHECKING:
     from .members import Pair
@@ -61,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(_as_json(prompt, output) + "\n")
     elif args.trace:
+        from ..trace import format_trace
+
         sys.stdout.write("\n" + format_trace(output.rounds[0], [_name(model) for model, _ in members], output.stats))
     sys.stdout.flush()
     return 0

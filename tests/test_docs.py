@@ -1,0 +1,139 @@
+"""What the documents say is run: the README's Python blocks and commands, and the examples in docstrings.
+
+Nothing is downloaded: where a document names a model that is not a local folder, the test loads a member of the demo.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from hf_adafuse.cli import main
+from hf_adafuse.demo import NAMES
+
+ROOT = Path(__file__).parent.parent
+MODELS = ROOT / "hf_adafuse/demo/models"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# .ci/run runs the commands below these comments, in environments of their own.
+RUN_BY_CI = ("<!-- run-command -->", "<!-- test-command -->")
+
+# Commands of other programs: the test that runs them, or why none does.
+ELSEWHERE = {"transformers serve": "test_hub.py", "hf upload": "it needs an account"}
+
+
+def blocks(text, language):
+    """Yields the line number and text of each fenced block in a language, those that CI runs left out."""
+    pattern = re.compile(rf"^(<!-- [\w-]+ -->\n+)?```{language}\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+    for found in pattern.finditer(text):
+        if (found[1] or "").strip() not in RUN_BY_CI:
+            yield text.count("\n", 0, found.start(2)) + 1, found[2]
+
+
+def commands(program=""):
+    """Returns the line number and text of each command, those joined by `&&` one by one."""
+    lines = [(start + i, line) for start, block in blocks(README, "bash") for i, line in enumerate(block.splitlines())]
+    found = [(number, part.strip()) for number, line in lines for part in line.split("&&") if part.strip()]
+    return [(number, command) for number, command in found if command.startswith(program)]
+
+
+@pytest.fixture
+def stand_ins(monkeypatch, tmp_path):
+    """Names of models stand for the members of the demo, in the order in which they come up; files go to `tmp_path`."""
+    folders = {}
+
+    def resolve(name):
+        if isinstance(name, os.PathLike) or os.path.isdir(name):
+            return name
+        return folders.setdefault(name, str(MODELS / NAMES[len(folders) % len(NAMES)]))
+
+    for auto in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
+        load = auto.from_pretrained
+        monkeypatch.setattr(
+            auto, "from_pretrained", lambda name, *args, _load=load, **kw: _load(resolve(name), *args, **kw)
+        )
+    monkeypatch.chdir(tmp_path)
+    return folders
+
+
+def test_readme_python_blocks_run(stand_ins, capsys):
+    namespace = {"__name__": "__main__"}  # of all blocks: a later one may go on from an earlier one
+    found = list(blocks(README, "python"))
+    assert found
+    for number, block in found:
+        exec(compile("\n" * (number - 1) + block, "README.md", "exec"), namespace)
+    assert len(stand_ins) >= 2
+    assert capsys.readouterr().out.strip()
+
+
+def test_readme_commands_of_other_programs_are_known():
+    ours = commands("hf-adafuse ")
+    assert len(ours) >= 2
+    others = [command for number, command in commands() if (number, command) not in ours]
+    assert [command for command in others if not command.startswith(tuple(ELSEWHERE))] == []
+    for program, place in ELSEWHERE.items():
+        if place.endswith(".py"):
+            words = [f'"{word}"' for word in program.split()[1:]]
+            text = (ROOT / "tests" / place).read_text(encoding="utf-8")
+            assert all(word in text for word in words), f"{place} does not run `{program}`"
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(command, id=f"line {number}") for number, command in commands("hf-adafuse ")]
+)
+def test_readme_commands_run(command, stand_ins, tmp_path, capsys):
+    assert main(shlex.split(command, comments=True)[1:]) == 0
+    assert capsys.readouterr().out.strip() or any(tmp_path.iterdir())
+
+
+class FencedParser(doctest.DocTestParser):
+    """Reads examples inside Markdown fences, whose closing line would be taken for expected output."""
+
+    def parse(self, string, name="<string>"):
+        return super().parse(re.sub(r"^ *```(python)?$", "", string, flags=re.MULTILINE), name)
+
+
+def docstring_examples():
+    """Returns the examples of every module that has some."""
+    finder = doctest.DocTestFinder(parser=FencedParser(), exclude_empty=True)
+    found = []
+    for path in sorted((ROOT / "hf_adafuse").rglob("*.py")):
+        if ">>> " in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found += [test for test in finder.find(importlib.import_module(name)) if test.examples]
+    return found
+
+
+def test_every_example_is_found():
+    lines = [line for path in (ROOT / "hf_adafuse").rglob("*.py") for line in path.read_text("utf-8").splitlines()]
+    written = sum(line.strip().startswith(">>> ") and not line.strip().startswith(">>> #") for line in lines)
+    found = [example for test in docstring_examples() for example in test.examples]
+    assert sum(not example.source.startswith("#") for example in found) == written > 0
+
+
+@pytest.mark.parametrize("example", docstring_examples(), ids=lambda test: test.name)
+def test_docstring_examples_run(example, stand_ins):
+    report = []
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_a_wrong_example_is_found():
+    text = "Examples:\n\n    ```python\n    >>> 1 + 1\n    3\n    ```\n"
+    report = []
+    example = FencedParser().get_doctest(text, {}, "wrong", None, None)
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert "Expected:\n    3\nGot:\n    2\n" in "".join(report)
+
+
+def test_blocks_are_found():
+    text = "a\n```python\nx = 1\n```\n<!-- run-command -->\n```bash\npip\n```\n\n```bash\nhf-adafuse\n```\n"
+    assert list(blocks(text, "python")) == [(3, "x = 1\n")]
+    assert list(blocks(text, "bash")) == [(11, "hf-adafuse\n")]
