@@ -40,8 +40,8 @@ def without_look_ahead() -> AbstractContextManager[None]:
 
     def make(propose_ahead: Callable[..., Any]) -> Callable[..., Any]:
         def propose_nothing(*args: Any) -> Iterator[Any]:
-            return []
-            yield
+            yield from ()
+            return []  # type: ignore[return-value]  # a generator's result
 
         return propose_nothing
 
