@@ -19,6 +19,7 @@ from .outputs import AdaFuseRound, cut_words
 from .pool import Candidate, Pool
 from .token_nodes import Node
 
+State = tuple[list[int], KeysValues | None]  # a member's ids of a prompt, and their keys where its backend keeps them
 StopCheck = Callable[["Prompt"], bool]
 
 
@@ -61,7 +62,7 @@ class Prompt:
     rounds: list[AdaFuseRound] = field(default_factory=list)
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    states: list[tuple[list[int], KeysValues]] = field(default_factory=list)  # per member: its ids, and keys of them
+    states: list[State] = field(default_factory=list)  # per member
     is_finished: bool = False
 
     @property

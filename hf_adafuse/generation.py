@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import logging
 
 from .config import AdaFuseConfig
-from .ensemble import EnsembleArguments, Participant, resolve_participants
+from .ensemble import EnsembleArguments, Participant, check_backends, resolve_participants
 from .processors import ProcessorRequest
 from .session import Session
 
@@ -168,6 +168,7 @@ def enable_adafuse(
         arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
         arguments.tokenizer = participants[0].tokenizer
         _check_weights(config or AdaFuseConfig(), participants)
+        check_backends(participants)
     if not isinstance(model, AdaFuseGenerationMixin):
         base: Any = type(model)
         model.__class__ = _adafuse_class(base)

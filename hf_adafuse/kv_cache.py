@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -19,6 +19,7 @@ class AdaFuseCache(DynamicCache):
     """
     The main model's cache after a call, left-padded like `sequences[:, :-1]`, which ordinary `generate()` can continue
     too. It also carries each assistant's own ids and keys, so that a later AdaFuse call goes on as one longer call.
+    Where a model keeps no keys (a recurrent one), it holds the ids alone, and only AdaFuse can continue from it.
 
     Attributes:
         sequences (`torch.LongTensor`): the ids it belongs to.
@@ -35,7 +36,7 @@ class AdaFuseCache(DynamicCache):
         """Whether it is the cache of exactly these ids."""
         return self.sequences is not None and torch.equal(self.sequences, sequences.cpu())
 
-    def states_of(self, model: Any, fingerprint: str) -> list[tuple[list[int], KeysValues]] | None:
+    def states_of(self, model: Any, fingerprint: str) -> list[tuple[list[int], KeysValues | None]] | None:
         """An assistant's ids and keys and values per prompt, where it took part."""
         for reference, tokenizer, states in self.assistants:
             if reference() is model and tokenizer == fingerprint:
@@ -49,6 +50,14 @@ class AdaFuseCache(DynamicCache):
 def num_slots(cache: Cache) -> int:
     """The number of slots (columns) of the cache."""
     return int(cache.layers[0].keys.shape[-2]) if cache.layers and cache.layers[0].is_initialized else 0
+
+
+def num_cached(cache: Any) -> int:
+    """The number of tokens of a caller's cache, of whatever kind; 0 for none."""
+    if cache is None or not cache.layers:
+        return 0
+    holds_keys = any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+    return int(cache.get_seq_length() if holds_keys else cache.has_previous_state())
 
 
 def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> DynamicCache:
@@ -98,6 +107,30 @@ def select_slots(cache: DynamicCache, slots: torch.Tensor) -> None:
         layer.keys, layer.values = _gather(layer.keys, index), _gather(layer.values, index)
 
 
+def gather_rows(cache: DynamicCache, rows: list[int], slots: list[list[int]]) -> DynamicCache:
+    """A new cache whose row i holds `slots[i]`, as many in each, of row `rows[i]`."""
+    gathered = []
+    for layer in cache.layers:
+        columns = torch.tensor(slots, device=layer.keys.device)
+        entries = torch.tensor(rows, device=layer.keys.device)[:, None].expand_as(columns)
+        gathered.append((_pick(layer.keys, entries, columns), _pick(layer.values, entries, columns)))
+    return make_cache(gathered)
+
+
+def append_slots(cache: DynamicCache, other: DynamicCache, sources: torch.Tensor, start: int) -> None:
+    """
+    Append slots of another cache.
+
+    Args:
+        sources (`torch.LongTensor` of shape `(batch_size, num_new, 2)`): for each new slot, the row of `other` that it
+            comes from, and its slot there after `start`.
+    """
+    for layer, new in zip(cache.layers, other.layers, strict=True):
+        rows, slots = sources.to(new.keys.device).unbind(-1)
+        layer.keys = torch.cat([layer.keys, _pick(new.keys, rows, slots + start)], dim=2)
+        layer.values = torch.cat([layer.values, _pick(new.values, rows, slots + start)], dim=2)
+
+
 def row_slots(cache: DynamicCache, row: int, slots: list[int]) -> KeysValues:
     """A copy of these slots of one row, as keys and values of batch size 1."""
     copied = []
@@ -123,6 +156,11 @@ def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysVal
         (place([row[index][0] for row in rows]), place([row[index][1] for row in rows]))
         for index in range(len(rows[0]))
     ]
+
+
+def _pick(tensor: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    # Indexing by two tensors apart puts their dimensions first: (batch_size, num_slots, num_heads, head_dim).
+    return tensor[rows, :, slots].transpose(1, 2)
 
 
 def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from .kv_cache import KeysValues
+
+# Slots are renumbered when at least this many, and this share, are dead: a copy costs like a pass.
+_DEAD_SLOTS, _DEAD_SHARE = 16, 1 / 16
 
 
 class ForwardError(Exception):
@@ -22,9 +27,10 @@ class Node:
         slot (`int`): its column in the cache, -1 until it has been run.
         logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
         reading: what its member made of the logits.
+        memory: what the model remembers of the tokens up to it, where a backend keeps that per node.
     """
 
-    __slots__ = ("children", "logits", "parent", "position", "reading", "row", "slot", "token")
+    __slots__ = ("children", "logits", "memory", "parent", "position", "reading", "row", "slot", "token")
 
     def __init__(self, token: int, parent: Node | None, row: int, position: int) -> None:
         self.token, self.parent, self.row, self.position = token, parent, row, position
@@ -32,6 +38,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.logits: torch.Tensor | None = None
         self.reading: Any = None
+        self.memory: Any = None
 
     @property
     def is_run(self) -> bool:
@@ -91,13 +98,51 @@ class Trees:
         rows (`list[Row]`): one per prompt.
         active (`list[int]`): the prompts that still need passes.
         num_forwards (`int`), num_tokens (`int`): what has been run so far.
+        keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
     """
+
+    keeps_keys = True
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model, self.device = model, device
-        self.rows: list[Row] = []
+        self.rows: Sequence[Row] = []
         self.active: list[int] = []
         self.num_forwards = self.num_tokens = 0
+
+    # What a backend adds to these: the passes, and what it keeps of them.
+
+    def prefill(self, prompts: list[list[int]], cache: Any = None) -> list[Node]:
+        """
+        Read the prompts.
+
+        Args:
+            prompts (`list[list[int]]`): ids per row, unpadded, at least one each.
+            cache (`DynamicCache`, *optional*): keys and values of the first columns of the left-padded prompts.
+
+        Returns:
+            the roots, one per row.
+        """
+        raise NotImplementedError
+
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them; returns the nodes newly run."""
+        raise NotImplementedError
+
+    def commit(self, index: int, path: list[Node]) -> None:
+        """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
+        raise NotImplementedError
+
+    def drop(self, finished: set[int]) -> None:
+        """These rows need no more passes and cost nothing from here on."""
+        raise NotImplementedError
+
+    def compact(self) -> None:
+        """Free what dropped nodes hold, where that takes doing."""
+
+    def keys_values(self, index: int) -> KeysValues | None:
+        """A copy of the keys and values of row `index`'s committed tokens, as far as they have been run; `None` where
+        the backend has none to give."""
+        return None
 
     def ids_to(self, node: Node) -> list[int]:
         """All ids of the node's row up to it."""
@@ -118,6 +163,30 @@ class Trees:
         settled, row.pending = row.pending[:num_settled], row.pending[num_settled:]
         (row.pending[0] if row.pending else row.root).parent = None
         return settled
+
+    def _renumber(self, num_slots: int) -> list[list[int]] | None:
+        """
+        Where a backend keeps nodes in slots and many of those are dead: number the live ones anew, the prefix first.
+
+        Returns:
+            per active row, the old slots in their new order, padded on the left; `None` where few are dead.
+        """
+        rows = [self.rows[index] for index in self.active]
+        live = [row.root.run_descendants() for row in rows]
+        width = max(len(row.slots) + len(nodes) for row, nodes in zip(rows, live, strict=True))
+        if num_slots - width < max(_DEAD_SLOTS, num_slots * _DEAD_SHARE):
+            return None
+        kept = []
+        for row, nodes in zip(rows, live, strict=True):
+            pad = width - len(row.slots) - len(nodes)
+            start = pad + len(row.slots)
+            kept.append([0] * pad + row.slots + [node.slot for node in nodes])
+            row.slots = list(range(pad, start))
+            for slot, node in enumerate(nodes, start):
+                node.slot = slot
+            if row.root.is_run:
+                row.root.slot = row.slots[-1]
+        return kept
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
         logits = logits.float()

@@ -15,6 +15,7 @@ import torch
 
 from .attention_mask import MaskMaker
 from .kv_cache import KeysValues, make_cache, num_slots, row_slots, select_rows, select_slots
+from .model_call import position_offset
 from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
 
 # The cache is compacted when at least this many of its slots, and this share, are dead: a copy costs like a pass.
@@ -33,6 +34,7 @@ class TokenTree(Trees):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)  # `active`: also the row behind each entry of the cache's batch
         self._masks = MaskMaker(model, device)
+        self._offset = position_offset(model.config.get_text_config())
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.no_grad()
@@ -143,7 +145,7 @@ class TokenTree(Trees):
             output = self.model(
                 input_ids=ids,
                 attention_mask=mask,
-                position_ids=positions,
+                position_ids=positions + self._offset,
                 past_key_values=self.cache,
                 use_cache=True,
                 return_dict=True,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import torch
 from cases import PROMPTS, Case, random_case
 from test_toys import run, toy, word_tokenizer
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.member import Member
+from hf_adafuse.self_test import choose_backend
 from hf_adafuse.token_tree import TokenTree
 
 
@@ -24,6 +26,9 @@ def test_a_round_by_hand():
     end = {"red": {"</s>": 0.99}}
     main = toy(tokenizer, {"It": {"is": 0.5, "was": 0.4}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
     other = toy(tokenizer, {"It": {"is": 0.05, "was": 0.9}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
+    choose_backend(main, torch.device("cpu"))
+    assert main.forwards <= 4  # of the self-test, once for all models of this config
+    main.forwards = 0
     output = run([(main, tokenizer), (other, tokenizer)], AdaFuseConfig(max_words=1, num_branches=1))
     assert [committed.text for committed in output.rounds[0]] == [" was", " red", ""]
     # round  main model                                     assistant
@@ -83,6 +88,8 @@ def recorded(monkeypatch):
 @pytest.mark.parametrize("number", range(8000, 8024))
 def test_committed_tokens_are_run_once_and_scoring_is_one_pass(number, monkeypatch):
     case = random_case(number)
+    for model in case.models:
+        choose_backend(model, torch.device("cpu"))  # its passes are not the call's
     with recorded(monkeypatch) as passes:
         output = case.fast()
     nodes = [id(node) for _, _, ran in passes if ran for node in ran]

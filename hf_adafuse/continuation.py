@@ -1,0 +1,49 @@
+"""The cache that a call returns, and what a later call takes from it to go on as one longer call would."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from .decoding import Prompt, State
+from .kv_cache import AdaFuseCache, join_rows, make_cache
+from .member import Member
+
+
+def final_cache(sequences: torch.Tensor, assistants: list[Member], prompts: list[Prompt]) -> AdaFuseCache:
+    """The main model's keys and values in the columns of `sequences[:, :-1]`, and the assistants' beside them."""
+    width = sequences.shape[1] - 1
+    starts, rows = [], []
+    for prompt in prompts:
+        ids, layers = prompt.states[0]
+        num_ids = len(ids) + (1 if prompt.rounds and prompt.rounds[-1].ends else 0)
+        start = len(prompt.ids) - num_ids
+        starts.append(start)
+        rows.append([(keys[:, :, : width - start], values[:, :, : width - start]) for keys, values in layers or []])
+    cache = AdaFuseCache()
+    make_cache(join_rows(rows, starts, width), cache)
+    cache.sequences = sequences.cpu().clone()
+    if all(committed.is_whole for prompt in prompts for committed in prompt.rounds):
+        cache.assistants = [
+            (weakref.ref(member.model), member.vocabulary.fingerprint, [prompt.states[k] for prompt in prompts])
+            for k, member in enumerate(assistants, start=1)
+        ]
+    return cache
+
+
+def resume(states: list[State]) -> tuple[list[list[int]], Any]:
+    """An assistant's ids, and a left-padded cache that ends at the same distance from the end of each row, if any."""
+    rows = [ids for ids, _ in states]
+    known = [(ids, layers) for ids, layers in states if layers is not None]
+    if not known:
+        return rows, None
+    left = max(1, *[len(ids) - layers[0][0].shape[2] for ids, layers in known])
+    width = max(map(len, rows))
+    cached = [
+        [(keys[:, :, : len(ids) - left], values[:, :, : len(ids) - left]) for keys, values in layers]
+        for ids, layers in known
+    ]
+    layers = join_rows(cached, [width - len(ids) for ids in rows], width - left)
+    return rows, make_cache(layers)
