@@ -78,9 +78,10 @@ def adopt_cache(cache: Cache, length: int) -> DynamicCache:
     """
     layers: KeysValues = []
     for layer in cache.layers:
-        if not isinstance(layer, DynamicLayer) or "Quantized" in type(layer).__name__:
+        if not isinstance(layer, DynamicLayer) or "Quantized" in type(layer).__name__ or not layer.is_initialized:
             raise ValueError(
-                f"`past_key_values` must be a DynamicCache, but has a {type(layer).__name__}. "
+                f"`past_key_values` must be a DynamicCache of all layers, but has a {type(layer).__name__} "
+                f"that is {'filled' if getattr(layer, "is_initialized", True) else 'empty'}. "
                 "Leave it out, or pass the cache that an earlier call returned."
             )
         missing = length - layer.keys.shape[-2]

@@ -8,7 +8,6 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from .token_nodes import ForwardError
 
@@ -54,10 +53,6 @@ class ModelCall:
         self.memory = next((name for name in _MEMORIES if name in self._names), None)
         self.offset = position_offset(model.config.get_text_config())
 
-    def new_memory(self) -> Any:
-        """An empty cache of the kind that the model makes for itself, or `None` where it starts from nothing."""
-        return None if self.memory == "state" else DynamicCache(config=self.model.config)
-
     def __call__(
         self,
         ids: torch.Tensor,
@@ -68,7 +63,7 @@ class ModelCall:
         last_only: bool = False,
     ) -> tuple[torch.Tensor, Any]:
         """
-        The logits after `ids`, and the memory that holds them too.
+        The logits after `ids`, and the memory that holds them too; the model makes its own where it is given none.
 
         Raises:
             ForwardError: whatever the model raises.

@@ -69,13 +69,16 @@ class StateTree(Trees):
     Args:
         model (`PreTrainedModel`), device (`torch.device`): as in [`Trees`].
         max_tokens (`int`, *optional*): the most tokens a pass after the prompt; 1 where several at a time go wrong.
+        max_rows (`int`, *optional*): the most sequences a pass; 1 where several at a time go wrong.
     """
 
     keeps_keys = False
 
-    def __init__(self, model: Any, device: torch.device, max_tokens: int | None = None) -> None:
+    def __init__(
+        self, model: Any, device: torch.device, max_tokens: int | None = None, max_rows: int | None = None
+    ) -> None:
         super().__init__(model, device)
-        self._call, self._max_tokens = ModelCall(model), max_tokens
+        self._call, self._max_tokens, self._max_rows = ModelCall(model), max_tokens, max_rows
         self.rows: list[StateRow] = []
 
     @torch.no_grad()
@@ -83,11 +86,9 @@ class StateTree(Trees):
         """Read the prompts, those of one length in one pass; returns the roots, one per row. There is no `cache`."""
         self.active = list(range(len(prompts)))
         rows: dict[int, StateRow] = {}
-        for length in sorted(set(map(len, prompts))):
-            batch = [index for index, ids in enumerate(prompts) if len(ids) == length]
-            logits, parts = self._forward(
-                [prompts[index] for index in batch], [0] * len(batch), self._call.new_memory(), last_only=True
-            )
+        while waiting := [index for index in self.active if index not in rows]:
+            batch = [index for index in waiting if len(prompts[index]) == len(prompts[waiting[0]])][: self._max_rows]
+            logits, parts = self._forward([prompts[index] for index in batch], [0] * len(batch), None, last_only=True)
             for index, part in zip(batch, parts, strict=True):
                 rows[index] = StateRow(index, list(prompts[index]), part)
             self._store([rows[index].root for index in batch], logits[:, -1])
@@ -132,7 +133,7 @@ class StateTree(Trees):
             count = min(len(chain.tokens) for chain in chains)
             if len(lengths) > 1:
                 count = min(count, lengths[1] - lengths[0])
-        return chains, min(count, self._max_tokens or count)
+        return chains[: self._max_rows], min(count, self._max_tokens or count)
 
     def _read(self, chains: list[Chain], count: int) -> None:
         tokens, starts = [chain.tokens[:count] for chain in chains], [chain.num_read for chain in chains]
