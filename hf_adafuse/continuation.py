@@ -10,10 +10,13 @@ import torch
 from .decoding import Prompt, State
 from .kv_cache import AdaFuseCache, join_rows, make_cache
 from .member import Member
+from .model_call import ModelCall
 
 
-def final_cache(sequences: torch.Tensor, assistants: list[Member], prompts: list[Prompt]) -> AdaFuseCache:
+def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Prompt]) -> AdaFuseCache | None:
     """The main model's keys and values in the columns of `sequences[:, :-1]`, and the assistants' beside them."""
+    if ModelCall(members[0].model).memory != "past_key_values":
+        return None  # `generate()` would not take it
     width = sequences.shape[1] - 1
     starts, rows = [], []
     for prompt in prompts:
@@ -28,7 +31,7 @@ def final_cache(sequences: torch.Tensor, assistants: list[Member], prompts: list
     if all(committed.is_whole for prompt in prompts for committed in prompt.rounds):
         cache.assistants = [
             (weakref.ref(member.model), member.vocabulary.fingerprint, [prompt.states[k] for prompt in prompts])
-            for k, member in enumerate(assistants, start=1)
+            for k, member in enumerate(members[1:], start=1)
         ]
     return cache
 

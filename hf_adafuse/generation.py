@@ -170,8 +170,7 @@ def enable_adafuse(
         _check_weights(config or AdaFuseConfig(), participants)
         check_backends(participants)
     if not isinstance(model, AdaFuseGenerationMixin):
-        base: Any = type(model)
-        model.__class__ = _adafuse_class(base)
+        model.__class__ = _adafuse_class(type(model))
     _bind(model, arguments)
     return model
 

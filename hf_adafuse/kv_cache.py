@@ -80,8 +80,7 @@ def adopt_cache(cache: Cache, length: int) -> DynamicCache:
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer) or "Quantized" in type(layer).__name__ or not layer.is_initialized:
             raise ValueError(
-                f"`past_key_values` must be a DynamicCache of all layers, but has a {type(layer).__name__} "
-                f"that is {'filled' if getattr(layer, "is_initialized", True) else 'empty'}. "
+                f"`past_key_values` must be a DynamicCache with keys in all layers, but has a {type(layer).__name__}. "
                 "Leave it out, or pass the cache that an earlier call returned."
             )
         missing = length - layer.keys.shape[-2]

@@ -63,12 +63,7 @@ class Session:
         rows, caches = self._plan_prompts(input_ids, main_ids, past)
         for participant, ids in zip(self.participants, rows, strict=True):
             check_prompts(participant, ids)
-        members = self._members(generation_config)
-        if caches[0] is not None and not members[0].tree.keeps_keys:
-            raise ValueError(
-                f"`past_key_values` must be left out where the main model runs without keys and values, but is given "
-                f"for a {type(self.participants[0].model).__name__}. Pass all ids alone."
-            )
+        members = self._members(generation_config, caches[0])
         returns_dict = bool(generation_config.return_dict_in_generate)
         decoder = Decoder(
             members=members,
@@ -94,11 +89,17 @@ class Session:
             return sequences
         return _output(sequences, members, prompts, generation_config, input_ids.shape[1])
 
-    def _members(self, generation_config: Any) -> list[Member]:
+    def _members(self, generation_config: Any, cache: Any) -> list[Member]:
         main, *assistants = self.participants
         eos = generation_config._eos_token_tensor
         main_eos = [] if eos is None else eos.flatten().tolist()
-        return [main.member(main_eos), *(assistant.member(assistant.own_eos_ids()) for assistant in assistants)]
+        members = [main.member(main_eos), *(assistant.member(assistant.own_eos_ids()) for assistant in assistants)]
+        if cache is not None and not members[0].tree.keeps_keys:
+            raise ValueError(
+                f"`past_key_values` must be left out where the main model runs without keys and values, but is given "
+                f"for a {type(main.model).__name__}. Pass all ids alone."
+            )
+        return members
 
     def _plan_prompts(
         self, input_ids: torch.Tensor, main_ids: list[list[int]], past: Any
@@ -211,7 +212,7 @@ def _output(
         sequences=sequences,
         scores=_stack([p.scores for p in prompts], new_tokens) if generation_config.output_scores else None,
         logits=_stack([p.logits for p in prompts], new_tokens) if generation_config.output_logits else None,
-        past_key_values=final_cache(sequences, members[1:], prompts),
+        past_key_values=final_cache(sequences, members, prompts),
         rounds=rounds,
         stats=stats,
     )

@@ -50,7 +50,7 @@ MODELS = {
         "rows",
     ),
     "falcon_alibi": (hf.FalconForCausalLM, hf.FalconConfig, _PLAIN | dict(alibi=True), "rows"),
-    "roformer": (hf.RoFormerForCausalLM, hf.RoFormerConfig, _ENCODER, "rows"),
+    "roformer": (hf.RoFormerForCausalLM, hf.RoFormerConfig, _ENCODER, MANY),
     "roberta": (hf.RobertaForCausalLM, hf.RobertaConfig, _ENCODER, "packed"),
     "bart": (
         hf.BartForCausalLM,
@@ -60,7 +60,7 @@ MODELS = {
         | dict(forced_eos_token_id=None),
         MANY,
     ),
-    "mamba": (hf.MambaForCausalLM, hf.MambaConfig, _STATE | dict(state_size=4), MANY),
+    "mamba": (hf.MambaForCausalLM, hf.MambaConfig, _STATE | dict(state_size=4), ONE),
     "mamba2": (
         hf.Mamba2ForCausalLM,
         hf.Mamba2Config,
@@ -307,7 +307,7 @@ def test_a_model_that_no_backend_can_run_is_refused(cls, match):
 
 
 @pytest.mark.parametrize("role", ["main", "assistant"])
-@pytest.mark.parametrize("name", ["bloom", "qwen3_next", "mamba", "bart"])
+@pytest.mark.parametrize("name", ["bloom", "qwen3_next", "bart"])
 def test_continuing_from_the_returned_cache(name, role):
     """Law 7, with keys (bloom) and without: then the cache holds the ids alone, and the text is read again."""
     for seed in range(9):
@@ -326,6 +326,11 @@ def test_continuing_from_the_returned_cache(name, role):
     case.main_ids = lambda: ([first.sequences[0].tolist()], first.sequences, torch.ones_like(first.sequences))
     second = case.fast(past_key_values=first.past_key_values)
     assert torch.equal(second.sequences, full.sequences)
+
+
+@pytest.mark.parametrize("name", ["mamba", "rwkv"])
+def test_a_model_that_takes_no_past_key_values_returns_none(name):
+    assert case_of(model_of(name), batch=1).fast().past_key_values is None
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "bart", "mamba"])
