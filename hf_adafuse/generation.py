@@ -5,7 +5,7 @@ generation loop; the algorithm is in `decoding.py`.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
@@ -170,7 +170,7 @@ def enable_adafuse(
         _check_weights(config or AdaFuseConfig(), participants)
         check_backends(participants)
     if not isinstance(model, AdaFuseGenerationMixin):
-        model.__class__ = _adafuse_class(type(model))
+        model.__class__ = _adafuse_class(cast("Any", type(model)))
     _bind(model, arguments)
     return model
 

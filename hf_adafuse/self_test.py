@@ -161,8 +161,11 @@ def _difference(
             for root, tails in zip(roots, _BRANCHES, strict=True)
             for tail in tails
         ]
-        if not isinstance(tree, TokenTree):  # the second row alone: keys that hold their slots are found out
+        if not isinstance(tree, TokenTree):
+            # The second row alone, two sequences by several tokens: keys that hold their slots show, and states that a
+            # step of several tokens forgets. Then two sequences by one token: a state that mixes them shows.
             tree.run([path[-1] for path in paths[2:]])
+            tree.run([path[1] for path in paths[:2]])
         tree.run([path[-1] for path in paths])
     except Exception as error:
         if isinstance(error.__cause__, torch.OutOfMemoryError):
