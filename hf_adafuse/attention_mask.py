@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
-_SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-# Positions enter these models' attention as a bias by slot, which a packed tree would shift.
-_SLOT_POSITION_MODELS = {"bloom", "mpt", "gpt_neo"}
-# Positions of these models do not count from 0.
-_OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
+_MASKED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def unsupported_reason(model: Any) -> str | None:
-    """Why a packed tree would be wrong under this model, or `None` where it is exact."""
+def hidden_limit(model: Any) -> str | None:
+    """
+    Why neither a packed tree nor padded rows may be tried on this model: what a self-test of a few tokens would not
+    see. `None` where it would.
+    """
     config = model.config.get_text_config()
-    attention = config._attn_implementation
-    if attention not in ("sdpa", "eager"):
-        return f'its attention is {attention!r}: load it with `attn_implementation` "sdpa" or "eager"'
-    if getattr(model, "_is_stateful", False):
-        return "it is recurrent, at least in part"
-    if config.model_type in _SLOT_POSITION_MODELS or getattr(config, "alibi", False):
-        return "its positions are a bias on the attention (ALiBi or local windows by slot)"
-    if config.model_type in _OFFSET_POSITION_MODELS:
-        return "its positions do not count from 0"
-    base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
-    parameters = inspect.signature(base.forward).parameters
-    # Only of transformers' own models is it known that `**kwargs` swallows what they do not name.
-    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not _is_native(base)
-    for name in ("position_ids", "past_key_values"):
-        if name not in parameters and not is_open:
-            return f"its `forward` takes no `{name}`"
-    kinds = set(getattr(config, "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    kinds = set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS
     if kinds or getattr(config, "attention_chunk_size", None) is not None:
         return f"it has layers of the kinds {sorted(kinds) or ['chunked_attention']}"
     return None
 
 
-def _is_native(model: Any) -> bool:
-    return any(cls.__module__.startswith("transformers.models.") for cls in type(model).__mro__)
+def hidden_mask_limit(model: Any) -> str | None:
+    """Why a packed tree may not be tried on this model, where padded rows may."""
+    config = model.config.get_text_config()
+    attention = config._attn_implementation
+    if attention not in ("sdpa", "eager"):  # flex_attention with a 4-D mask aborts the interpreter
+        return f"its attention is {attention!r}"
+    if config.model_type == "gpt_neo":
+        return "its attention has local windows by slot"
+    return None
 
 
 class MaskMaker:

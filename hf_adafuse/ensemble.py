@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from .adapters import AdaptedModel, adapted, adapter_problem, base_model
-from .attention_mask import unsupported_reason
 from .config import AdaFuseConfig
 from .member import Member
+from .model_call import max_length
+from .self_test import BACKENDS, SelfTestError, choose_backend
 from .vocabulary import Vocabulary, vocabulary_of
 
 
@@ -58,7 +60,7 @@ class Participant:
 
     @property
     def max_length(self) -> int | None:
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return max_length(self.model.config.get_text_config())
 
     @property
     def device(self) -> torch.device:
@@ -69,16 +71,48 @@ class Participant:
                 return torch.device(device)
         return torch.device(self.model.device)
 
+    def choose_backend(self) -> str:
+        """
+        The name of the backend that runs its trees, by a self-test the first time.
+
+        Raises:
+            ValueError: no backend does.
+        """
+        try:
+            backend = choose_backend(base_model(self.model), self.device)
+        except SelfTestError as error:
+            raise ValueError(
+                "The members must give in a batch and with a cache, or at least without, the logits of plain forward "
+                f"passes, but for {self.name} ({type(self.model).__name__}) that does not hold: {error}. Choose "
+                "another model or `attn_implementation`."
+            ) from error
+        if backend == "reencode" and self.model not in _WARNED:
+            _WARNED[self.model] = True
+            warnings.warn(
+                f"{self.name} ({type(self.model).__name__}) works with neither a 4-D mask nor a cache: it reads the "
+                "whole text again in every forward pass, which is slow.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return backend
+
     def member(self, eos_ids: list[int]) -> Member:
         size = self.vocabulary.vocab_size
         eos_ids = [token for token in eos_ids if size is None or token < size]
-        return Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, self.device)
+        tree = BACKENDS[self.choose_backend()](self.model, self.device)
+        return Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, self.device, tree)
 
     def own_eos_ids(self) -> list[int]:
         """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""
         eos = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+
+def check_backends(participants: list[Participant]) -> None:
+    """A model that no backend can run says so now."""
+    for participant in participants:
+        participant.choose_backend()
 
 
 def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Participant]:
@@ -121,6 +155,7 @@ def _shown(value: Any) -> str:
 
 # Found once for as long as the model that asked for them lives.
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_WARNED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 _ASSISTANTS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -185,9 +220,3 @@ def _check_model(participant: Participant) -> None:
         )
     if problem is not None:
         raise ValueError(f"The members must answer to token ids alone, but {participant.name} {problem}")
-    reason = unsupported_reason(model)
-    if reason is not None:
-        raise ValueError(
-            f"The members must be attention-only models whose attention takes a 4-D mask, but for {participant.name} "
-            f"({type(model).__name__}) that does not hold: {reason}. Choose another model."
-        )

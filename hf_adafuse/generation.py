@@ -5,14 +5,14 @@ generation loop; the algorithm is in `decoding.py`.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import logging
 
 from .config import AdaFuseConfig
-from .ensemble import EnsembleArguments, Participant, resolve_participants
+from .ensemble import EnsembleArguments, Participant, check_backends, resolve_participants
 from .processors import ProcessorRequest
 from .session import Session
 
@@ -169,9 +169,9 @@ def enable_adafuse(
         arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
         arguments.tokenizer = participants[0].tokenizer
         _check_weights(config or AdaFuseConfig(), participants)
+        check_backends(participants)
     if not isinstance(model, AdaFuseGenerationMixin):
-        base: Any = type(model)
-        model.__class__ = adafuse_class(base)
+        model.__class__ = adafuse_class(cast("Any", type(model)))
     _bind(model, arguments)
     return model
 

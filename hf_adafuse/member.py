@@ -14,8 +14,7 @@ from .look_ahead import PassTimes
 from .processors import RowProcessors
 from .proposals import Proposal, Proposals, Proposer, Walk
 from .scoring import best_tokens
-from .token_nodes import ForwardError, Node
-from .token_tree import TokenTree
+from .token_nodes import ForwardError, Node, Trees
 from .vocabulary import Vocabulary
 from .words import WordRule
 
@@ -70,6 +69,7 @@ class Member:
         eos_ids (`list[int]`): its end-of-sequence ids; with none, it gives the end of the text no probability.
         max_length (`int`, *optional*): the most tokens its context holds.
         device (`torch.device`): where its inputs go.
+        tree (`Trees`): its token trees, of the backend that suits the model.
     """
 
     def __init__(
@@ -80,13 +80,14 @@ class Member:
         eos_ids: list[int],
         max_length: int | None,
         device: torch.device,
+        tree: Trees,
     ) -> None:
         self.name, self.model, self.vocabulary, self.device = name, model, vocabulary, device
         self.eos_ids, self.max_length = sorted(set(eos_ids)), max_length
         self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
         self.times = PassTimes(is_flat=device.type != "cpu")
         self.num_proposals = self.num_wins = 0
-        self.tree = TokenTree(model, device)
+        self.tree = tree
         self._processors: list[RowProcessors] = []
 
     def start(

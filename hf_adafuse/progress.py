@@ -10,6 +10,9 @@ from .kv_cache import KeysValues
 from .member import MemberError
 from .outputs import AdaFuseRound
 
+# A member's ids of a prompt, and their keys and values where its backend keeps them.
+State = tuple[list[int], KeysValues | None]
+
 
 class AdaFuseDecodingError(RuntimeError):
     """
@@ -50,7 +53,7 @@ class Prompt:
     rounds: list[AdaFuseRound] = field(default_factory=list)
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    states: list[tuple[list[int], KeysValues]] = field(default_factory=list)  # per member: its ids, and keys of them
+    states: list[State] = field(default_factory=list)  # per member
     is_finished: bool = False
 
     @property

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from .adapters import weak_reference
 from .config import AdaFuseConfig
+from .continuation import final_cache, resume
 from .decoding import Decoder
 from .ensemble import Participant
-from .kv_cache import AdaFuseCache, KeysValues, adopt_cache, join_rows, make_cache
+from .kv_cache import AdaFuseCache, adopt_cache, num_cached
 from .member import Member, MemberError
 from .outputs import AdaFuseOutput, count_words
 from .processors import ProcessorRequest, assistant_processors, main_processors
@@ -24,6 +24,7 @@ _EXPECTED = {
     "attention_mask",
     "position_ids",
     "past_key_values",
+    "cache_params",
     "cache_position",
     "logits_to_keep",
     "use_cache",
@@ -60,11 +61,11 @@ class Session:
         main_ids = unpadded_rows(input_ids, model_kwargs.get("attention_mask"), "input_ids")
         _check_positions(input_ids, model_kwargs)
         prompts = [Prompt(index, list(ids)) for index, ids in enumerate(input_ids.tolist())]
-        past = model_kwargs.get("past_key_values")
+        past = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
         rows, caches = self._plan_prompts(input_ids, main_ids, past)
         for participant, ids in zip(self.participants, rows, strict=True):
             check_prompts(participant, ids)
-        members = self._members(generation_config)
+        members = self._members(generation_config, caches[0])
         returns_dict = bool(generation_config.return_dict_in_generate)
         decoder = Decoder(
             members=members,
@@ -93,19 +94,25 @@ class Session:
         rounds = AdaFuseRoundsBatch([p.rounds for p in prompts], [member.name for member in members], threshold)
         return _output(sequences, members, prompts, rounds, generation_config, input_ids.shape[1])
 
-    def _members(self, generation_config: Any) -> list[Member]:
+    def _members(self, generation_config: Any, cache: Any) -> list[Member]:
         main, *assistants = self.participants
         eos = generation_config._eos_token_tensor
         main_eos = [] if eos is None else eos.flatten().tolist()
-        return [main.member(main_eos), *(assistant.member(assistant.own_eos_ids()) for assistant in assistants)]
+        members = [main.member(main_eos), *(assistant.member(assistant.own_eos_ids()) for assistant in assistants)]
+        if cache is not None and not members[0].tree.keeps_keys:
+            raise ValueError(
+                f"`past_key_values` must be left out where the main model runs without keys and values, but is given "
+                f"for a {type(main.model).__name__}. Pass all ids alone."
+            )
+        return members
 
     def _plan_prompts(
         self, input_ids: torch.Tensor, main_ids: list[list[int]], past: Any
     ) -> tuple[list[list[list[int]]], list[Any]]:
         """Each member's ids of the prompts, and the cache of their beginning where there is one."""
         cache, num_columns = None, 0
-        if past is not None and past.get_seq_length() > 0:
-            num_columns = past.get_seq_length()
+        if num_cached(past) > 0:
+            num_columns = num_cached(past)
             cache = adopt_cache(past, num_columns)
             if len(past.layers[0].keys) != len(input_ids):
                 raise ValueError(
@@ -123,7 +130,7 @@ class Session:
             for k, participant in enumerate(self.participants[1:], start=1):
                 states = past.states_of(participant.model, participant.vocabulary.fingerprint)
                 if states is not None:
-                    rows[k], caches[k] = _resume(states)
+                    rows[k], caches[k] = resume(states)
         given = self.assistant_inputs or [None] * len(self.participants)
         unread = [k for k in range(1, len(rows)) if caches[k] is None and given[k - 1] is None]
         warn_of_lost_templates(self.participants, main_ids, unread)
@@ -217,7 +224,7 @@ def _output(
         sequences=sequences,
         scores=_stack([p.scores for p in prompts], new_tokens) if generation_config.output_scores else None,
         logits=_stack([p.logits for p in prompts], new_tokens) if generation_config.output_logits else None,
-        past_key_values=_final_cache(sequences, members[1:], prompts),
+        past_key_values=final_cache(sequences, members, prompts),
         rounds=rounds,
         stats=stats,
     )
@@ -229,36 +236,3 @@ def _stack(rows: list[list[torch.Tensor]], num_steps: int) -> tuple[torch.Tensor
         return None
     blank = torch.zeros_like(next(row[0] for row in rows if row))
     return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(num_steps))
-
-
-def _final_cache(sequences: torch.Tensor, assistants: list[Member], prompts: list[Prompt]) -> AdaFuseCache:
-    """The main model's keys and values in the columns of `sequences[:, :-1]`, and the assistants' beside them."""
-    width = sequences.shape[1] - 1
-    states = [prompt.states[0] for prompt in prompts]
-    starts, rows = [], []
-    for prompt, (ids, layers) in zip(prompts, states, strict=True):
-        num_ids = len(ids) + (1 if prompt.rounds and prompt.rounds[-1].ends else 0)
-        start = len(prompt.ids) - num_ids
-        starts.append(start)
-        rows.append([(keys[:, :, : width - start], values[:, :, : width - start]) for keys, values in layers])
-    cache = AdaFuseCache()
-    make_cache(join_rows(rows, starts, width), cache)
-    cache.sequences = sequences.cpu().clone()
-    if all(committed.is_whole for prompt in prompts for committed in prompt.rounds):
-        cache.assistants = [
-            (weak_reference(member.model), member.vocabulary.fingerprint, [prompt.states[k] for prompt in prompts])
-            for k, member in enumerate(assistants, start=1)
-        ]
-    return cache
-
-
-def _resume(states: list[tuple[list[int], KeysValues]]) -> tuple[list[list[int]], KeysValues]:
-    """An assistant's ids, and left-padded keys and values that end at the same distance from the end of each row."""
-    rows = [ids for ids, _ in states]
-    left = max(1, *[len(ids) - layers[0][0].shape[2] for ids, layers in states])
-    width = max(map(len, rows))
-    cached = [
-        [(keys[:, :, : len(ids) - left], values[:, :, : len(ids) - left]) for keys, values in layers]
-        for ids, layers in states
-    ]
-    return rows, join_rows(cached, [width - len(ids) for ids in rows], width - left)

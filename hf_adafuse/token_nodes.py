@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from .kv_cache import KeysValues
 
 
 class ForwardError(Exception):
@@ -23,9 +25,10 @@ class Node:
         logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
         reading: what its member made of the logits.
         is_end (`bool`): whether a candidate ends here, so that the next round may begin here.
+        memory: what the model remembers of the tokens up to it, where a backend keeps that per node.
     """
 
-    __slots__ = ("children", "is_end", "logits", "parent", "position", "reading", "row", "slot", "token")
+    __slots__ = ("children", "is_end", "logits", "memory", "parent", "position", "reading", "row", "slot", "token")
 
     def __init__(self, token: int, parent: Node | None, row: int, position: int) -> None:
         self.token, self.parent, self.row, self.position = token, parent, row, position
@@ -34,6 +37,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.logits: torch.Tensor | None = None
         self.reading: Any = None
+        self.memory: Any = None
 
     @property
     def is_run(self) -> bool:
@@ -93,13 +97,48 @@ class Trees:
         rows (`list[Row]`): one per prompt.
         active (`list[int]`): the prompts that still need passes.
         num_forwards (`int`), num_tokens (`int`): what has been run so far.
+        keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
     """
+
+    keeps_keys = True
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model, self.device = model, device
-        self.rows: list[Row] = []
+        self.rows: Sequence[Row] = []
         self.active: list[int] = []
         self.num_forwards = self.num_tokens = 0
+
+    # What a backend adds to these: the passes, and what it keeps of them.
+
+    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+        """
+        Read the prompts.
+
+        Args:
+            prompts (`list[list[int]]`): ids per row, unpadded, at least one each.
+            cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
+
+        Returns:
+            the roots, one per row.
+        """
+        raise NotImplementedError
+
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them; returns the nodes newly run."""
+        raise NotImplementedError
+
+    def commit(self, index: int, path: list[Node]) -> None:
+        """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
+        raise NotImplementedError
+
+    def drop(self, finished: set[int]) -> None:
+        """These rows need no more passes and cost nothing from here on."""
+        raise NotImplementedError
+
+    def keys_values(self, index: int) -> KeysValues | None:
+        """A copy of the keys and values of row `index`'s committed tokens, as far as they have been run; `None` where
+        the backend has none to give."""
+        return None
 
     def ids_to(self, node: Node) -> list[int]:
         """All ids of the node's row up to it."""

@@ -1,5 +1,5 @@
-"""A batch of token trees below the committed prefixes of one model: extend, read, commit. The only module that calls
-`model(...)`. Knows no text, word or other member.
+"""A batch of token trees below the committed prefixes of one model: extend, read, commit. The `packed` backend.
+Knows no text, word or other member.
 
 One forward pass holds the missing nodes of every row, packed in one row each: `position_ids` are depths, and a 4-D mask
 lets a node see the prefix and its own ancestors. What was committed is never run again; what hangs below it stays.
@@ -9,30 +9,24 @@ lets a node see the prefix and its own ancestors. What was committed is never ru
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from .attention_mask import MaskMaker
-from .kv_cache import KeysValues, SlotCache
+from .kv_cache import KeysValues
+from .model_call import ModelCall
+from .slot_cache import SlotCache
 from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
 
 
-class TokenTree(Trees):
-    """
-    The trees of a batch of prompts under one model.
-
-    Args:
-        model (`PreTrainedModel`): called as it is; nothing of it is changed.
-        device (`torch.device`): where its inputs go.
-    """
+class SlotTrees(Trees):
+    """Trees whose keys and values are kept once, in the columns of one cache; see [`Trees`] for the arguments."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)  # `active`: also the row behind each entry of the cache's batch
-        self._masks = MaskMaker(model, device)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._call = ModelCall(model)
         self._moves: list[tuple[int, int, int]] = []  # of columns, due before the next pass
 
     @torch.no_grad()
@@ -60,36 +54,10 @@ class TokenTree(Trees):
             for index, (row, pad) in enumerate(zip(prompts, pads, strict=True))
         ]
         self.active = list(range(len(prompts)))
-        logits = self._forward(ids[:, done:], positions[:, done:], mask if any(pads) else None, last_only=True)
+        logits = self._forward(ids[:, done:], positions[:, done:], mask if any(pads) else None, self.cache, True)
         self.cache.ends = [width] * len(prompts)
         self.num_tokens += sum(width - max(done, pad) for pad in pads)
         return self._store([row.root for row in self.rows], logits[:, -1])
-
-    @torch.no_grad()
-    def run(self, wanted: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
-        missing = missing_nodes(wanted)
-        batch = [[node for node in missing if node.row == index] for index in self.active]
-        num_queries = max(map(len, batch))
-        if num_queries == 0:
-            return []
-        self._move()
-        filler = [[0] * (num_queries - len(nodes)) for nodes in batch]
-        ids = [[node.token for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
-        at = [[node.position for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
-        ends = self.cache.ends
-        for nodes, end in zip(batch, ends, strict=True):
-            for slot, node in enumerate(nodes, end):
-                node.slot = slot
-        prefixes = [(slots[0], slots[-1] + 1) for slots in (self.rows[index].slots for index in self.active)]
-        seen = [[[(above.slot, above.position) for above in node.lineage()] for node in nodes] for nodes in batch]
-        mask = self._masks.make(prefixes, ends, at, seen)
-        logits = self._forward(torch.tensor(ids, device=self.device), torch.tensor(at, device=self.device), mask)
-        self.cache.ends = [end + len(nodes) for end, nodes in zip(ends, batch, strict=True)]
-        self.num_tokens += len(missing)
-        entries = [(entry, offset) for entry, nodes in enumerate(batch) for offset in range(len(nodes))]
-        rows, offsets = torch.tensor(entries, device=logits.device).unbind(1)
-        return self._store([node for nodes in batch for node in nodes], logits[rows, offsets])
 
     def commit(self, index: int, path: list[Node]) -> None:
         """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
@@ -127,19 +95,47 @@ class TokenTree(Trees):
         self.cache.move(self._moves)
         self._moves = []
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, last_only: bool = False) -> torch.Tensor:
-        extra = {"logits_to_keep": 1} if last_only and self._keeps_logits else {}
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, last_only: bool = False
+    ) -> torch.Tensor:
+        length = cache.get_seq_length() + ids.shape[1]
         self.num_forwards += 1
-        try:
-            output = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                return_dict=True,
-                **extra,
-            )
-        except Exception as error:
-            raise ForwardError(f"{type(error).__name__}: {error}") from error
-        return output.logits  # type: ignore[no-any-return]
+        logits, _ = self._call(ids, positions, mask, cache, last_only=last_only)
+        if cache.layers[0].keys.shape[2] < length:
+            raise ForwardError("it does not keep its keys and values in the cache that it is given")
+        return logits
+
+
+class TokenTree(SlotTrees):
+    """Trees of models that take a 4-D mask: one forward pass holds them packed."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        super().__init__(model, device)
+        self._masks = MaskMaker(model, device)
+
+    @torch.no_grad()
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        missing = missing_nodes(wanted)
+        batch = [[node for node in missing if node.row == index] for index in self.active]
+        num_queries = max(map(len, batch))
+        if num_queries == 0:
+            return []
+        self._move()
+        filler = [[0] * (num_queries - len(nodes)) for nodes in batch]
+        ids = [[node.token for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
+        at = [[node.position for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
+        ends = self.cache.ends
+        for nodes, end in zip(batch, ends, strict=True):
+            for slot, node in enumerate(nodes, end):
+                node.slot = slot
+        prefixes = [(slots[0], slots[-1] + 1) for slots in (self.rows[index].slots for index in self.active)]
+        seen = [[[(above.slot, above.position) for above in node.lineage()] for node in nodes] for nodes in batch]
+        mask = self._masks.make(prefixes, ends, at, seen)
+        positions = torch.tensor(at, device=self.device)
+        logits = self._forward(torch.tensor(ids, device=self.device), positions, mask, self.cache)
+        self.cache.ends = [end + len(nodes) for end, nodes in zip(ends, batch, strict=True)]
+        self.num_tokens += len(missing)
+        entries = [(entry, offset) for entry, nodes in enumerate(batch) for offset in range(len(nodes))]
+        rows, offsets = torch.tensor(entries, device=logits.device).unbind(1)
+        return self._store([node for nodes in batch for node in nodes], logits[rows, offsets])

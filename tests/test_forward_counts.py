@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from cases import PROMPTS, Case, random_case
 from test_toys import run, toy, word_tokenizer
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.member import Member
+from hf_adafuse.self_test import choose_backend
 from hf_adafuse.token_tree import TokenTree
 
 
@@ -22,6 +24,9 @@ def test_a_round_by_hand():
     end = {"red": {"</s>": 0.99}}
     main = toy(tokenizer, {"It": {"is": 0.5, "was": 0.4}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
     other = toy(tokenizer, {"It": {"is": 0.05, "was": 0.9}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
+    choose_backend(main, torch.device("cpu"))
+    assert main.forwards <= 4  # of the self-test, once for all models of this config
+    main.forwards = 0
     output = run([(main, tokenizer), (other, tokenizer)], AdaFuseConfig(max_words=1, num_branches=1))
     assert [committed.text for committed in output.rounds[0]] == [" was", " red", ""]
     # round  main model                                     assistant

@@ -1,0 +1,87 @@
+"""How one model is called: which arguments its `forward` takes, under which name it takes and returns its cache. Knows
+no tree.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from .token_nodes import ForwardError
+
+# The names under which a `forward` takes what it remembers of earlier tokens.
+_MEMORIES = ("past_key_values", "cache_params", "state")
+# Positions of these models count from the padding id + 1.
+_OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
+
+
+def position_offset(config: Any) -> int:
+    """The position of a model's first token."""
+    is_offset = getattr(config, "model_type", None) in _OFFSET_POSITION_MODELS
+    return (config.pad_token_id or 0) + 1 if is_offset else 0
+
+
+def max_length(config: Any) -> int | None:
+    """The most tokens that the context of a model with this text config holds, where it is bounded."""
+    for name in ("max_position_embeddings", "max_seq_len"):
+        length = getattr(config, name, None)
+        if length is not None:
+            return int(length) - position_offset(config)
+    return None
+
+
+class ModelCall:
+    """
+    Calls a model with the arguments that its `forward` takes, and leaves out those that it does not.
+
+    Args:
+        model (`PreTrainedModel`): called as it is; nothing of it is changed.
+
+    Attributes:
+        memory (`str`, *optional*): the argument that takes the cache or state; `None` where there is none.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+        parameters = inspect.signature(base.forward).parameters
+        self._names = set(parameters)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            self._names |= set(inspect.signature(getattr(base, "base_model", base).forward).parameters)
+        self.memory = next((name for name in _MEMORIES if name in self._names), None)
+        self.offset = position_offset(model.config.get_text_config())
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        memory: Any = None,
+        use_memory: bool = True,
+        last_only: bool = False,
+    ) -> tuple[torch.Tensor, Any]:
+        """
+        The logits after `ids`, and the memory that holds them too; the model makes its own where it is given none.
+
+        Raises:
+            ForwardError: whatever the model raises.
+        """
+        use_memory = use_memory and self.memory is not None
+        given: dict[str, Any] = {"input_ids": ids, "use_cache": use_memory, "return_dict": True}
+        given["attention_mask"] = mask
+        if positions is not None:
+            given["position_ids"] = positions + self.offset
+        if use_memory:
+            given[self.memory or ""] = memory
+        if last_only:
+            given["logits_to_keep"] = 1
+        given = {name: value for name, value in given.items() if name in self._names and value is not None}
+        try:
+            output = self.model(**given)
+            logits = output.logits if hasattr(output, "logits") else output[0]
+        except Exception as error:
+            raise ForwardError(f"{type(error).__name__}: {error}") from error
+        returned = getattr(output, self.memory, None) if self.memory else None
+        return logits, memory if returned is None else returned

@@ -1,0 +1,62 @@
+"""Trees of models that know neither 4-D masks nor a cache: they read whole sequences again each time, which is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .kv_cache import KeysValues
+from .model_call import ModelCall
+from .token_nodes import Node, Row, Trees, missing_nodes
+
+
+class ReencodeTree(Trees):
+    """The trees of a batch of prompts under a model that remembers nothing; see [`Trees`] for the arguments."""
+
+    keeps_keys = False
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        super().__init__(model, device)
+        self._call = ModelCall(model)
+
+    @torch.no_grad()
+    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+        """Read the prompts in one forward pass; returns the roots, one per row. There is no `cache`."""
+        self.rows = [Row(index, list(ids), [0]) for index, ids in enumerate(prompts)]
+        self.active = list(range(len(prompts)))
+        return self._read([row.root for row in self.rows], [row.root for row in self.rows])
+
+    @torch.no_grad()
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        missing = missing_nodes(wanted)
+        if not missing:
+            return []
+        inner = {id(node.parent) for node in missing}
+        return self._read(missing, [node for node in missing if id(node) not in inner])
+
+    def commit(self, index: int, path: list[Node]) -> None:
+        """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
+        self._settle(self.rows[index], path)
+
+    def drop(self, finished: set[int]) -> None:
+        """These rows need no more passes."""
+        self.active = [index for index in self.active if index not in finished]
+
+    def _read(self, nodes: list[Node], leaves: list[Node]) -> list[Node]:
+        """Run the nodes: each leaf's whole sequence is a row of the batch, padded on the right, where nothing looks."""
+        sequences = [self.ids_to(leaf) for leaf in leaves]
+        width = max(map(len, sequences))
+        ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in sequences], device=self.device)
+        positions = torch.arange(width, device=self.device).expand_as(ids)
+        logits, _ = self._call(ids, positions, use_memory=False)
+        self.num_forwards += 1
+        self.num_tokens += sum(map(len, sequences))
+        entry_of = {id(node): entry for entry, leaf in enumerate(leaves) for node in leaf.lineage()}
+        places = [(entry_of[id(node)], node.position) for node in nodes]
+        for node in nodes:
+            node.slot = 0
+        entries, offsets = torch.tensor(places, device=logits.device).unbind(1)
+        return self._store(nodes, logits[entries, offsets])

@@ -1,0 +1,72 @@
+"""Trees of attention models that take no 4-D mask (flash-attention, ALiBi): each branch is a row of a batch that reads
+a copy of its prefix's keys. The `rows` backend.
+
+The keys and values of all nodes are kept once, in slots, as in a packed tree. A forward pass gathers for each new chain
+the slots above it, padded on the left, and reads the chain, padded on the right; the new keys go back into the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .token_nodes import Node, missing_nodes
+from .token_tree import SlotTrees
+
+
+class RowTree(SlotTrees):
+    """The trees of a batch of prompts under an attention model; see [`Trees`] for the arguments."""
+
+    @torch.no_grad()
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        missing = missing_nodes(wanted)
+        if not missing:
+            return []
+        inner = {id(node.parent) for node in missing}
+        leaves = [node for node in missing if id(node) not in inner]
+        chains = [[node for node in leaf.lineage() if not node.is_run] for leaf in leaves]
+        pasts = [self._slots_above(chain[0]) for chain in chains]
+        width, length = max(map(len, pasts)), max(map(len, chains))
+        entries = [self.active.index(leaf.row) for leaf in leaves]
+        self._move()
+        fork = self.cache.fork(entries, [[0] * (width - len(slots)) + slots for slots in pasts])
+        ids = [[node.token for node in chain] + [0] * (length - len(chain)) for chain in chains]
+        mask = torch.tensor(
+            [
+                [0] * (width - len(past)) + [1] * (len(past) + len(chain)) + [0] * (length - len(chain))
+                for past, chain in zip(pasts, chains, strict=True)
+            ],
+            device=self.device,
+        )
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, width:]
+        logits = self._forward(
+            torch.tensor(ids, device=self.device), positions, None if bool(mask.all()) else mask, fork
+        )
+        self.num_tokens += sum(map(len, chains))
+        places: dict[int, tuple[int, int]] = {}
+        for chain_index, chain in enumerate(chains):
+            for offset, node in enumerate(chain):
+                places.setdefault(id(node), (chain_index, offset))
+        self._keep(fork, missing, places, width)
+        rows, offsets = torch.tensor([places[id(node)] for node in missing], device=logits.device).unbind(1)
+        return self._store(missing, logits[rows, offsets])
+
+    def _slots_above(self, node: Node) -> list[int]:
+        row = self.rows[node.row]
+        above = [] if node.parent is None else node.parent.lineage()
+        return row.slots + [other.slot for other in above if row.pending or other is not row.root]
+
+    def _keep(self, fork: Any, nodes: list[Node], places: dict[int, tuple[int, int]], start: int) -> None:
+        """Give the nodes slots, and put there the keys that the pass made of them: columns of the fork from `start`."""
+        batch = [[node for node in nodes if node.row == index] for index in self.active]
+        num_new = max(map(len, batch))
+        places = {key: (entry, start + offset) for key, (entry, offset) in places.items()}
+        sources = [[places[id(node)] for node in new] + [(0, start)] * (num_new - len(new)) for new in batch]
+        self.cache.append(fork, torch.tensor(sources, device=self.device))
+        for new, end in zip(batch, self.cache.ends, strict=True):
+            for slot, node in enumerate(new, end):
+                node.slot = slot
+        self.cache.ends = [end + len(new) for new, end in zip(batch, self.cache.ends, strict=True)]
