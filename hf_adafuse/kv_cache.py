@@ -107,30 +107,6 @@ def select_slots(cache: DynamicCache, slots: torch.Tensor) -> None:
         layer.keys, layer.values = _gather(layer.keys, index), _gather(layer.values, index)
 
 
-def gather_rows(cache: DynamicCache, rows: list[int], slots: list[list[int]]) -> DynamicCache:
-    """A new cache whose row i holds `slots[i]`, as many in each, of row `rows[i]`."""
-    gathered = []
-    for layer in cache.layers:
-        columns = torch.tensor(slots, device=layer.keys.device)
-        entries = torch.tensor(rows, device=layer.keys.device)[:, None].expand_as(columns)
-        gathered.append((_pick(layer.keys, entries, columns), _pick(layer.values, entries, columns)))
-    return make_cache(gathered)
-
-
-def append_slots(cache: DynamicCache, other: DynamicCache, sources: torch.Tensor, start: int) -> None:
-    """
-    Append slots of another cache.
-
-    Args:
-        sources (`torch.LongTensor` of shape `(batch_size, num_new, 2)`): for each new slot, the row of `other` that it
-            comes from, and its slot there after `start`.
-    """
-    for layer, new in zip(cache.layers, other.layers, strict=True):
-        rows, slots = sources.to(new.keys.device).unbind(-1)
-        layer.keys = torch.cat([layer.keys, _pick(new.keys, rows, slots + start)], dim=2)
-        layer.values = torch.cat([layer.values, _pick(new.values, rows, slots + start)], dim=2)
-
-
 def row_slots(cache: DynamicCache, row: int, slots: list[int]) -> KeysValues:
     """A copy of these slots of one row, as keys and values of batch size 1."""
     copied = []
@@ -156,11 +132,6 @@ def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysVal
         (place([row[index][0] for row in rows]), place([row[index][1] for row in rows]))
         for index in range(len(rows[0]))
     ]
-
-
-def _pick(tensor: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    # Indexing by two tensors apart puts their dimensions first: (batch_size, num_slots, num_heads, head_dim).
-    return tensor[rows, :, slots].transpose(1, 2)
 
 
 def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from .kv_cache import KeysValues, append_slots, gather_rows, make_cache, num_slots, row_slots, select_rows, select_slots
+from .kv_cache import KeysValues, make_cache
 from .model_call import ModelCall
+from .row_cache import append_slots, gather_rows, num_slots, row_slots, select_rows, select_slots
 from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
 
 

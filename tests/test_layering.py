@@ -24,6 +24,7 @@ CORE = (
     "model_call",
     "memory",
     "token_tree",
+    "row_cache",
     "row_tree",
     "state_tree",
     "reencode_tree",
