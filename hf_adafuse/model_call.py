@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .adapters import base_model
 from .token_nodes import ForwardError
 
 # The names under which a `forward` takes what it remembers of earlier tokens.
@@ -45,7 +46,7 @@ class ModelCall:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+        base = base_model(base_model(model))  # inside an adapter, inside PEFT's wrapper
         parameters = inspect.signature(base.forward).parameters
         self._names = set(parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
