@@ -48,27 +48,22 @@ class MaskMaker:
     def make(
         self,
         prefixes: list[tuple[int, int]],
-        ends: list[int],
+        width: int,
         positions: list[list[int]],
         seen: list[list[list[tuple[int, int]]]],
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """
         Args:
             prefixes (`list[tuple[int, int]]`): per row, the first slot of its prefix and the one after its last.
-            ends (`list[int]`): per row, the slot of its first query.
+            width (`int`): the number of slots.
             positions (`list[list[int]]`): per row, of the tokens of this pass; as many in every row.
             seen (`list`): per row, per query, the slots it sees below the prefix, its own among them, with their
                 positions.
         """
-        num_queries = len(positions[0])
-        slots = torch.arange(max(ends) + num_queries, device=self.device)
-        first, after, end = torch.tensor(
-            [[*prefix, end] for prefix, end in zip(prefixes, ends, strict=True)], device=self.device
-        ).T[:, :, None, None]
-        own = end + torch.arange(num_queries, device=self.device)[:, None]
-        prefix = (slots >= first) & (slots < after)
-        # Its own slot also for the filler of short rows: no row of the softmax may be empty.
-        full = self._with(prefix | (slots == own), seen)
+        slots = torch.arange(width, device=self.device)
+        first, after = torch.tensor(prefixes, device=self.device).T[:, :, None, None]
+        prefix = ((slots >= first) & (slots < after)).expand(-1, len(positions[0]), -1)
+        full = self._with(prefix.clone(), seen)
         if self.window is None:
             return self._as_given(full, full)
         at = torch.tensor(positions, device=self.device)[:, :, None]
@@ -77,7 +72,7 @@ class MaskMaker:
             for at_row, queries in zip(positions, seen, strict=True)
         ]
         window = prefix & (at - (slots - first) < self.window)
-        return self._as_given(full, self._with(window | (slots == own), near))
+        return self._as_given(full, self._with(window, near))
 
     def _with(self, visible: torch.Tensor, seen: list[list[list[tuple[int, int]]]]) -> torch.Tensor:
         at = [(b, q, slot) for b, row in enumerate(seen) for q, pairs in enumerate(row) for slot, _ in pairs]

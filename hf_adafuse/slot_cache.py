@@ -22,7 +22,7 @@ class SlotLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        width = self.get_seq_length() + key_states.shape[2]
+        width = self.cache.width(key_states.shape[2])
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.keys, self.values = _spare(key_states, width), _spare(value_states, width)
@@ -48,6 +48,7 @@ class SlotCache(DynamicCache):
     def __init__(self, batch_size: int) -> None:
         super().__init__()
         self.ends = [0] * batch_size
+        self.num_new: list[int] | None = None  # per row, what of the pass under way is no filler
 
     @property
     def ends(self) -> list[int]:
@@ -55,8 +56,13 @@ class SlotCache(DynamicCache):
 
     @ends.setter
     def ends(self, ends: list[int]) -> None:
-        self._ends = ends
+        self._ends, self.num_new = ends, None
         self._columns: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # of the pass under way
+
+    def width(self, num_queries: int) -> int:
+        """The columns that a pass of so many tokens a row sees: of each row's tokens, and one for all of its filler."""
+        num_new = self.num_new or [num_queries] * len(self.ends)
+        return max(end + new + (new < num_queries) for end, new in zip(self.ends, num_new, strict=True))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -74,7 +80,8 @@ class SlotCache(DynamicCache):
         if tensor.device not in self._columns:
             rows = torch.arange(len(self.ends), device=tensor.device)[:, None]
             ends = torch.tensor(self.ends, device=tensor.device)[:, None]
-            self._columns[tensor.device] = rows, ends + torch.arange(num_new, device=tensor.device)
+            columns = ends + torch.arange(num_new, device=tensor.device)
+            self._columns[tensor.device] = rows, columns.clamp(max=self.width(num_new) - 1)
         rows, columns = self._columns[tensor.device]
         tensor[rows, :, columns] = new.transpose(1, 2)
 
@@ -140,7 +147,7 @@ def _pick(tensor: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> to
 def _spare(like: torch.Tensor, width: int) -> torch.Tensor:
     """A tensor for `width` columns and some to come, so that it grows seldom and holds little more than it must."""
     batch_size, num_heads, _, head_dim = like.shape
-    return like.new_zeros((batch_size, num_heads, width + max(8, width // 32), head_dim))
+    return like.new_zeros((batch_size, num_heads, width + max(4, width // 32), head_dim))
 
 
 def _grown(tensor: torch.Tensor, width: int) -> torch.Tensor:

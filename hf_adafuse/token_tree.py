@@ -98,10 +98,10 @@ class SlotTrees(Trees):
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, last_only: bool = False
     ) -> torch.Tensor:
-        length = cache.get_seq_length() + ids.shape[1]
+        length = cache.get_seq_length()
         self.num_forwards += 1
         logits, _ = self._call(ids, positions, mask, cache, last_only=last_only)
-        if cache.layers[0].keys.shape[2] < length:
+        if not cache.layers or cache.layers[0].keys.shape[2] <= length:
             raise ForwardError("it does not keep its keys and values in the cache that it is given")
         return logits
 
@@ -131,7 +131,8 @@ class TokenTree(SlotTrees):
                 node.slot = slot
         prefixes = [(slots[0], slots[-1] + 1) for slots in (self.rows[index].slots for index in self.active)]
         seen = [[[(above.slot, above.position) for above in node.lineage()] for node in nodes] for nodes in batch]
-        mask = self._masks.make(prefixes, ends, at, seen)
+        self.cache.num_new = [len(nodes) for nodes in batch]
+        mask = self._masks.make(prefixes, self.cache.width(num_queries), at, seen)
         positions = torch.tensor(at, device=self.device)
         logits = self._forward(torch.tensor(ids, device=self.device), positions, mask, self.cache)
         self.cache.ends = [end + len(nodes) for end, nodes in zip(ends, batch, strict=True)]

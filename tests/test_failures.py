@@ -96,6 +96,7 @@ def failing(model, kind, at):
 def undisturbed():
     """The committed ids (prompt first), the text of each round, and at which round each member's passes lay."""
     models, commits, passes = members(), Commits(), []
+    call(models)  # the self-tests, once for models of this kind
     for model in models:
         seen = []
         passes.append(seen)
