@@ -65,8 +65,7 @@ class RowTree(SlotTrees):
         num_new = max(map(len, batch))
         places = {key: (entry, start + offset) for key, (entry, offset) in places.items()}
         sources = [[places[id(node)] for node in new] + [(0, start)] * (num_new - len(new)) for new in batch]
-        self.cache.append(fork, torch.tensor(sources, device=self.device))
         for new, end in zip(batch, self.cache.ends, strict=True):
             for slot, node in enumerate(new, end):
                 node.slot = slot
-        self.cache.ends = [end + len(new) for new, end in zip(batch, self.cache.ends, strict=True)]
+        self.cache.append(fork, torch.tensor(sources, device=self.device), list(map(len, batch)))

@@ -22,18 +22,21 @@ class SlotLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        width = self.cache.width(key_states.shape[2])
+        width = self.cache.width
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.keys, self.values = _spare(key_states, width), _spare(value_states, width)
-        elif self.keys.shape[2] < width:
-            self.keys, self.values = _grown(self.keys, width), _grown(self.values, width)
         self.cache.write(self.keys, key_states)
         self.cache.write(self.values, value_states)
         return self.keys[:, :, :width], self.values[:, :, :width]
 
+    def reserve(self, width: int) -> None:
+        """Make room for so many columns."""
+        if self.is_initialized and self.keys.shape[2] < width:
+            self.keys, self.values = _grown(self.keys, width), _grown(self.values, width)
+
     def get_seq_length(self) -> int:
-        return max(self.cache.ends, default=0)
+        return self.cache.length
 
 
 class SlotCache(DynamicCache):
@@ -43,26 +46,36 @@ class SlotCache(DynamicCache):
 
     Attributes:
         ends (`list[int]`): per row of the batch, the columns in use.
+        length (`int`), width (`int`): the columns in use before and after the pass that `open` prepared.
     """
 
     def __init__(self, batch_size: int) -> None:
         super().__init__()
         self.ends = [0] * batch_size
-        self.num_new: list[int] | None = None  # per row, what of the pass under way is no filler
+        self.length = self.width = 0
 
-    @property
-    def ends(self) -> list[int]:
-        return self._ends
+    def open(self, num_new: list[int]) -> None:
+        """
+        Prepare a pass of so many tokens a row. What depends on the rows' ends happens here, so that `update` is the
+        same few operations in every pass (and is compiled once, where the model is). Short rows are filled up; all of
+        the filler of a row goes into one column.
+        """
+        num_queries, self.length = max(num_new), max(self.ends)
+        self.width = max(end + n + (n < num_queries) for end, n in zip(self.ends, num_new, strict=True))
+        self._is_even = all(end == self.length for end in self.ends)
+        self._columns: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer in self.layers:
+            layer.reserve(self.width)
+            if not self._is_even and layer.device not in self._columns:
+                rows = torch.arange(len(self.ends), device=layer.device)[:, None]
+                columns = torch.tensor(self.ends, device=layer.device)[:, None] + torch.arange(
+                    num_queries, device=layer.device
+                )
+                self._columns[layer.device] = rows, columns.clamp(max=self.width - 1)
 
-    @ends.setter
-    def ends(self, ends: list[int]) -> None:
-        self._ends, self.num_new = ends, None
-        self._columns: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # of the pass under way
-
-    def width(self, num_queries: int) -> int:
-        """The columns that a pass of so many tokens a row sees: of each row's tokens, and one for all of its filler."""
-        num_new = self.num_new or [num_queries] * len(self.ends)
-        return max(end + new + (new < num_queries) for end, new in zip(self.ends, num_new, strict=True))
+    def close(self, num_new: list[int]) -> None:
+        """The pass is over: its tokens are in use."""
+        self.ends = [end + n for end, n in zip(self.ends, num_new, strict=True)]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -73,24 +86,20 @@ class SlotCache(DynamicCache):
 
     def write(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Write `new`, of shape `(batch_size, num_heads, num_new, head_dim)`, at the end of each row."""
-        start, num_new = self.ends[0], new.shape[2]
-        if all(end == start for end in self.ends):
-            tensor[:, :, start : start + num_new] = new
-            return
-        if tensor.device not in self._columns:
-            rows = torch.arange(len(self.ends), device=tensor.device)[:, None]
-            ends = torch.tensor(self.ends, device=tensor.device)[:, None]
-            columns = ends + torch.arange(num_new, device=tensor.device)
-            self._columns[tensor.device] = rows, columns.clamp(max=self.width(num_new) - 1)
-        rows, columns = self._columns[tensor.device]
-        tensor[rows, :, columns] = new.transpose(1, 2)
+        if self._is_even:
+            tensor[:, :, self.length : self.length + new.shape[2]] = new
+        else:
+            rows, columns = self._columns[tensor.device]
+            tensor[rows, :, columns] = new.transpose(1, 2)
 
     def fill(self, layers: KeysValues) -> None:
         """Begin with these keys and values, as wide in every row."""
-        for index, (keys, values) in enumerate(layers):
-            self.update(keys, values, index)
         if layers:
-            self.ends = [layers[0][0].shape[2]] * len(self.ends)
+            num_new = [layers[0][0].shape[2]] * len(self.ends)
+            self.open(num_new)
+            for index, (keys, values) in enumerate(layers):
+                self.update(keys, values, index)
+            self.close(num_new)
 
     def move(self, moves: list[tuple[int, int, int]]) -> None:
         """Copy columns: `(row of the batch, from, to)`, all read before any is written."""
@@ -126,17 +135,20 @@ class SlotCache(DynamicCache):
             forked.append((_pick(layer.keys, entries, columns), _pick(layer.values, entries, columns)))
         return make_cache(forked)
 
-    def append(self, other: DynamicCache, sources: torch.Tensor) -> None:
+    def append(self, other: DynamicCache, sources: torch.Tensor, num_new: list[int]) -> None:
         """
         Append columns of another cache.
 
         Args:
+            num_new (`list[int]`): how many in each row; the others are filler.
             sources (`torch.LongTensor` of shape `(batch_size, num_new, 2)`): the row and column of `other` that each
                 new column comes from.
         """
+        self.open(num_new)
         for index, layer in enumerate(other.layers):
             rows, columns = sources.to(layer.keys.device).unbind(-1)
             self.update(_pick(layer.keys, rows, columns), _pick(layer.values, rows, columns), index)
+        self.close(num_new)
 
 
 def _pick(tensor: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

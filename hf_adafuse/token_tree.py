@@ -54,8 +54,10 @@ class SlotTrees(Trees):
             for index, (row, pad) in enumerate(zip(prompts, pads, strict=True))
         ]
         self.active = list(range(len(prompts)))
+        num_new = [width - done] * len(prompts)
+        self.cache.open(num_new)
         logits = self._forward(ids[:, done:], positions[:, done:], mask if any(pads) else None, self.cache, True)
-        self.cache.ends = [width] * len(prompts)
+        self.cache.close(num_new)
         self.num_tokens += sum(width - max(done, pad) for pad in pads)
         return self._store([row.root for row in self.rows], logits[:, -1])
 
@@ -131,11 +133,12 @@ class TokenTree(SlotTrees):
                 node.slot = slot
         prefixes = [(slots[0], slots[-1] + 1) for slots in (self.rows[index].slots for index in self.active)]
         seen = [[[(above.slot, above.position) for above in node.lineage()] for node in nodes] for nodes in batch]
-        self.cache.num_new = [len(nodes) for nodes in batch]
-        mask = self._masks.make(prefixes, self.cache.width(num_queries), at, seen)
+        num_new = list(map(len, batch))
+        self.cache.open(num_new)
+        mask = self._masks.make(prefixes, self.cache.width, at, seen)
         positions = torch.tensor(at, device=self.device)
         logits = self._forward(torch.tensor(ids, device=self.device), positions, mask, self.cache)
-        self.cache.ends = [end + len(nodes) for end, nodes in zip(ends, batch, strict=True)]
+        self.cache.close(num_new)
         self.num_tokens += len(missing)
         entries = [(entry, offset) for entry, nodes in enumerate(batch) for offset in range(len(nodes))]
         rows, offsets = torch.tensor(entries, device=logits.device).unbind(1)

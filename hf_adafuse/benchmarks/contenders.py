@@ -17,7 +17,7 @@ from ..prompts import assistant_prompts
 from . import instruments
 from .naive import NaiveMember, naive_decode
 from .results import Measurement
-from .variants import ROWS, VARIANTS, force_backend
+from .variants import VARIANTS
 
 Prompts = list[list[list[int]]]  # per member, its own ids of each prompt of a batch
 
@@ -77,7 +77,7 @@ class Ensemble:
 
     def run_variant(self, name: str, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
         """The same, with our own code changed."""
-        with force_backend(name) if name == ROWS else VARIANTS[name]():
+        with VARIANTS[name]():
             return self.run(prompts, config, new_tokens)
 
     def run_alone(self, k: int, rows: list[list[int]], num_tokens: int) -> None:

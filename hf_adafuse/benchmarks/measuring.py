@@ -14,10 +14,10 @@ from ..words import split_words
 from . import instruments
 from .contenders import Ensemble, Prompts
 from .results import NAIVE, OURS, Measurement, Sample, TextResult
-from .variants import ROWS, VARIANTS, force_backend
+from .variants import VARIANTS
 
 GREEDY = "greedy"
-AGAINST = (GREEDY, *VARIANTS, ROWS, NAIVE)
+AGAINST = (GREEDY, *VARIANTS, NAIVE)
 # What is compared when nothing is said. The naive implementation reads all of the text for each word: minutes.
 DEFAULT_AGAINST = (GREEDY, *VARIANTS)
 
@@ -130,13 +130,11 @@ def check_against(against: Sequence[str]) -> None:
     Refuse what cannot be compared with.
 
     Raises:
-        ValueError: an unknown name, or `"rows"` where there is no such backend.
+        ValueError: an unknown name.
     """
     unknown = [name for name in against if name not in AGAINST]
     if unknown:
         raise ValueError(f"`against` must be of {list(AGAINST)}, but has {unknown}. Check the spelling.")
-    if ROWS in against:
-        force_backend(ROWS)  # not entered: it only says whether it could be
 
 
 def measure_all(jobs: Sequence[Job], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:

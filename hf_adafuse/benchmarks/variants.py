@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ..decoding import Decoder
+from ..ensemble import Participant
 from ..member import Member
-from ..token_tree import TokenTree
+from ..token_tree import SlotTrees
 
 
 def without_score_first() -> AbstractContextManager[None]:
@@ -26,13 +27,13 @@ def without_subtree() -> AbstractContextManager[None]:
     """What was computed below the committed path is dropped, not kept for the next round."""
 
     def make(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def drop_below(self: TokenTree, index: int, *rest: Any) -> None:
+        def drop_below(self: SlotTrees, index: int, *rest: Any) -> None:
             commit(self, index, *rest)
             self.rows[index].root.children.clear()
 
         return drop_below
 
-    return _patched(TokenTree, "commit", make)
+    return _patched(SlotTrees, "commit", make)
 
 
 def without_look_ahead() -> AbstractContextManager[None]:
@@ -49,37 +50,10 @@ def without_look_ahead() -> AbstractContextManager[None]:
 
 
 def without_packed() -> AbstractContextManager[None]:
-    """A forward pass holds one line of tokens per prompt, never a tree: branches and candidates run one by one."""
-
-    def make(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_lines(self: TokenTree, wanted: Any, *rest: Any) -> list[Any]:
-            missing = {id(above): above for node in wanted for above in node.lineage() if not above.is_run}
-            ran: list[Any] = []
-            while missing:
-                lines: dict[int, list[Any]] = {}
-                for node in list(missing.values()):  # parents come first
-                    line = lines.setdefault(node.row, [])
-                    if not line or node.parent is line[-1]:
-                        line.append(missing.pop(id(node)))
-                ran += run(self, [node for line in lines.values() for node in line], *rest)
-            return ran
-
-        return run_lines
-
-    return _patched(TokenTree, "run", make)
+    """Each branch is a row of the batch that reads a copy of its prefix's keys, whatever the self-tests say."""
+    return _patched(Participant, "choose_backend", lambda choose: lambda self: "rows")
 
 
-def force_backend(name: str) -> AbstractContextManager[None]:
-    """
-    Every model runs its trees through the backend `name`. To be connected where backends are chosen.
-
-    Raises:
-        ValueError: there are no backends to choose from.
-    """
-    raise ValueError(f"`--against` must not hold {name!r}: this version runs every tree packed. Leave it out.")
-
-
-ROWS = "rows"  # the contender that `force_backend` makes
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-score-first": without_score_first,
     "no-subtree": without_subtree,
