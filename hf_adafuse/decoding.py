@@ -69,15 +69,15 @@ class Decoder:
                     waiting[need[0]][row] = need[1]
             self._leave({row for row in ready if self.prompts[row].is_finished})
             k = max(range(len(self.members)), key=lambda k: len(waiting[k]))
-            ready = list(waiting[k])
-            if not ready:
+            if not waiting[k]:
                 return
             try:
-                self.members[k].read([node for nodes in waiting[k].values() for node in nodes])
+                self.members[k].read(waiting[k])
             except MemberError as error:
-                number = max(len(self.prompts[row].rounds) for row in ready) + 1
+                number = max(len(self.prompts[row].rounds) for row in waiting[k]) + 1
                 raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
-            waiting[k] = {}
+            ready = [row for row, nodes in waiting[k].items() if all(node.reading is not None for node in nodes)]
+            waiting[k] = {row: nodes for row, nodes in waiting[k].items() if row not in ready}
 
     def _decode(self, prompt: Prompt) -> Loop[None]:
         """The rounds of one prompt."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ from .words import WordRule
 
 # A pass of a few tokens costs like one of two.
 _FREE_TOKENS = 8
+# A pass of more tokens than this, over all rows of a batch, costs by the token.
+_BATCH_TOKENS = 32
 
 
 class MemberError(Exception):
@@ -170,18 +171,24 @@ class Member:
         paths = [[self.root(row), *self.nodes(row, ids)] for ids, _ in spans]
         return [self._log_probs(path, ids, ends) for path, (ids, ends) in zip(paths, spans, strict=True)]
 
-    def read(self, nodes: list[Node]) -> None:
+    def read(self, needs: Mapping[int, list[Node]]) -> None:
         """
-        Run these nodes, of any rows, in one forward pass and read their logits. Where more cost little, others ride
-        that are likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
+        Run these nodes, by row, in one forward pass and read their logits. Among many rows only the first ones of a row
+        that needs many: all rows of a pass are as wide as the widest. Where more cost little, others ride that are
+        likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
         """
-        ridden = list(nodes)
-        if len(nodes) > 1 or self.times.is_flat:
-            counts = Counter(node.row for node in nodes)
-            width = max(*counts.values(), _FREE_TOKENS // len(self.tree.active))
-            for row in self.tree.active:
-                ridden += _unread(self._riding[row])
-                ridden += self._proposer.riders(self.root(row))[: max(0, width - counts[row])]
+        active = self.tree.active
+        most = max(1, _BATCH_TOKENS // len(active)) if len(active) > 1 else None
+        wanted = {row: _unread(nodes)[:most] for row, nodes in needs.items()}
+        width = max(map(len, wanted.values()))
+        if width > 1 or len(active) > 1 or self.times.is_flat:
+            width = max(width, _FREE_TOKENS // len(active))
+            for row in active:
+                nodes = wanted.setdefault(row, [])
+                riders = _unread(self._riding[row], self._proposer.riders(self.root(row))[: max(0, width - len(nodes))])
+                room = None if len(active) == 1 else max(0, width - len(nodes))
+                nodes += riders[:room]
+        ridden = [node for nodes in wanted.values() for node in nodes]
         with self.times.measured(len(ridden)):
             self._guard(lambda: self.tree.run(ridden))
 
