@@ -139,7 +139,7 @@ class TestPair:
             )
             rounds += output.rounds[0]
         proposers = [tuple(each.candidates[each.winner].proposers) for each in rounds]
-        assert 0.5 < proposers.count((0, 1)) / len(proposers) < 0.95
+        assert 0.2 < proposers.count((0, 1)) / len(proposers) < 0.9
         assert {(0, 1), (0,), (1,)} == set(proposers)
         margins = [margin for each in rounds for member in each.margins for margin in member]
         assert 0.1 < sum(margin < 0.7 for margin in margins) / len(margins) < 0.6
@@ -167,6 +167,7 @@ class TestProse:
         assert 0.3 < right[1] < 0.8
 
     def test_training_saves_a_pair_that_loads(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(train, "_NUM_TOKENIZED", 20)
         for index in range(2):
             train.train_member(index, tmp_path, (train.Phase(2, 2, 32), train.Phase(1, 1, 64)))
         for (model, tokenizer), (shipped, _) in zip(load_pair(tmp_path), load_pair()):
