@@ -106,12 +106,15 @@ def test_the_first_member_does_not_look_ahead(look_ahead):
 
 
 def test_branches_that_are_not_packed_run_as_rows(monkeypatch):
-    """As many passes, but of trees that hold their branches in rows: with padding, and copies of the keys above them."""
+    """As many passes, but of trees that hold their branches in rows: padded, with copies of the keys above them."""
     runs = []
     for tree in (TokenTree, RowTree):
-        monkeypatch.setattr(
-            tree, "run", lambda self, wanted, run=tree.run: runs.append(type(self)) or run(self, wanted)
-        )
+
+        def run(self, wanted, original=tree.run):
+            runs.append(type(self))
+            return original(self, wanted)
+
+        monkeypatch.setattr(tree, "run", run)
     result = measure(demo.load_pair(), QUESTIONS[:2], branches=3, new_tokens=8, repeats=1, against=["no-packed"])
     at = runs.index(RowTree)
     assert set(runs[:at]) == {TokenTree} and set(runs[at:]) == {TokenTree, RowTree}
