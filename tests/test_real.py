@@ -88,7 +88,7 @@ def test_real_tokenizers_round_trip(name):
 
 @needs_shared
 def test_real_tokenizers_on_random_models():
-    """Each of the four as the main one, in batches over half of the questions: no crash; the text is what the ids say."""
+    """Each of the four as the main one, over half of the questions, in batches: no crash, and the text is the ids'."""
     tokenizers = [AutoTokenizer.from_pretrained(SHARED / "tokenizers" / name) for name in real_tokenizers()]
     models = []
     for seed, tokenizer in enumerate(tokenizers):
