@@ -67,16 +67,15 @@ class Session:
             check_prompts(participant, ids)
         members = self._members(generation_config, caches[0])
         returns_dict = bool(generation_config.return_dict_in_generate)
+        gives_scores = returns_dict and bool(generation_config.output_scores)
         decoder = Decoder(
             members=members,
             prompts=prompts,
             config=self.config,
-            should_stop=_stop_check(
-                stopping_criteria, input_ids.device, returns_dict and generation_config.output_scores
-            ),
+            should_stop=_stop_check(stopping_criteria, input_ids.device, gives_scores),
             on_commit=(lambda ids: streamer.put(torch.tensor(ids))) if streamer is not None else (lambda ids: None),
             max_length=generation_config.max_length,
-            keep_logits=returns_dict and bool(generation_config.output_scores or generation_config.output_logits),
+            keep_logits=gives_scores or (returns_dict and bool(generation_config.output_logits)),
             keep_cache=returns_dict,
         )
         try:

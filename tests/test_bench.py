@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
@@ -17,16 +18,18 @@ from transformers import DynamicCache
 from hf_adafuse import demo
 from hf_adafuse.benchmarks import instruments, measure, targets, variants, workload
 from hf_adafuse.benchmarks import members as benchmark_members
-from hf_adafuse.benchmarks.measuring import AGAINST, measure_all
+from hf_adafuse.benchmarks.measuring import AGAINST, DEFAULT_AGAINST, measure_all
 from hf_adafuse.benchmarks.results import Measurement, Sample, TextResult
 from hf_adafuse.cli import bench, main, members
+from hf_adafuse.decoding import Decoder
+from hf_adafuse.ensemble import Participant
 from hf_adafuse.member import Member
 from hf_adafuse.pool import Pool
-from hf_adafuse.token_tree import TokenTree
+from hf_adafuse.row_tree import RowTree
+from hf_adafuse.token_tree import SlotTrees, TokenTree
 
 PROMPTS = ["Once upon a time", "She"]
 QUESTIONS = [question.prompt for question in demo.test_questions(6)]
-EVERYTHING = tuple(name for name in AGAINST if name != "rows")
 
 
 def pair():
@@ -38,7 +41,7 @@ def pair():
 @pytest.fixture(scope="module")
 def measured():
     return measure(
-        demo.load_pair(), [QUESTIONS[:2], QUESTIONS[5:]], branches=3, new_tokens=8, repeats=2, against=EVERYTHING
+        demo.load_pair(), [QUESTIONS[:2], QUESTIONS[5:]], branches=3, new_tokens=8, repeats=2, against=AGAINST
     )
 
 
@@ -56,7 +59,7 @@ def test_every_contender_is_run_in_turn_and_gives_our_text(measured):
 
 def test_members_that_agree_and_texts_that_end():
     """The demo's members, with one branch: every variant and the naive implementation give the same answers."""
-    result = measure(demo.load_pair(), QUESTIONS, new_tokens=12, repeats=1, against=EVERYTHING)
+    result = measure(demo.load_pair(), QUESTIONS, new_tokens=12, repeats=1, against=AGAINST)
     assert result.same_text == dict.fromkeys(["ours", *variants.VARIANTS, "naive"], True)
     assert 0 < result.agreement < 1 and result.texts[0].num_ended == 6
 
@@ -87,9 +90,37 @@ def test_greedy_runs_exactly_the_texts_own_tokens(measured):
 
 def test_the_ideas_left_out_cost_passes(measured):
     ours = sum(measured.forwards("ours"))
-    assert sum(measured.forwards("no-packed")) > ours
     assert sum(measured.forwards("no-score-first")) > ours
     assert sum(measured.tokens("naive")) > 2 * sum(measured.of("ours", 0)[0].tokens)
+
+
+def test_the_first_member_does_not_look_ahead(look_ahead):
+    members = benchmark_members.load_pair()
+    prompts = [benchmark_members.prompt(10, members[0][1], index) for index in range(2)]
+    look_ahead(2)
+    result = measure(members, prompts, new_tokens=16, repeats=1, against=["no-look-ahead"])
+    look_ahead(0)
+    without = measure(members, prompts, new_tokens=16, repeats=1, against=[])
+    assert result.tokens("no-look-ahead") == without.tokens("ours")
+    assert sum(result.tokens("no-look-ahead")) < sum(result.tokens("ours"))  # and nothing read in vain
+
+
+def test_branches_that_are_not_packed_run_as_rows(monkeypatch):
+    """As many passes, but of trees that hold their branches in rows: padded, with copies of the keys above them."""
+    runs = []
+    for tree in (TokenTree, RowTree):
+
+        def run(self, wanted, original=tree.run):
+            runs.append(type(self))
+            return original(self, wanted)
+
+        monkeypatch.setattr(tree, "run", run)
+    result = measure(demo.load_pair(), QUESTIONS[:2], branches=3, new_tokens=8, repeats=1, against=["no-packed"])
+    at = runs.index(RowTree)
+    assert set(runs[:at]) == {TokenTree} and set(runs[at:]) == {TokenTree, RowTree}
+    assert result.forwards("no-packed") == result.forwards("ours")
+    assert sum(result.tokens("no-packed")) > sum(result.tokens("ours"))
+    assert result.of("no-packed")[0].kv_peak_bytes > result.of("ours")[0].kv_peak_bytes
 
 
 def test_keys_and_values_by_hand():
@@ -127,13 +158,15 @@ def test_nothing_is_left_on_the_callers_models():
 @pytest.mark.parametrize("name", list(variants.VARIANTS))
 def test_variants_restore_what_they_patch(name):
     def patchable():
-        return Member.take_turn, TokenTree.commit, TokenTree.run
+        return [Member.take_turn, SlotTrees.commit, Decoder._propose_ahead, Participant.choose_backend]
 
     before = patchable()
     with contextlib.suppress(KeyError), variants.VARIANTS[name]():
         changed = patchable()
         raise KeyError
-    assert changed != before and patchable() == before
+    is_changed = [one is not other for one, other in zip(changed, before, strict=True)]
+    assert is_changed == [index == list(variants.VARIANTS).index(name) for index in range(4)]
+    assert patchable() == before
 
 
 def test_weights_read_by_a_pass():
@@ -264,7 +297,6 @@ def test_met_and_not_met():
     [
         (["--parameters", "lots"], "must be numbers of parameters"),
         (["--batch", "0"], "must be whole numbers of at least 1"),
-        (["--against", "rows", "--texts", "1"], "`--against` must not hold 'rows'"),
         (["--against", "magic"], "`against` must be of"),
         (["--parameters", "1M,2M,3M"], "`--parameters` must be one size, or one for each of the 2 members"),
         (["--prompt-tokens", "9000"], "`--prompt-file` must hold at least 9000 tokens"),
@@ -320,3 +352,11 @@ def test_the_pair_that_ships_with_the_package():
     assert len({tuple(ids) for prompts in job.prompts for ids in prompts[0]}) == 4
     assert [result.num_ended for result in job.result.texts] == [0, 0] and job.result.ratio > 0
     assert all(8 <= len(ids) <= 13 for prompts in job.prompts for ids in prompts[0])
+
+
+def test_the_command_knows_every_contender():
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert parser.parse_args([]).against == DEFAULT_AGAINST
+    described = parser.epilog.partition("examples:")[0]
+    assert tuple(re.findall(r"^  (\S+)  ", described, flags=re.MULTILINE)) == AGAINST

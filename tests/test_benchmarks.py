@@ -57,7 +57,7 @@ def test_refusals(members):
 
 
 def test_half_precision_and_the_callers_random_numbers(members):
-    model = __import__("copy").deepcopy(members[0][0]).to(torch.bfloat16)
+    model = copy.deepcopy(members[0][0]).to(torch.bfloat16)
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
@@ -67,21 +67,23 @@ def test_half_precision_and_the_callers_random_numbers(members):
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
 
 
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair()
+
+
+@pytest.fixture(scope="module")
+def words():
+    """Every word of the world that the pair has read about."""
+    told = (Path(benchmarks.__file__).parent / "prose.json").read_text(encoding="utf-8")
+    known = [" ".join([*fact.subject, data.plural(fact.subject[0]), fact.answer]) for fact in data.facts()]
+    return set(words_of(" ".join([told, *known])))
+
+
 class TestPair:
     """The pair that writes long texts, and the prompts for it."""
 
     MODELS = Path(benchmarks.__file__).parent / "models"
-
-    @pytest.fixture(scope="class")
-    def pair(self):
-        return load_pair()
-
-    @pytest.fixture(scope="class")
-    def words(self):
-        """Every word of the world that the pair has read about."""
-        told = (Path(benchmarks.__file__).parent / "prose.json").read_text(encoding="utf-8")
-        known = [" ".join([*fact.subject, data.plural(fact.subject[0]), fact.answer]) for fact in data.facts()]
-        return set(words_of(" ".join([told, *known])))
 
     def test_small_and_in_float32(self, pair):
         weights = list(self.MODELS.glob("*/model.safetensors"))
@@ -137,7 +139,7 @@ class TestPair:
             )
             rounds += output.rounds[0]
         proposers = [tuple(each.candidates[each.winner].proposers) for each in rounds]
-        assert 0.5 < proposers.count((0, 1)) / len(proposers) < 0.95
+        assert 0.2 < proposers.count((0, 1)) / len(proposers) < 0.9
         assert {(0, 1), (0,), (1,)} == set(proposers)
         margins = [margin for each in rounds for member in each.margins for margin in member]
         assert 0.1 < sum(margin < 0.7 for margin in margins) / len(margins) < 0.6
@@ -165,6 +167,7 @@ class TestProse:
         assert 0.3 < right[1] < 0.8
 
     def test_training_saves_a_pair_that_loads(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(train, "_NUM_TOKENIZED", 20)
         for index in range(2):
             train.train_member(index, tmp_path, (train.Phase(2, 2, 32), train.Phase(1, 1, 64)))
         for (model, tokenizer), (shipped, _) in zip(load_pair(tmp_path), load_pair()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
 import re
 import shlex
@@ -26,7 +27,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN_BY_CI = ("<!-- run-command -->", "<!-- test-command -->")
 
 # Commands of other programs: the test that runs them, or why none does.
-ELSEWHERE = {"transformers serve": "test_hub.py", "hf upload": "it needs an account"}
+ELSEWHERE = {
+    "transformers serve": "test_hub.py",
+    "torchrun --nproc-per-node 2 -m hf_adafuse run": "test_run.py",
+    "hf upload": "it needs an account",
+}
 
 
 def blocks(text, language):
@@ -46,7 +51,10 @@ def commands(program=""):
 
 @pytest.fixture
 def stand_ins(monkeypatch, tmp_path):
-    """Names of models stand for the members of the demo, in the order in which they come up; files go to `tmp_path`."""
+    """
+    Names of models stand for the members of the demo, in the order in which they come up, with a chat template each;
+    files go to `tmp_path`, where some questions lie.
+    """
     folders = {}
 
     def resolve(name):
@@ -59,8 +67,17 @@ def stand_ins(monkeypatch, tmp_path):
         monkeypatch.setattr(
             auto, "from_pretrained", lambda name, *args, _load=load, **kw: _load(resolve(name), *args, **kw)
         )
+    load_tokenizer = AutoTokenizer.from_pretrained
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *args, **kw: for_chats(load_tokenizer(*args, **kw)))
+    questions = [json.dumps({"question": f"What is the capital of {country}?"}) for country in ("Peru", "Chile")]
+    (tmp_path / "questions.jsonl").write_text("\n".join(questions) + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return folders
+
+
+def for_chats(tokenizer):
+    tokenizer.chat_template = "{% for message in messages %}Question: {{ message['content'] }}\nAnswer:{% endfor %}"
+    return tokenizer
 
 
 def test_readme_python_blocks_run(stand_ins, capsys):
@@ -89,8 +106,9 @@ def test_readme_commands_of_other_programs_are_known():
     "command", [pytest.param(command, id=f"line {number}") for number, command in commands("hf-adafuse ")]
 )
 def test_readme_commands_run(command, stand_ins, tmp_path, capsys):
+    before = set(tmp_path.iterdir())
     assert main(shlex.split(command, comments=True)[1:]) == 0
-    assert capsys.readouterr().out.strip() or any(tmp_path.iterdir())
+    assert capsys.readouterr().out.strip() or set(tmp_path.iterdir()) > before
 
 
 class FencedParser(doctest.DocTestParser):

@@ -15,8 +15,9 @@ def test_case_equals_the_oracle(case_number, look_ahead):
     assert_equal(random_case(case_number))
 
 
-def test_the_cases_cover_what_they_should():
-    cases = [random_case(number) for number in range(320)]
+def test_the_cases_cover_what_they_should(monkeypatch):
+    monkeypatch.setattr("cases.tiny_model", lambda architecture, *_: architecture)  # their names will do
+    cases = [random_case(number) for number in range(160)]
     assert {len(case.models) for case in cases} == {1, 2, 3, 4}
     assert {len(case.prompts) for case in cases} == {1, 2, 3, 4}
     configs = [case.config for case in cases]
@@ -25,8 +26,8 @@ def test_the_cases_cover_what_they_should():
     assert {config.num_branches for config in configs} == {1, 2, 3, 4, 5}
     for name in ("word_boundary", "nll_normalization", "commitment", "exploration"):
         assert len({getattr(config, name) for config in configs}) == 2, name
-    models = collections.Counter(type(model).__name__ for case in cases for model in case.models)
-    assert len(models) == len(ARCHITECTURES) and min(models.values()) > 50
+    models = collections.Counter(model for case in cases for model in case.models)
+    assert set(models) == set(ARCHITECTURES) and min(models.values()) > 50
     tokenizers = collections.Counter(len(tok) for case in cases for tok in case.tokenizers)
     assert len(tokenizers) == len(TOKENIZERS) and min(tokenizers.values()) > 50
 
@@ -34,7 +35,7 @@ def test_the_cases_cover_what_they_should():
 def test_margins_straddle_tau_and_texts_end():
     """The tiny models are peaked enough for the cases to mean something."""
     margins, ends, words = [], 0, collections.Counter()
-    for number in range(0, 40):
+    for number in range(20):
         output = random_case(number).fast()
         for prompt in output.rounds:
             ends += prompt[-1].ends
@@ -43,5 +44,5 @@ def test_margins_straddle_tau_and_texts_end():
     confident = sum(value >= 0.7 for value in margins) / len(margins)
     assert 0.25 < confident < 0.75
     assert ends >= 5
-    assert words[1] > 20 and words[2] > 20 and words[3] > 20
+    assert min(words[1], words[2], words[3]) > 10
     assert margin([0.0, -100.0]) > 0.99

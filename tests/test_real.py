@@ -88,7 +88,7 @@ def test_real_tokenizers_round_trip(name):
 
 @needs_shared
 def test_real_tokenizers_on_random_models():
-    """Ensembles of all four over real questions, in batches: no crash, and the text is what the ids say."""
+    """Each of the four as the main one, over half of the questions, in batches: no crash, and the text is the ids'."""
     tokenizers = [AutoTokenizer.from_pretrained(SHARED / "tokenizers" / name) for name in real_tokenizers()]
     models = []
     for seed, tokenizer in enumerate(tokenizers):
@@ -102,7 +102,7 @@ def test_real_tokenizers_on_random_models():
             tokenizer.pad_token = tokenizer.eos_token
     for k in range(len(models)):
         order = [k, *(j for j in range(len(models)) if j != k)][: 2 + k % 3]
-        for file in sorted((SHARED / "data").glob("*.jsonl")):
+        for file in sorted((SHARED / "data").glob("*.jsonl"))[k % 2 :: 2]:
             prompts = [json.loads(line)["question"][:200] for line in file.read_text("utf-8").splitlines()[k : k + 2]]
             config = AdaFuseConfig(num_branches=2, margin_threshold=0.05)
             case = Case([models[j] for j in order], [tokenizers[j] for j in order], config, prompts, 8)

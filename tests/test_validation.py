@@ -670,8 +670,10 @@ def test_generation_stops_at_the_end_of_a_context(number):
 
 def test_the_cases_do_outgrow_their_contexts():
     """Learned positions among them, in the main model and in assistants."""
-    seen = set()
+    seen, wanted = set(), {("GPT2LMHeadModel", True), ("GPT2LMHeadModel", False)}
     for number in range(20):
+        if wanted < seen and len(seen) >= 4:
+            return
         case, members = tight_case(number)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -680,7 +682,7 @@ def test_the_cases_do_outgrow_their_contexts():
             name = "the main model" if k == 0 else f"assistant {k} "
             if any(name in str(warning.message) for warning in caught):
                 seen.add((type(member.model).__name__, k == 0))
-    assert {("GPT2LMHeadModel", True), ("GPT2LMHeadModel", False)} < seen and len(seen) >= 4
+    assert wanted < seen and len(seen) >= 4
 
 
 def row_of(length, seed=0):

@@ -21,13 +21,15 @@ of prompt length, batch and number of branches B. Compared, in turn within one r
 repeats: each member's own greedy generate() of the same number of tokens, our own code without one of its ideas, and a
 straightforward implementation without any cache. Speed depends on how often the members agree: shown beside it."""
 
+_AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-packed"  # `measuring` knows them, but is heavy to load
+
 _EPILOG = """\
 what --against may name:
   greedy           each member's own generate() of as many tokens as the text has in its own vocabulary
   no-score-first   members propose without first reading what is on the table
   no-subtree       what was computed below the committed path is dropped
-  no-packed        a forward pass holds one line of tokens, not a tree
-  rows             each branch a row of the batch, on models that run packed otherwise
+  no-look-ahead    the member that goes first proposes one round at a time
+  no-packed        each branch a row of the batch with a copy of the keys above it, not all in one row
   naive            no cache, every word reads the whole text: one repeat, on one text, minutes for long prompts
 
 examples:
@@ -76,9 +78,7 @@ def _add_what_is_measured(what: Any) -> None:
     add("--repeats", "3", "of which the medians are taken", _count, "N")
     add("--texts", "3", "batches of different prompts for each combination", _count, "N")
     add("--threads", "2", "CPU threads", _count, "N")
-    add(
-        "--against", "greedy,no-score-first,no-subtree,no-packed", "what to compare with, see below", _names, "NAME,..."
-    )
+    add("--against", _AGAINST, "what to compare with, see below", _names, "NAME,...")
     what.add_argument("--prompt-file", metavar="FILE", help="cut prompts from this text (default: built-in prose)")
     what.add_argument(
         "--targets", action="store_true",
