@@ -18,6 +18,7 @@ CORE = (
     "trace",
     "trace_html",
     "rounds",
+    "reading",
     "vocabulary",
     "kv_cache",
     "attention_mask",
