@@ -27,7 +27,19 @@ def chat_inputs(
     """
     The inputs of all members for a chat, each rendered with the member's own chat template.
 
-        model.generate(**chat_inputs(messages, [tokenizer, *assistant_tokenizers]), assistant_models=..., ...)
+    Example:
+
+    ```python
+    >>> from transformers import AutoTokenizer
+    >>> from hf_adafuse import chat_inputs
+
+    >>> names = ["mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"]
+    >>> messages = [{"role": "user", "content": "Who wrote Faust?"}]
+    >>> inputs = chat_inputs(messages, [AutoTokenizer.from_pretrained(name) for name in names])
+    >>> sorted(inputs), len(inputs["assistant_inputs"])  # ready for `model.generate(**inputs, ...)`
+    (['assistant_inputs', 'attention_mask', 'input_ids'], 1)
+
+    ```
 
     Args:
         messages (`list[dict]` or `list[list[dict]]`): a conversation, or a batch of them; each message has a `role`.
@@ -77,16 +89,24 @@ def loses_template(tokenizer: Any, prompt: Sequence[int], other: Any, is_same_vo
     in its own ids, has a template that would make another prompt.
     """
     template, others = getattr(tokenizer, "chat_template", None), getattr(other, "chat_template", None)
-    if not template or not others or (is_same_vocabulary and template == others):
+    if not template or not others:
+        return False
+    # The same template without special tokens is the same text, which the other member reads in its own ids.
+    if template == others and (is_same_vocabulary or not _special_marks(tokenizer)):
         return False
     return _is_rendered(tokenizer, prompt)
 
 
-def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
+def _special_marks(tokenizer: Any) -> list[str]:
+    """The special tokens that a chat template writes, those of any text left out."""
     ordinary = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
     added = {str(token) for token in tokenizer.added_tokens_decoder.values()} - ordinary
-    template = str(tokenizer.chat_template)
-    marks = [token for token in added if token.strip() and token in template]
+    return [token for token in added if token.strip() and token in str(tokenizer.chat_template)]
+
+
+def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
+    ordinary = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    marks = _special_marks(tokenizer)
     try:  # what follows a user's message; templates without special tokens have nothing else to be known by
         probe = [{"role": "user", "content": _PROBE}]
         rendered = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)

@@ -201,8 +201,9 @@ class Decoder:
         for taken, (token, node) in enumerate(zip(tokens, nodes, strict=False), start=1):
             prompt.ids.append(token)
             if self.keep_logits:
-                prompt.scores.append(node.reading.scores)
-                prompt.logits.append(node.logits)  # type: ignore[arg-type]
+                # Copies: each is a row of a tensor of the whole pass.
+                prompt.scores.append(node.reading.scores.clone())
+                prompt.logits.append(node.logits.clone())  # type: ignore[union-attr]
             if self.should_stop(prompt):
                 prompt.is_finished = True
                 return taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ class Member:
         most = max(1, _BATCH_TOKENS // len(active)) if len(active) > 1 else None
         wanted = {row: _unread(nodes)[:most] for row, nodes in needs.items()}
         width = max(map(len, wanted.values()))
-        if width > 1 or len(active) > 1 or self.times.is_flat:
+        if self.tree.rides_free and (width > 1 or len(active) > 1 or self.times.is_flat):
             width = max(width, _FREE_TOKENS // len(active))
             for row in active:
                 nodes = wanted.setdefault(row, [])
@@ -174,7 +175,14 @@ class Member:
         return self.root(row).path(ids)
 
     def commit(self, row: int, ids: list[int]) -> None:
-        self.tree.commit(row, self.root(row).path(ids))
+        """Make these ids part of the row's prefix. What was read below a forbidden token is processed only now."""
+        path = [self.root(row), *self.nodes(row, ids)]
+        readings = [(above.reading, node.token) for above, node in pairwise(path)]
+        was_forbidden = any(reading is not None and reading.scores[token] == -math.inf for reading, token in readings)
+        self.tree.commit(row, path[1:])
+        if was_forbidden:
+            root = self.root(row)
+            self._read([node for node in [root, *root.run_descendants()] if node.logits is not None])
 
     def _log_probs(self, nodes: list[Node], ids: list[int], ends: bool) -> list[float]:
         scores = [node.reading.scores[token] for node, token in zip(nodes, ids, strict=False)]

@@ -35,7 +35,8 @@ pipe = pipeline("text-generation", model="{name}", trust_remote_code=True)
 print(pipe("Once upon a time", max_new_tokens=32, do_sample=False)[0]["generated_text"])
 ```
 
-Over HTTP, for any OpenAI client (needs `pip install "transformers[serving]"`; the tokenizer needs a chat template):
+Over HTTP, for any OpenAI client (needs `pip install "transformers[serving]"`; the tokenizer needs a chat template, and
+the assistants read the chat as the main model's template renders it):
 
 ```bash
 transformers serve {name} --trust-remote-code

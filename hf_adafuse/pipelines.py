@@ -29,8 +29,22 @@ class AdaFusePipeline(TextGenerationPipeline):
     each member's own chat template, keeps the space at the start of a continuation, and enables the model with
     [`enable_adafuse`] where that has not been done.
 
-        pipe = pipeline("adafuse-text-generation", model=main, tokenizer=tok, assistant_models=[other])
-        pipe([{"role": "user", "content": "Who wrote Faust?"}], max_new_tokens=64)
+    Example:
+
+    ```python
+    >>> import hf_adafuse.pipelines
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+    >>> names = ["mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"]
+    >>> tok, other_tok = [AutoTokenizer.from_pretrained(name) for name in names]
+    >>> model, other = [AutoModelForCausalLM.from_pretrained(name) for name in names]
+    >>> assistants = dict(assistant_models=[other], assistant_tokenizers=[other_tok])
+    >>> pipe = pipeline("adafuse-text-generation", model=model, tokenizer=tok, **assistants)
+    >>> answer = pipe([{"role": "user", "content": "Who wrote Faust?"}], max_new_tokens=64)
+    >>> answer[0]["generated_text"][-1]["role"]
+    'assistant'
+
+    ```
 
     Args:
         assistant_models, assistant_tokenizers, adafuse_config (*optional*): as in `generate()` with AdaFuse; here, in

@@ -96,7 +96,7 @@ def plot_margins(rounds: Any, ax: Axes | None = None) -> Axes:
     else:
         title = "Margins"
     ax.set_xticks(_BINS)
-    ax.legend(frameon=False, loc="upper left")
+    ax.legend(frameon=False, loc="best")
     _label(ax, title, "margin p(1) - p(2) at the start of a word", "words")
     return ax
 

@@ -130,8 +130,9 @@ class Proposer:
         """The nodes that a proposal from a root already read will surely read first."""
         if root.reading is None or not self.has_room(root):
             return []
-        firsts = root.reading.top[: self.config.num_branches if self._is_uncertain(root) else 1]
-        return [root.child(token) for token in firsts if token not in self.eos_ids]
+        count = self.config.num_branches if self._is_uncertain(root) else 1
+        best = list(zip(root.reading.top, root.reading.top_log_probs, strict=True))[:count]
+        return [root.child(token) for token, p in best if p > -math.inf and token not in self.eos_ids]
 
     def riders(self, root: Node) -> list[Node]:
         """

@@ -15,7 +15,7 @@ from .token_nodes import Node, Row, Trees, missing_nodes
 class ReencodeTree(Trees):
     """The trees of a batch of prompts under a model that remembers nothing; see [`Trees`] for the arguments."""
 
-    keeps_keys = False
+    keeps_keys = rides_free = False
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
@@ -43,6 +43,8 @@ class ReencodeTree(Trees):
 
     def drop(self, finished: set[int]) -> None:
         """These rows need no more passes."""
+        for index in finished.intersection(self.active):
+            self.rows[index].root.children.clear()
         self.active = [index for index in self.active if index not in finished]
 
     def _read(self, nodes: list[Node], leaves: list[Node]) -> list[Node]:

@@ -53,7 +53,7 @@ def choose_backend(model: Any, device: torch.device) -> str:
         SelfTestError: no backend works.
     """
     key = _key(model, device)
-    if "forward" in vars(model):  # its own, not its class's: a hook or a wrapper
+    if _forwards(model):
         known = _of_model.get(model)
         if known is None or known[0] != key:
             known = _of_model[model] = key, _choose(model, device)
@@ -69,13 +69,25 @@ def _key(model: Any, device: torch.device) -> _Key:
     adapters = tuple(getattr(model, "peft_config", {}))
     return (
         type(model).forward,
-        id(vars(model).get("forward")),
+        _forwards(model),
         config.to_json_string(use_diff=False),
         model.dtype,
         attention,
         adapters,
         device.type,
     )
+
+
+def _forwards(model: Any) -> tuple[int, ...]:
+    """What this model runs that others of its class do not: a `forward` of its own (wrappers), or hooks inside."""
+    own = [vars(module)["forward"] for module in model.modules() if "forward" in vars(module)]
+    hooks = [
+        hook
+        for module in model.modules()
+        if module is not model  # a hook on the whole model sees masks and caches only as they are
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ]
+    return tuple(map(id, own + hooks))
 
 
 @torch.no_grad()

@@ -57,8 +57,8 @@ class SlotCache(DynamicCache):
     def open(self, num_new: list[int]) -> None:
         """
         Prepare a pass of so many tokens a row. What depends on the rows' ends happens here, so that `update` is the
-        same few operations in every pass (and is compiled once, where the model is). Short rows are filled up; all of
-        the filler of a row goes into one column.
+        same few operations in every pass (and is compiled once, where the model is). Short rows are filled up; their
+        filler goes into columns after their own, all that would go beyond `width` into its last one.
         """
         num_queries, self.length = max(num_new), max(self.ends)
         self.width = max(end + n + (n < num_queries) for end, n in zip(self.ends, num_new, strict=True))

@@ -73,7 +73,7 @@ class StateTree(Trees):
         max_rows (`int`, *optional*): the most sequences a pass; 1 where several at a time go wrong.
     """
 
-    keeps_keys = False
+    keeps_keys = rides_free = False
 
     def __init__(
         self, model: Any, device: torch.device, max_tokens: int | None = None, max_rows: int | None = None

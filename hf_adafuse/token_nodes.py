@@ -98,9 +98,10 @@ class Trees:
         active (`list[int]`): the prompts that still need passes.
         num_forwards (`int`), num_tokens (`int`): what has been run so far.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
+        rides_free (`bool`): whether a few more nodes cost a pass little.
     """
 
-    keeps_keys = True
+    keeps_keys = rides_free = True
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model, self.device = model, device
@@ -150,6 +151,7 @@ class Trees:
 
     def _settle(self, row: Row, path: list[Node]) -> list[Node]:
         """Append `path` to the row's prefix; returns the committed nodes that are newly settled: they have been run."""
+        top = row.pending[0] if row.pending else row.root
         row.ids.extend(node.token for node in path)
         row.pending.extend(path)
         row.root = path[-1] if path else row.root
@@ -157,7 +159,13 @@ class Trees:
         while num_settled < len(row.pending) and row.pending[num_settled].is_run:
             num_settled += 1
         settled, row.pending = row.pending[:num_settled], row.pending[num_settled:]
-        (row.pending[0] if row.pending else row.root).parent = None
+        kept = row.pending[0] if row.pending else row.root
+        kept.parent = None
+        # Nodes refer to each other: what is dead is taken apart here, or its logits would wait for the collector.
+        dead = [top] if kept is not top else []
+        for node in dead:  # grows as it goes
+            dead.extend(child for child in node.children.values() if child is not kept)
+            node.children = {}
         return settled
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:

@@ -89,6 +89,8 @@ class SlotTrees(Trees):
         if len(kept) == len(self.active):
             return
         self._move()
+        for index in finished.intersection(self.active):
+            self.rows[index].root.children.clear()
         self.active = [self.active[entry] for entry in kept]
         self.cache.select_rows(kept)
 

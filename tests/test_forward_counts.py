@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from cases import PROMPTS, Case, random_case
@@ -11,6 +13,7 @@ from tiny import TOKENIZERS, tiny_model
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.member import Member
 from hf_adafuse.self_test import choose_backend
+from hf_adafuse.token_nodes import Node
 from hf_adafuse.token_tree import TokenTree
 
 
@@ -140,3 +143,20 @@ def test_proposing_ahead_saves_the_others_passes(look_ahead):
     read = passes[0][0] - 1  # the rounds that the other reads in a pass of their own; 1 is the prompt
     assert 10 < read <= passes[0][3]
     assert [other for other, *_ in passes[1:]] == [1 + -(-read // 2), 1 + -(-read // 4)]
+
+
+def test_dead_nodes_are_freed_at_once(look_ahead):
+    """A node holds the logits of a whole vocabulary: what is dropped must not wait for the garbage collector."""
+    look_ahead(1, is_flat=True)
+    case = random_case(50001)
+    case.prompts, case.max_new_tokens = PROMPTS[:2], 40
+    case.fast()
+    gc.collect()
+    gc.disable()
+    try:
+        output = case.fast()
+        alive = sum(type(thing) is Node and thing.logits is not None for thing in gc.get_objects())
+    finally:
+        gc.enable()
+    assert sum(len(rounds) for rounds in output.rounds) > 10
+    assert alive <= len(case.models) * len(case.prompts) * 40

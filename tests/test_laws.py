@@ -198,3 +198,18 @@ def test_the_context_is_where_a_text_ends():
             output = case.fast()
         assert output.sequences[0, len(row) :].tolist() == expected
     assert stopped >= 4
+
+
+@pytest.mark.parametrize("num_free", [0, 32])
+def test_1_what_was_read_ahead_changes_nothing_where_every_candidate_is_forbidden(num_free, look_ahead, monkeypatch):
+    """The last resort commits a forbidden text: what had been read below it unprocessed is read anew."""
+    monkeypatch.setattr("hf_adafuse.member._FREE_TOKENS", num_free)
+    case = random_case(60027)
+    case.prompts, case.max_new_tokens = case.prompts[:1], 12
+    texts = set()
+    for num_rounds, is_flat in ((0, False), (0, True), (1, True), (2, False), (2, True)):
+        look_ahead(num_rounds, is_flat)
+        output = case.fast(no_repeat_ngram_size=1)
+        assert any(committed.winner is None for committed in output.rounds[0])
+        texts.add(tuple(output.sequences[0].tolist()))
+    assert len(texts) == 1

@@ -58,7 +58,9 @@ class Template:
             prompt += part
             if field is None:
                 continue
-            if record.get(field) is None:
+            if field in record and record[field] is None:
+                raise ValueError(f"must have a value in the field {field!r}, but it is null")
+            if field not in record:
                 have = ", ".join(map(str, record)) or "none"
                 raise ValueError(f"must have the field {field!r}, but its fields are: {have}")
             value = record[field]
