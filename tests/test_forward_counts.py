@@ -158,5 +158,5 @@ def test_dead_nodes_are_freed_at_once(look_ahead):
         alive = sum(type(thing) is Node and thing.logits is not None for thing in gc.get_objects())
     finally:
         gc.enable()
-    assert sum(len(rounds) for rounds in output.rounds) > 10
-    assert alive <= len(case.models) * len(case.prompts) * 40
+    assert sum(len(rounds) for rounds in output.rounds) >= 8
+    assert alive <= len(case.models) * len(case.prompts) * 10, alive
