@@ -238,6 +238,16 @@ def test_a_dataset(job, monkeypatch):
     assert [record["text"] for record in lines_of(job.output)] == answers_to(questions()[:2])
 
 
+def test_a_real_dataset(job, tmp_path, monkeypatch):
+    """A folder of files is a dataset, too, and needs no Hub."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "quiz"
+    folder.mkdir()
+    write_lines(folder / "train.jsonl", [json.dumps({"question": question}) for question in questions()[:2]])
+    assert job("--split", "train", source=str(folder)) == 0
+    assert [record["text"] for record in lines_of(job.output)] == answers_to(questions()[:2])
+
+
 @pytest.mark.parametrize(
     ("source", "more", "message"),
     [
