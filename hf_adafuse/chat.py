@@ -1,6 +1,18 @@
 """Chat messages as each member's own prompt, through its own chat template. Knows tokenizers; no model.
 
 Members were trained on different chat formats: a prompt that one template made is not what another member expects.
+
+```python
+>>> from transformers import AutoTokenizer
+>>> from hf_adafuse import chat_inputs
+
+>>> names = ["mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"]
+>>> messages = [{"role": "user", "content": "Who wrote Faust?"}]
+>>> inputs = chat_inputs(messages, [AutoTokenizer.from_pretrained(name) for name in names])
+>>> sorted(inputs), len(inputs["assistant_inputs"])  # ready for `model.generate(**inputs, ...)`
+(['assistant_inputs', 'attention_mask', 'input_ids'], 1)
+
+```
 """
 
 from __future__ import annotations
@@ -26,20 +38,6 @@ def chat_inputs(
 ) -> Any:
     """
     The inputs of all members for a chat, each rendered with the member's own chat template.
-
-    Example:
-
-    ```python
-    >>> from transformers import AutoTokenizer
-    >>> from hf_adafuse import chat_inputs
-
-    >>> names = ["mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"]
-    >>> messages = [{"role": "user", "content": "Who wrote Faust?"}]
-    >>> inputs = chat_inputs(messages, [AutoTokenizer.from_pretrained(name) for name in names])
-    >>> sorted(inputs), len(inputs["assistant_inputs"])  # ready for `model.generate(**inputs, ...)`
-    (['assistant_inputs', 'attention_mask', 'input_ids'], 1)
-
-    ```
 
     Args:
         messages (`list[dict]` or `list[list[dict]]`): a conversation, or a batch of them; each message has a `role`.

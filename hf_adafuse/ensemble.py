@@ -16,7 +16,7 @@ from .adapters import AdaptedModel, adapted, adapter_problem, base_model
 from .config import AdaFuseConfig
 from .member import Member
 from .model_call import max_length
-from .self_test import BACKENDS, SelfTestError, choose_backend
+from .self_test import BACKENDS, SelfTestError, choose_backend, reason_not_to_test
 from .vocabulary import Vocabulary, vocabulary_of
 
 
@@ -81,11 +81,7 @@ class Participant:
         try:
             backend = choose_backend(base_model(self.model), self.device)
         except SelfTestError as error:
-            raise ValueError(
-                "The members must give in a batch and with a cache, or at least without, the logits of plain forward "
-                f"passes, but for {self.name} ({type(self.model).__name__}) that does not hold: {error}. Choose "
-                "another model or `attn_implementation`."
-            ) from error
+            raise self.unfit(str(error)) from error
         if backend == "reencode" and self.model not in _WARNED:
             _WARNED[self.model] = True
             warnings.warn(
@@ -95,6 +91,14 @@ class Participant:
                 stacklevel=2,
             )
         return backend
+
+    def unfit(self, reason: str) -> ValueError:
+        """The error that says why the model cannot take part."""
+        return ValueError(
+            "The members must give in a batch and with a cache, or at least without, the logits of plain forward "
+            f"passes, but for {self.name} ({type(self.model).__name__}) that does not hold: {reason}. Choose another "
+            "model or `attn_implementation`."
+        )
 
     def member(self, eos_ids: list[int]) -> Member:
         size = self.vocabulary.vocab_size
@@ -220,3 +224,5 @@ def _check_model(participant: Participant) -> None:
         )
     if problem is not None:
         raise ValueError(f"The members must answer to token ids alone, but {participant.name} {problem}")
+    if (reason := reason_not_to_test(base)) is not None:
+        raise participant.unfit(reason)

@@ -63,6 +63,13 @@ def choose_backend(model: Any, device: torch.device) -> str:
     return _of_class[key]
 
 
+def reason_not_to_test(model: Any) -> str | None:
+    """Why no backend is even tried, or `None`."""
+    if getattr(model.config.get_text_config(), "_attn_implementation", None) == "flex_attention":
+        return "its attention is 'flex_attention', which is compiled anew for each shape"
+    return None
+
+
 def _key(model: Any, device: torch.device) -> _Key:
     config = model.config
     attention = getattr(config.get_text_config(), "_attn_implementation", None)
@@ -92,8 +99,8 @@ def _forwards(model: Any) -> tuple[int, ...]:
 
 @torch.no_grad()
 def _choose(model: Any, device: torch.device) -> str:
-    if getattr(model.config.get_text_config(), "_attn_implementation", None) == "flex_attention":
-        raise SelfTestError("its attention is 'flex_attention', which is compiled anew for each shape")
+    if (reason := reason_not_to_test(model)) is not None:
+        raise SelfTestError(reason)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of attempts that fail
         ids = _ids(model)

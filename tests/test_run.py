@@ -203,7 +203,7 @@ BAD = {
     "[1]": "must be a JSON object, but is of type list",
     '"text"': "must be a JSON object, but is of type str",
     '{"answer": 1, "id": 2}': "must have the field 'question', but its fields are: answer, id",
-    '{"question": null}': "must have the field 'question'",
+    '{"question": null}': "must have a value in the field 'question', but it is null",
     '{"question": " \\n"}': "must make a prompt, but the template's fields are empty",
     '{"question": "\\ud800"}': "must be valid Unicode text",
     "[" * 100_000: "must be a JSON object, but is not JSON",
