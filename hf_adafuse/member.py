@@ -21,8 +21,8 @@ from .words import WordRule
 
 # A pass of a few tokens costs like one of two.
 _FREE_TOKENS = 8
-# A pass of more tokens than this, over all rows of a batch, costs by the token.
-_BATCH_TOKENS = 32
+# On CPU a pass of more tokens than this, over all rows of a batch, costs by the token; narrower than this, by the pass.
+_BATCH_TOKENS, _MIN_WIDTH = 32, 4
 
 
 class MemberError(Exception):
@@ -152,7 +152,8 @@ class Member:
         likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
         """
         active = self.tree.active
-        most = max(1, _BATCH_TOKENS // len(active)) if len(active) > 1 else None
+        is_bounded = len(active) > 1 and self.device.type == "cpu"
+        most = max(_MIN_WIDTH, _BATCH_TOKENS // len(active)) if is_bounded else None
         wanted = {row: _unread(nodes)[:most] for row, nodes in needs.items()}
         width = max(map(len, wanted.values()))
         if self.tree.rides_free and (width > 1 or len(active) > 1 or self.times.is_flat):
