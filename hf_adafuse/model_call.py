@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .adapters import base_model
+from .skinny import SkinnyLinears
 from .token_nodes import ForwardError
 
 # The names under which a `forward` takes what it remembers of earlier tokens.
@@ -53,6 +54,7 @@ class ModelCall:
             self._names |= set(inspect.signature(getattr(base, "base_model", base).forward).parameters)
         self.memory = next((name for name in _MEMORIES if name in self._names), None)
         self.offset = position_offset(model.config.get_text_config())
+        self._linears = SkinnyLinears(base)
 
     def __call__(
         self,
@@ -80,7 +82,8 @@ class ModelCall:
             given["logits_to_keep"] = 1
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
         try:
-            output = self.model(**given)
+            with self._linears.active():
+                output = self.model(**given)
             logits = output.logits if hasattr(output, "logits") else output[0]
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections
 
+import torch
 from cases import assert_equal, random_case
 from tiny import ARCHITECTURES, TOKENIZERS
 
 from hf_adafuse.scoring import margin
 
 
-def test_case_equals_the_oracle(case_number, look_ahead):
+def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch):
     look_ahead(case_number % 3, is_flat=case_number % 2 == 1)
+    if case_number % 4 < 2:  # as where there are several threads: linear layers by parts
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert_equal(random_case(case_number))
 
 

@@ -5,12 +5,13 @@ text stays the same; only the cost changes. Not for use in several threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..decoding import Decoder
 from ..ensemble import Participant
 from ..member import Member
+from ..skinny import SkinnyLinears
 from ..token_tree import SlotTrees
 
 
@@ -54,11 +55,17 @@ def without_packed() -> AbstractContextManager[None]:
     return _patched(Participant, "choose_backend", lambda choose: lambda self: "rows")
 
 
+def without_parts() -> AbstractContextManager[None]:
+    """Linear layers over few tokens are one product each, on CPU too."""
+    return _patched(SkinnyLinears, "active", lambda active: lambda self: nullcontext())
+
+
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-score-first": without_score_first,
     "no-subtree": without_subtree,
     "no-look-ahead": without_look_ahead,
     "no-packed": without_packed,
+    "no-parts": without_parts,
 }
 
 

@@ -1,0 +1,85 @@
+"""Linear layers over few tokens, on CPU in float32, by all cores. Knows no model's structure, no tree and no text.
+
+A weight times the vectors of a few tokens is a skinny product. MKL, which is behind `F.linear`, leaves skinny ones to
+one core. Here all cores multiply, each with its own parts of the weight: 1.4 to 2 times as fast on two cores.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers.pytorch_utils import Conv1D
+
+# With more tokens `F.linear` uses all cores too.
+MAX_TOKENS = 128
+# Parts of a weight for each thread: small ones stay in a core's cache.
+_PARTS_PER_THREAD = 4
+
+
+class SkinnyLinears:
+    """
+    A model's linear layers, which multiply by parts while the model is called, as `torch.func.functional_call` swaps
+    parameters: outside [`~SkinnyLinears.active`] the model is as it was. Results differ by rounding at most.
+
+    Left alone: layers that are quantized, hooked or of another class, in another precision or on another device, and
+    all layers of a compiled model.
+
+    Args:
+        model (`torch.nn.Module`): with layers of any kind.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        has_gain = torch.backends.mkl.is_available() and torch.get_num_threads() > 1
+        layers = filter(_is_eligible, model.modules()) if has_gain and not _is_compiled(model) else ()
+        self._forwards = [(vars(layer), functools.partial(_forward, layer)) for layer in layers]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Multiply by parts meanwhile; another thread that calls the model may do so too."""
+        try:
+            for attributes, forward in self._forwards:
+                attributes["forward"] = forward
+            yield
+        finally:
+            for attributes, _ in self._forwards:
+                attributes.pop("forward", None)
+
+
+def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
+    num_parts = _PARTS_PER_THREAD * torch.get_num_threads()
+    num_tokens, num_rest = inputs.numel() // inputs.shape[-1], len(weight) % num_parts
+    if not 0 < num_tokens <= MAX_TOKENS or num_rest == len(weight):
+        return F.linear(inputs, weight, bias)
+    vectors = inputs.reshape(num_tokens, -1)
+    parts = weight[: len(weight) - num_rest].unflatten(0, (num_parts, -1)).transpose(1, 2)
+    outputs = torch.bmm(vectors.expand(num_parts, -1, -1), parts).transpose(0, 1).contiguous()
+    outputs = outputs.view(num_tokens, -1)
+    if num_rest:
+        outputs = torch.cat([outputs, F.linear(vectors, weight[-num_rest:])], -1)
+    return (outputs if bias is None else outputs + bias).view(*inputs.shape[:-1], -1)
+
+
+def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
+    return linear(inputs, layer.weight if isinstance(layer, torch.nn.Linear) else layer.weight.t(), layer.bias)
+
+
+def _is_eligible(layer: torch.nn.Module) -> bool:
+    if type(layer) not in (torch.nn.Linear, Conv1D) or "forward" in vars(layer):
+        return False
+    weight = layer.weight
+    return type(weight) is torch.nn.Parameter and weight.device.type == "cpu" and weight.dtype is torch.float32
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    return any(
+        hasattr(module, "_orig_mod")
+        or module._compiled_call_impl is not None
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )

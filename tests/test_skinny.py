@@ -1,0 +1,142 @@
+"""Linear layers by parts: the same products, on models that are afterwards what they were."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate.hooks import ModelHook, add_hook_to_module
+from tiny import TOKENIZERS, tiny_model
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from transformers.pytorch_utils import Conv1D
+
+from hf_adafuse import enable_adafuse
+from hf_adafuse.model_call import ModelCall
+from hf_adafuse.skinny import MAX_TOKENS, SkinnyLinears, linear
+from hf_adafuse.token_nodes import ForwardError
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes of the products that layers ask for, by parts or not."""
+    shapes = []
+    monkeypatch.setattr("hf_adafuse.skinny.linear", lambda x, *rest: shapes.append(tuple(x.shape)) or linear(x, *rest))
+    return shapes
+
+
+def own(*args):
+    return copy.deepcopy(tiny_model(*args))
+
+
+def state(model):
+    return [dict(vars(module)) for module in model.modules()]
+
+
+@pytest.mark.parametrize("num_outputs", [3, 8, 96, 97, 103])
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 16), (3, 5, 16), (MAX_TOKENS, 16), (MAX_TOKENS + 1, 16), (0, 16)])
+def test_a_product_by_parts_is_the_product(shape, num_outputs):
+    torch.manual_seed(num_outputs)
+    inputs, weight, bias = torch.randn(shape), torch.randn(num_outputs, 16), torch.randn(num_outputs)
+    across = weight.t().contiguous().t()  # as `Conv1D` has it
+    for given in ((weight, bias), (weight, None), (across, bias)):
+        torch.testing.assert_close(linear(inputs, *given), F.linear(inputs, *given), rtol=1e-5, atol=1e-5)
+    assert linear(inputs, weight).is_contiguous()
+
+
+def test_parts_are_multiplied_one_by_one(monkeypatch):
+    batches = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: batches.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
+    linear(torch.randn(2, 3, 16), torch.randn(98, 16))
+    assert batches == [((8, 6, 16), (8, 16, 12))]
+    linear(torch.randn(MAX_TOKENS + 1, 16), torch.randn(98, 16))
+    assert len(batches) == 1
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", torch.nn.Linear), ("gpt2", Conv1D)])
+def test_a_model_multiplies_by_parts_only_meanwhile(architecture, kind, products):
+    model = own(architecture, "byte_level", 0)
+    num_layers = sum(type(module) in (torch.nn.Linear, kind) for module in model.modules())
+    ids, before = torch.tensor([[3, 5, 7]]), state(model)
+    expected = model(ids).logits
+    assert not products
+    linears = SkinnyLinears(model)
+    assert state(model) == before
+    with linears.active():
+        found = model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert len(products) == num_layers > 4
+    assert state(model) == before
+    model(ids)
+    assert len(products) == num_layers
+
+
+def test_a_model_is_what_it_was_after_an_error():
+    model = own("llama", "byte_level", 0)
+    before = state(model)
+    with pytest.raises(ForwardError):
+        ModelCall(model)(torch.tensor([[10**6]]))
+    assert state(model) == before
+
+
+def _quantized(model):
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def _hooked(model):
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            add_hook_to_module(module, ModelHook())
+    return model
+
+
+def _compiled_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def _compiled_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _quantized,
+        _hooked,
+        _compiled_forward,
+        _compiled_in_place,
+        lambda m: torch.compile(m, backend="eager"),
+        lambda m: m.to(torch.bfloat16),
+        lambda m: m.to("meta"),
+    ],
+    ids=["quantized", "hooked", "forward compiled", "compiled in place", "compiled", "bfloat16", "another device"],
+)
+def test_layers_left_alone(change):
+    assert SkinnyLinears(own("llama", "byte_level", 0))._forwards
+    assert not SkinnyLinears(change(own("llama", "byte_level", 0)))._forwards
+
+
+def test_one_thread_has_no_parts(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert not SkinnyLinears(own("llama", "byte_level", 0))._forwards
+
+
+def test_generate_multiplies_by_parts(products):
+    main, assistant = own("llama", "byte_level", 0), own("gpt2", "characters", 1)
+    tokenizers = [TOKENIZERS[name]() for name in ("byte_level", "characters")]
+    ids = tokenizers[0]("the cat", return_tensors="pt").input_ids
+    enable_adafuse(main, [assistant], tokenizers[1:], tokenizers[0])
+    before = state(main), state(assistant)
+    main.generate(ids, adafuse_config=True, max_new_tokens=8)
+    assert len(products) > 100
+    assert (state(main), state(assistant)) == before
