@@ -60,31 +60,31 @@ class MaskMaker:
             seen (`list`): per row, per query, the slots it sees below the prefix, its own among them, with their
                 positions.
         """
-        slots = torch.arange(width, device=self.device)
-        first, after = torch.tensor(prefixes, device=self.device).T[:, :, None, None]
-        prefix = ((slots >= first) & (slots < after)).expand(-1, len(positions[0]), -1)
-        full = self._with(prefix.clone(), seen)
-        if self.window is None:
-            return self._as_given(full, full)
-        at = torch.tensor(positions, device=self.device)[:, :, None]
-        near = [
-            [[pair for pair in pairs if at_row[q] - pair[1] < self.window] for q, pairs in enumerate(queries)]
-            for at_row, queries in zip(positions, seen, strict=True)
-        ]
-        window = prefix & (at - (slots - first) < self.window)
-        return self._as_given(full, self._with(window, near))
-
-    def _with(self, visible: torch.Tensor, seen: list[list[list[tuple[int, int]]]]) -> torch.Tensor:
-        at = [(b, q, slot) for b, row in enumerate(seen) for q, pairs in enumerate(row) for slot, _ in pairs]
-        rows, queries, slots = torch.tensor(at, device=self.device).unbind(1)
-        visible[rows, queries, slots] = True
-        return visible
-
-    def _as_given(self, full: torch.Tensor, sliding: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         if self.kinds is None:
-            return self._additive(sliding)
-        return {kind: self._additive(sliding if kind == "sliding_attention" else full) for kind in self.kinds}
+            return self._mask(prefixes, width, positions, seen, self.window)
+        windows = {kind: self.window if kind == "sliding_attention" else None for kind in self.kinds}
+        masks = {window: self._mask(prefixes, width, positions, seen, window) for window in set(windows.values())}
+        return {kind: masks[window] for kind, window in windows.items()}
 
-    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
-        hidden = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
-        return torch.where(visible[:, None], torch.zeros_like(hidden), hidden)
+    def _mask(
+        self,
+        prefixes: list[tuple[int, int]],
+        width: int,
+        positions: list[list[int]],
+        seen: list[list[list[tuple[int, int]]]],
+        window: int | None,
+    ) -> torch.Tensor:
+        shape = (len(prefixes), 1, len(positions[0]), width)
+        mask = torch.full(shape, torch.finfo(self.dtype).min, dtype=self.dtype)  # few numbers: on CPU, then moved
+        visible = []
+        for row, (first, after) in enumerate(prefixes):
+            if window is None:
+                mask[row, :, :, first:after] = 0
+            else:
+                for query, at in enumerate(positions[row]):
+                    mask[row, :, query, max(first, first + at - window + 1) : after] = 0
+            for query, (at, pairs) in enumerate(zip(positions[row], seen[row], strict=False)):  # fillers come last
+                start = (row * shape[2] + query) * width
+                visible += [start + slot for slot, above in pairs if window is None or at - above < window]
+        mask.view(-1)[visible] = 0
+        return mask.to(self.device)

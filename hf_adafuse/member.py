@@ -203,11 +203,11 @@ class Member:
         if not nodes:
             return
         scores = self._process(nodes)
-        # The largest score is taken out first and put back in float64: large logits must not cost digits.
-        largest = scores.amax(-1, keepdim=True)
-        totals = (scores - largest).logsumexp(-1).double() + largest[:, 0].double()
-        totals = totals.nan_to_num(0.0)  # where every token is forbidden
         values, ids = best_tokens(scores, self._num_top)
+        # The largest score is taken out first and put back in float64: large logits must not cost digits.
+        largest = values[:, :1]
+        totals = (scores - largest).exp().sum(-1).log().double() + largest[:, 0].double()
+        totals = totals.nan_to_num(0.0)  # where every token is forbidden
         log_probs = values.double() - totals[:, None]
         rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
         for node, row_scores, total, top, top_log_probs in rows:

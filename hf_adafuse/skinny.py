@@ -34,8 +34,9 @@ class SkinnyLinears:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        has_gain = torch.backends.mkl.is_available() and torch.get_num_threads() > 1
-        layers = filter(_is_eligible, model.modules()) if has_gain and not _is_compiled(model) else ()
+        has_gain = torch.backends.mkl.is_available() and torch.get_num_threads() > 1  # type: ignore[no-untyped-call]
+        modules = list(model.modules()) if has_gain else []
+        layers = [] if any(map(_is_compiled, modules)) else filter(_is_eligible, modules)
         self._forwards = [(vars(layer), functools.partial(_forward, layer)) for layer in layers]
 
     @contextmanager
@@ -57,7 +58,7 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     if not 0 < num_tokens <= MAX_TOKENS or num_rest == len(weight):
         return F.linear(inputs, weight, bias)
     vectors = inputs.reshape(num_tokens, -1)
-    parts = weight[: len(weight) - num_rest].unflatten(0, (num_parts, -1)).transpose(1, 2)
+    parts = weight[: len(weight) - num_rest].view(num_parts, -1, inputs.shape[-1]).transpose(1, 2)
     outputs = torch.bmm(vectors.expand(num_parts, -1, -1), parts).transpose(0, 1).contiguous()
     outputs = outputs.view(num_tokens, -1)
     if num_rest:
@@ -76,10 +77,10 @@ def _is_eligible(layer: torch.nn.Module) -> bool:
     return type(weight) is torch.nn.Parameter and weight.device.type == "cpu" and weight.dtype is torch.float32
 
 
-def _is_compiled(model: torch.nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod")
-        or module._compiled_call_impl is not None
-        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
-        for module in model.modules()
+def _is_compiled(module: torch.nn.Module) -> bool:
+    attributes = vars(module)
+    return (
+        "_orig_mod" in attributes["_modules"]
+        or attributes.get("_compiled_call_impl") is not None
+        or hasattr(attributes.get("forward"), "_torchdynamo_orig_callable")
     )
