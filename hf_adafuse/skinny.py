@@ -7,6 +7,7 @@ one core. Here all cores multiply, each with its own parts of the weight: 1.4 to
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,17 +54,21 @@ class SkinnyLinears:
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
-    num_parts = _PARTS_PER_THREAD * torch.get_num_threads()
-    num_tokens, num_rest = inputs.numel() // inputs.shape[-1], len(weight) % num_parts
-    if not 0 < num_tokens <= MAX_TOKENS or num_rest == len(weight):
+    num_parts, num_tokens = _num_parts(len(weight), torch.get_num_threads()), inputs.numel() // inputs.shape[-1]
+    if num_parts is None or not 0 < num_tokens <= MAX_TOKENS:
         return F.linear(inputs, weight, bias)
-    vectors = inputs.reshape(num_tokens, -1)
-    parts = weight[: len(weight) - num_rest].view(num_parts, -1, inputs.shape[-1]).transpose(1, 2)
-    outputs = torch.bmm(vectors.expand(num_parts, -1, -1), parts).transpose(0, 1).contiguous()
-    outputs = outputs.view(num_tokens, -1)
-    if num_rest:
-        outputs = torch.cat([outputs, F.linear(vectors, weight[-num_rest:])], -1)
-    return (outputs if bias is None else outputs + bias).view(*inputs.shape[:-1], -1)
+    vectors = inputs.reshape(1, num_tokens, -1).expand(num_parts, -1, -1)
+    parts = weight.view(num_parts, -1, inputs.shape[-1]).transpose(1, 2)
+    outputs = torch.bmm(vectors, parts).transpose(0, 1).contiguous().view(*inputs.shape[:-1], len(weight))
+    return outputs if bias is None else outputs + bias
+
+
+@functools.cache
+def _num_parts(num_rows: int, num_threads: int) -> int | None:
+    """Into how many equal parts a weight falls, about `_PARTS_PER_THREAD` for each thread; `None` where into none."""
+    best = _PARTS_PER_THREAD * num_threads
+    divisors = [n for n in range(num_threads, min(4 * best, num_rows) + 1) if num_rows % n == 0]
+    return min(divisors, key=lambda n: abs(math.log(n / best)), default=None)
 
 
 def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:

@@ -54,10 +54,12 @@ def test_parts_are_multiplied_one_by_one(monkeypatch):
     batches = []
     bmm = torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda a, b: batches.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
-    linear(torch.randn(2, 3, 16), torch.randn(98, 16))
-    assert batches == [((8, 6, 16), (8, 16, 12))]
-    linear(torch.randn(MAX_TOKENS + 1, 16), torch.randn(98, 16))
-    assert len(batches) == 1
+    linear(torch.randn(2, 3, 16), torch.randn(96, 16))
+    linear(torch.randn(2, 3, 16), torch.randn(2 * 11 * 5, 16))
+    assert batches == [((8, 6, 16), (8, 16, 12)), ((10, 6, 16), (10, 16, 11))]
+    linear(torch.randn(MAX_TOKENS + 1, 16), torch.randn(96, 16))
+    linear(torch.randn(2, 3, 16), torch.randn(97, 16))
+    assert len(batches) == 2
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", torch.nn.Linear), ("gpt2", Conv1D)])
