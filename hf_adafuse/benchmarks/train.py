@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers.utils import logging
 
 from ..demo import tokenizers
@@ -80,19 +79,8 @@ def train_member(index: int, folder: Path, phases: tuple[Phase, ...]) -> float:
     tokenizer = tokenizers.wrap(recipe.tokenizer(learned, recipe.vocab_size), _CONTEXT)
     model = members.build_model(recipe, tokenizer).train()
     num_steps = sum(phase.num_steps for phase in phases)
-    optimizer, schedule = members.optimizer_and_schedule(model, recipe, num_steps)
-    title = f"{recipe.name} ({model.num_parameters() / 1e6:.2f} M)"
-    bar = tqdm(batches(texts, tokenizer, phases), title, num_steps, position=index, mininterval=1.0)
-    mean = None
-    for ids in bar:
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        mean = loss.item() if mean is None else 0.98 * mean + 0.02 * loss.item()
-        bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
+    steps = batches(texts, tokenizer, phases)
+    members.fit(model, recipe, index, steps, num_steps, lambda ids: model(input_ids=ids, labels=ids).loss)
     members.save(model.eval(), tokenizer, folder / recipe.name)
     return time.process_time()
 

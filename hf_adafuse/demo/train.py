@@ -32,6 +32,7 @@ import math
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,12 +156,21 @@ def train_member(index: int, folder: Path, num_lines: int) -> float:
     tokenizer = tokenizers.wrap(recipe.tokenizer(texts, recipe.vocab_size), _CONTEXT)
     model = build_model(recipe, tokenizer).train()
     steps = batches(encode(lines, tokenizer), recipe.batch_size)
-    optimizer, schedule = optimizer_and_schedule(model, recipe, len(steps))
+    fit(model, recipe, index, steps, len(steps), lambda batch: answer_loss(model, batch, tokenizer.pad_token_id))
+    save(model.eval(), tokenizer, folder / recipe.name)
+    return time.process_time()
+
+
+def fit(
+    model: Any, recipe: Recipe, index: int, steps: Iterable[Any], num_steps: int, loss_of: Callable[[Any], torch.Tensor]
+) -> None:
+    """Train on each batch of `steps`, and show how far member `index` has come."""
+    optimizer, schedule = optimizer_and_schedule(model, recipe, num_steps)
     title = f"{recipe.name} ({model.num_parameters() / 1e6:.2f} M)"
-    bar = tqdm(steps, desc=f"{title:18}", position=index, mininterval=1.0)
+    bar = tqdm(steps, f"{title:18}", num_steps, position=index, mininterval=1.0)
     mean = None
     for batch in bar:
-        loss = answer_loss(model, batch, tokenizer.pad_token_id)
+        loss = loss_of(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -168,8 +178,6 @@ def train_member(index: int, folder: Path, num_lines: int) -> float:
         optimizer.zero_grad()
         mean = loss.item() if mean is None else 0.98 * mean + 0.02 * loss.item()
         bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
-    save(model.eval(), tokenizer, folder / recipe.name)
-    return time.process_time()
 
 
 def optimizer_and_schedule(model: Any, recipe: Recipe, num_steps: int) -> tuple[Any, Any]:
