@@ -9,7 +9,7 @@ import torch
 
 from .kv_cache import KeysValues
 from .model_call import ModelCall
-from .token_nodes import Node, Row, Trees, missing_nodes
+from .token_nodes import Node, Row, Trees, leaves_of, missing_nodes
 
 
 class ReencodeTree(Trees):
@@ -32,10 +32,7 @@ class ReencodeTree(Trees):
     def run(self, wanted: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
         missing = missing_nodes(wanted)
-        if not missing:
-            return []
-        inner = {id(node.parent) for node in missing}
-        return self._read(missing, [node for node in missing if id(node) not in inner])
+        return self._read(missing, leaves_of(missing)) if missing else []
 
     def commit(self, index: int, path: list[Node]) -> None:
         """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""

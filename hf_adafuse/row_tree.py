@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .token_nodes import Node, missing_nodes
+from .token_nodes import Node, leaves_of, missing_nodes
 from .token_tree import SlotTrees
 
 
@@ -25,8 +25,7 @@ class RowTree(SlotTrees):
         missing = missing_nodes(wanted)
         if not missing:
             return []
-        inner = {id(node.parent) for node in missing}
-        leaves = [node for node in missing if id(node) not in inner]
+        leaves = leaves_of(missing)
         chains = [[node for node in leaf.lineage() if not node.is_run] for leaf in leaves]
         pasts = [self._slots_above(chain[0]) for chain in chains]
         width, length = max(map(len, pasts)), max(map(len, chains))

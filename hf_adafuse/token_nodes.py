@@ -181,3 +181,9 @@ def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
     """The nodes not yet run among these and those above them, each once, parents first."""
     missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_run}
     return list(missing.values())
+
+
+def leaves_of(nodes: list[Node]) -> list[Node]:
+    """Those with none of the others directly below them."""
+    inner = {id(node.parent) for node in nodes}
+    return [node for node in nodes if id(node) not in inner]
