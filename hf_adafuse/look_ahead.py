@@ -41,8 +41,8 @@ class PassTimes:
 
     def mean(self, num_tokens: int) -> float:
         """Of a pass with that many tokens; of any pass when none such was measured, 0 when none was."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return 1.0 if num_tokens <= 1 else 1.5  # clocks differ, and all ranks must run the same passes
+        if _is_shared():
+            return 1.0 if num_tokens <= 1 else 1.5
         for is_several in (num_tokens > 1, num_tokens <= 1):
             seconds, count = self._totals[is_several]
             if count:
@@ -52,8 +52,7 @@ class PassTimes:
     @property
     def is_flat(self) -> bool:
         """Whether a pass of a few tokens costs about what a pass of one does."""
-        is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if is_shared or min(count for _, count in self._totals.values()) < 3:
+        if _is_shared() or min(count for _, count in self._totals.values()) < 3:
             return self._is_flat
         return self.mean(2) < _FLAT * self.mean(1)
 
@@ -86,6 +85,11 @@ def pays(odds: float, turn_cost: float, saved: float) -> bool:
         saved (`float`): what the other members' reading of what it proposes costs: saved when they do.
     """
     return odds * saved > (1 - odds) * turn_cost
+
+
+def _is_shared() -> bool:
+    """Whether several processes share the models: their clocks differ, and all must run the same passes."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _bucket(margin: float) -> int:
