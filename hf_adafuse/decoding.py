@@ -86,7 +86,8 @@ class Decoder:
         while self._has_room(prompt):
             pool = Pool([member.vocabulary for member in members])
             asked: list[int] = []
-            best = yield from _ask(first, members[first].take_turn(row, [], []), asked)
+            drafts = [pool.encode(first, text) for k in others if (text := members[k].foreseen(row))]
+            best = yield from _ask(first, members[first].take_turn(row, [], drafts), asked)
             pool.add(first, best)
             ahead = (yield from self._propose_ahead(first, prompt, pool, best, asked)) if others else []
             for k in others:

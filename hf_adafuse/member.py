@@ -129,6 +129,10 @@ class Member:
         """What it would propose if these ids were committed."""
         return self._proposer.propose(self.root(row).path(ids)[-1])
 
+    def foreseen(self, row: int) -> str:
+        """The text with which it would go on, as far as it has read: a draft for the others."""
+        return self.vocabulary.text(self._proposer.foreseen(self.root(row)))
+
     def propose_word(self, row: int) -> Walk[Proposal]:
         """The greedy word of a row, whatever the others say."""
         return self._proposer.propose_word(self.root(row))

@@ -153,6 +153,14 @@ class Proposer:
             node = node.child(following) if goes_on else None
         return [] if node is None else [node]
 
+    def foreseen(self, root: Node) -> list[int]:
+        """The tokens with which it would greedily go on, as far as it has read; none of them is needed yet."""
+        ids, node = list[int](), root
+        while node.reading is not None and self.has_room(node) and node.reading.top[0] not in self.eos_ids:
+            ids.append(node.reading.top[0])
+            node = node.child(ids[-1])
+        return ids
+
     def has_room(self, node: Node) -> bool:
         """Whether the member's context holds one more token after this node."""
         return self.max_length is None or node.position + 1 < self.max_length
