@@ -4,13 +4,14 @@ no tree.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
 import torch
 
-from .adapters import base_model
-from .skinny import SkinnyLinears
+from .adapters import AdaptedModel, base_model
+from .skinny import with_skinny_linears
 from .token_nodes import ForwardError
 
 # The names under which a `forward` takes what it remembers of earlier tokens.
@@ -54,7 +55,11 @@ class ModelCall:
             self._names |= set(inspect.signature(getattr(base, "base_model", base).forward).parameters)
         self.memory = next((name for name in _MEMORIES if name in self._names), None)
         self.offset = position_offset(model.config.get_text_config())
-        self._linears = SkinnyLinears(base)
+
+    @functools.cached_property
+    def _quick(self) -> Any:
+        # An adapter is switched on and off on the model itself.
+        return self.model if isinstance(self.model, AdaptedModel) else with_skinny_linears(self.model)
 
     def __call__(
         self,
@@ -82,8 +87,7 @@ class ModelCall:
             given["logits_to_keep"] = 1
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
         try:
-            with self._linears.active():
-                output = self.model(**given)
+            output = self._quick(**given)
             logits = output.logits if hasattr(output, "logits") else output[0]
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,47 +16,32 @@ from transformers.pytorch_utils import Conv1D
 
 # With more tokens `F.linear` uses all cores too.
 MAX_TOKENS = 128
-# Parts of a weight for each thread: small ones stay in a core's cache.
-_PARTS_PER_THREAD = 4
+# Parts of a weight for each thread: small ones stay in a core's cache; so few at least, so many at most.
+_PARTS_PER_THREAD, _FEWEST, _MOST = 4, 1, 16
 
 
-class SkinnyLinears:
+def with_skinny_linears(model: Any) -> Any:
     """
-    A model's linear layers, which multiply by parts while the model is called, as `torch.func.functional_call` swaps
-    parameters: outside [`~SkinnyLinears.active`] the model is as it was. Results differ by rounding at most.
-
-    Left alone: layers that are quantized, hooked or of another class, in another precision or on another device, and
-    all layers of a compiled model.
+    The same model, its parameters, buffers and hooks shared, in which linear layers multiply by parts: they give the
+    same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to gain: on one
+    thread, compiled, or with layers that are all quantized, hooked, in another precision or on another device.
 
     Args:
-        model (`torch.nn.Module`): with layers of any kind.
+        model (`torch.nn.Module`): what is changed on it afterwards, other than parameters, may not show in the result.
     """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        has_gain = torch.backends.mkl.is_available() and torch.get_num_threads() > 1  # type: ignore[no-untyped-call]
-        modules = list(model.modules()) if has_gain else []
-        layers = [] if any(map(_is_compiled, modules)) else filter(_is_eligible, modules)
-        self._forwards = [(vars(layer), functools.partial(_forward, layer)) for layer in layers]
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Multiply by parts meanwhile; another thread that calls the model may do so too."""
-        try:
-            for attributes, forward in self._forwards:
-                attributes["forward"] = forward
-            yield
-        finally:
-            for attributes, _ in self._forwards:
-                attributes.pop("forward", None)
+    may_gain = torch.backends.mkl.is_available() and torch.get_num_threads() > 1  # type: ignore[no-untyped-call]
+    if not may_gain or any(map(_is_compiled, model.modules())):
+        return model
+    return _twin(model, {})
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
     num_parts, num_tokens = _num_parts(len(weight), torch.get_num_threads()), inputs.numel() // inputs.shape[-1]
-    if num_parts is None or not 0 < num_tokens <= MAX_TOKENS:
+    if num_parts is None or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
     vectors = inputs.reshape(1, num_tokens, -1).expand(num_parts, -1, -1)
-    parts = weight.view(num_parts, -1, inputs.shape[-1]).transpose(1, 2)
+    parts = weight.unflatten(0, (num_parts, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
     outputs = torch.bmm(vectors, parts).transpose(0, 1).contiguous().view(*inputs.shape[:-1], len(weight))
     return outputs if bias is None else outputs + bias
 
@@ -66,26 +49,51 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 @functools.cache
 def _num_parts(num_rows: int, num_threads: int) -> int | None:
     """Into how many equal parts a weight falls, about `_PARTS_PER_THREAD` for each thread; `None` where into none."""
-    best = _PARTS_PER_THREAD * num_threads
-    divisors = [n for n in range(num_threads, min(4 * best, num_rows) + 1) if num_rows % n == 0]
-    return min(divisors, key=lambda n: abs(math.log(n / best)), default=None)
+    allowed = range(_FEWEST * num_threads, _MOST * num_threads + 1)
+    divisors = [n for n in allowed if n <= num_rows and num_rows % n == 0]
+    return min(divisors, key=lambda n: abs(math.log(n / num_threads / _PARTS_PER_THREAD)), default=None)
 
 
-def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
-    return linear(inputs, layer.weight if isinstance(layer, torch.nn.Linear) else layer.weight.t(), layer.bias)
+class _SkinnyLinear(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias)
 
 
-def _is_eligible(layer: torch.nn.Module) -> bool:
-    if type(layer) not in (torch.nn.Linear, Conv1D) or "forward" in vars(layer):
-        return False
-    weight = layer.weight
-    return type(weight) is torch.nn.Parameter and weight.device.type == "cpu" and weight.dtype is torch.float32
+class _SkinnyConv1D(Conv1D):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight.t(), self.bias)
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
-    attributes = vars(module)
+_TWINS = {torch.nn.Linear: _SkinnyLinear, Conv1D: _SkinnyConv1D}
+
+
+def _twin(module: Any, known: dict[int, Any]) -> Any:
+    """The module itself where no layer below is to be another, else one that shares all but those layers."""
+    if id(module) not in known:
+        known[id(module)] = module
+        if not isinstance(module, torch.jit.ScriptModule) and "forward" not in vars(module):
+            children = {name: child and _twin(child, known) for name, child in module._modules.items()}
+            kind = _TWINS.get(type(module)) if _is_eligible(module) else None
+            if kind is not None or any(children[name] is not child for name, child in module._modules.items()):
+                known[id(module)] = twin = object.__new__(kind or type(module))
+                vars(twin).update(vars(module), _modules=children)
+    return known[id(module)]
+
+
+def _is_eligible(layer: Any) -> bool:
+    weight = layer._parameters.get("weight")
     return (
-        "_orig_mod" in attributes["_modules"]
-        or attributes.get("_compiled_call_impl") is not None
-        or hasattr(attributes.get("forward"), "_torchdynamo_orig_callable")
+        type(weight) is torch.nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype is torch.float32
+        and weight.layout is torch.strided
+        and weight.numel() > 0
+    )
+
+
+def _is_compiled(module: Any) -> bool:
+    return (
+        "_orig_mod" in module._modules
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
     )

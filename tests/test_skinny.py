@@ -1,4 +1,4 @@
-"""Linear layers by parts: the same products, on models that are afterwards what they were."""
+"""Linear layers by parts: the same products, by a model that shares all with the caller's and leaves it alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from accelerate.hooks import ModelHook, add_hook_to_module
 from tiny import TOKENIZERS, tiny_model
+from torch.nn.utils.parametrizations import weight_norm
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers.pytorch_utils import Conv1D
 
 from hf_adafuse import enable_adafuse
-from hf_adafuse.model_call import ModelCall
-from hf_adafuse.skinny import MAX_TOKENS, SkinnyLinears, linear
-from hf_adafuse.token_nodes import ForwardError
+from hf_adafuse.skinny import MAX_TOKENS, linear, with_skinny_linears
 
 
 @pytest.fixture(autouse=True)
@@ -63,29 +62,18 @@ def test_parts_are_multiplied_one_by_one(monkeypatch):
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", torch.nn.Linear), ("gpt2", Conv1D)])
-def test_a_model_multiplies_by_parts_only_meanwhile(architecture, kind, products):
+def test_a_model_that_multiplies_by_parts(architecture, kind, products):
     model = own(architecture, "byte_level", 0)
     num_layers = sum(type(module) in (torch.nn.Linear, kind) for module in model.modules())
     ids, before = torch.tensor([[3, 5, 7]]), state(model)
-    expected = model(ids).logits
-    assert not products
-    linears = SkinnyLinears(model)
-    assert state(model) == before
-    with linears.active():
-        found = model(ids).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    twin = with_skinny_linears(model)
+    torch.testing.assert_close(twin(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
     assert len(products) == num_layers > 4
     assert state(model) == before
-    model(ids)
+    assert list(map(id, twin.parameters())) == list(map(id, model.parameters()))
+    assert type(twin) is type(model) and all(isinstance(a, type(b)) for a, b in zip(twin.modules(), model.modules()))
+    copy.deepcopy(model)(ids)
     assert len(products) == num_layers
-
-
-def test_a_model_is_what_it_was_after_an_error():
-    model = own("llama", "byte_level", 0)
-    before = state(model)
-    with pytest.raises(ForwardError):
-        ModelCall(model)(torch.tensor([[10**6]]))
-    assert state(model) == before
 
 
 def _quantized(model):
@@ -110,27 +98,49 @@ def _compiled_in_place(model):
     return model
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _quantized,
-        _hooked,
-        _compiled_forward,
-        _compiled_in_place,
-        lambda m: torch.compile(m, backend="eager"),
-        lambda m: m.to(torch.bfloat16),
-        lambda m: m.to("meta"),
-    ],
-    ids=["quantized", "hooked", "forward compiled", "compiled in place", "compiled", "bfloat16", "another device"],
-)
-def test_layers_left_alone(change):
-    assert SkinnyLinears(own("llama", "byte_level", 0))._forwards
-    assert not SkinnyLinears(change(own("llama", "byte_level", 0)))._forwards
+LEFT_ALONE = {
+    "quantized": _quantized,
+    "hooked": _hooked,
+    "forward compiled": _compiled_forward,
+    "compiled in place": _compiled_in_place,
+    "compiled": lambda m: torch.compile(m, backend="eager"),
+    "compiled in a wrapper": lambda m: _compiled_in_place(torch.nn.Sequential(m)),
+    "bfloat16": lambda m: m.to(torch.bfloat16),
+    "another device": lambda m: m.to("meta"),
+}
+
+
+@pytest.mark.parametrize("change", LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
+def test_models_left_alone(change):
+    model = own("llama", "byte_level", 0)
+    assert with_skinny_linears(model) is not model
+    changed = change(model)
+    assert with_skinny_linears(changed) is changed
 
 
 def test_one_thread_has_no_parts(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert not SkinnyLinears(own("llama", "byte_level", 0))._forwards
+    model = own("llama", "byte_level", 0)
+    assert with_skinny_linears(model) is model
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*jit:DeprecationWarning")
+def test_layers_left_alone_among_others(products):
+    layers = [torch.nn.Linear(8, 8) for _ in range(5)]
+    weight_norm(layers[0])
+    layers[1].weight = torch.nn.Parameter(layers[1].weight.detach().to_sparse_csr(), requires_grad=False)
+    layers[2] = torch.jit.trace(layers[2], torch.randn(1, 8))
+    add_hook_to_module(layers[3], ModelHook())
+    model, inputs = torch.nn.Sequential(*layers), torch.randn(3, 8)
+    twin = with_skinny_linears(model)
+    torch.testing.assert_close(twin(inputs), model(inputs))
+    assert len(products) == 1 and twin is not model
+
+
+def test_autocast_is_heeded():
+    inputs, layer = torch.randn(3, 8), torch.nn.Linear(8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(inputs, layer.weight, layer.bias).dtype is layer(inputs).dtype is torch.bfloat16
 
 
 def test_generate_multiplies_by_parts(products):

@@ -5,13 +5,13 @@ text stays the same; only the cost changes. Not for use in several threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from .. import model_call
 from ..decoding import Decoder
 from ..ensemble import Participant
 from ..member import Member
-from ..skinny import SkinnyLinears
 from ..token_tree import SlotTrees
 
 
@@ -57,7 +57,7 @@ def without_packed() -> AbstractContextManager[None]:
 
 def without_parts() -> AbstractContextManager[None]:
     """Linear layers over few tokens are one product each, on CPU too."""
-    return _patched(SkinnyLinears, "active", lambda active: lambda self: nullcontext())
+    return _patched(model_call, "with_skinny_linears", lambda make: lambda model: model)
 
 
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
