@@ -22,6 +22,8 @@ from .token_nodes import Node
 
 T = TypeVar("T")
 StopCheck = Callable[[Prompt], bool]
+# The share of the prompts below which a member gives way: the best of several, by passes counted.
+_STAY = 0.4
 Span = tuple[list[int], bool]
 # One prompt's rounds, as far as they get until they need nodes of member k read: it yields `(k, nodes)`.
 Loop = Generator[tuple[int, list[Node]], None, T]
@@ -62,13 +64,13 @@ class Decoder:
         """
         loops = {prompt.index: self._decode(prompt) for prompt in self.prompts}
         waiting: list[dict[int, list[Node]]] = [{} for _ in self.members]
-        ready = list(loops)
+        ready, k = list(loops), 0
         while True:
             for row in ready:
                 if (need := next(loops[row], None)) is not None:
                     waiting[need[0]][row] = need[1]
             self._leave({row for row in ready if self.prompts[row].is_finished})
-            k = max(range(len(self.members)), key=lambda k: len(waiting[k]))
+            k = _next_member(waiting, k)
             if not waiting[k]:
                 return
             try:
@@ -110,12 +112,14 @@ class Decoder:
     ) -> Loop[list[list[str]]]:
         """
         Member k proposes the next rounds as if its best candidates had won, where that is likely to pay; returns what
-        it proposed, each as the texts of all rounds up to it. After a turn that needed no pass it is ahead already.
+        it proposed, each as the texts of all rounds up to it. Not after a turn without a pass: it is ahead already;
+        nor in a batch: its next tokens ride with the passes for other prompts.
         """
         member, chains, texts, ids = self.members[k], list[list[str]](), list[str](), list[int]()
         saved = sum(other.times.mean(2) for other in self.members if other is not member)
         turn_cost, odds, length = sum(map(member.times.mean, asked)), 1.0, len(prompt.ids)
-        for _ in range(MAX_ROUNDS if asked else 0):
+        is_alone = sum(not other.is_finished for other in self.prompts) == 1
+        for _ in range(MAX_ROUNDS if asked and is_alone else 0):
             best = proposals.spans[0]
             odds *= self._record.odds(proposals.margins[-1]) if proposals.margins else 0.0
             length += len(pool.encode(0, best.text))
@@ -234,6 +238,13 @@ class Decoder:
                 for row in sorted(finished):
                     self.prompts[row].states.append((member.tree.rows[row].ids, member.tree.keys_values(row)))
             member.tree.drop(finished)
+
+
+def _next_member(waiting: list[dict[int, list[Node]]], current: int) -> int:
+    """Whose pass is next: the same member's while many prompts wait for it, else the one's that most wait for."""
+    if len(waiting[current]) > _STAY * sum(map(len, waiting)):
+        return current
+    return max(range(len(waiting)), key=lambda k: len(waiting[k]))
 
 
 def _ask(k: int, walk: Walk[T], asked: list[int] | None = None) -> Loop[T]:

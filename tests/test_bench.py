@@ -96,7 +96,7 @@ def test_the_ideas_left_out_cost_passes(measured):
 
 def test_the_first_member_does_not_look_ahead(look_ahead):
     members = benchmark_members.load_pair()
-    prompts = [benchmark_members.prompt(10, members[0][1], index) for index in range(2)]
+    prompts = [benchmark_members.prompt(10, members[0][1])]  # one alone looks ahead
     look_ahead(2)
     result = measure(members, prompts, new_tokens=16, repeats=1, against=["no-look-ahead"])
     look_ahead(0)
