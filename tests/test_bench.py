@@ -26,6 +26,7 @@ from hf_adafuse.ensemble import Participant
 from hf_adafuse.member import Member
 from hf_adafuse.pool import Pool
 from hf_adafuse.row_tree import RowTree
+from hf_adafuse.skinny import linear
 from hf_adafuse.token_tree import SlotTrees, TokenTree
 
 PROMPTS = ["Once upon a time", "She"]
@@ -360,3 +361,15 @@ def test_the_command_knows_every_contender():
     assert parser.parse_args([]).against == DEFAULT_AGAINST
     described = parser.epilog.partition("examples:")[0]
     assert tuple(re.findall(r"^  (\S+)  ", described, flags=re.MULTILINE)) == AGAINST
+
+
+def test_layers_multiply_by_parts_where_several_threads_do(monkeypatch):
+    products = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("hf_adafuse.skinny.linear", lambda x, *rest: products.append(x.shape) or linear(x, *rest))
+    result = measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
+    assert len(products) > sum(result.forwards("ours"))
+    products.clear()
+    with variants.VARIANTS["no-parts"]():
+        measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
+    assert not products

@@ -49,20 +49,21 @@ class Meter:
 
 def measured_copy(model: Any, meter: Meter, index: int) -> Any:
     """A copy of `model` that shares its weights and reports each forward pass to `meter`; `model` is not touched."""
-    forward = model.forward
+    twin, kind = copy.copy(model), type(model)
+    own = vars(twin).pop("forward", None)  # where the model has been compiled
 
-    @functools.wraps(forward)
-    def measured_forward(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(kind.forward)
+    def measured_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         synchronize(ids.device)
         start = time.perf_counter()
-        output = forward(*args, **kwargs)
+        output = own(*args, **kwargs) if own is not None else kind.forward(self, *args, **kwargs)
         synchronize(ids.device)
         meter.count(index, time.perf_counter() - start, ids.numel(), getattr(output, "past_key_values", None))
         return output
 
-    twin = copy.copy(model)
-    twin.forward = measured_forward
+    # Of its class, not of the model: one that has a `forward` of its own counts as hooked.
+    twin.__class__ = type(kind.__name__, (kind,), {"forward": measured_forward})
     return twin
 
 
