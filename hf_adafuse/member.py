@@ -131,7 +131,7 @@ class Member:
 
     def foreseen(self, row: int) -> str:
         """The text with which it would go on, as far as it has read: a draft for the others."""
-        return self.vocabulary.text(self._proposer.foreseen(self.root(row)))
+        return self.vocabulary.text([node.token for node in self._proposer.foreseen(self.root(row))])
 
     def propose_word(self, row: int) -> Walk[Proposal]:
         """The greedy word of a row, whatever the others say."""

@@ -146,20 +146,15 @@ class Proposer:
         firsts = self.first_nodes(end)
         if unread := [node for node in firsts if node.reading is None]:
             return unread
-        node = firsts[0] if firsts else None
-        while node is not None and node.reading is not None:
-            following = node.reading.top[0]
-            goes_on = following not in self.eos_ids and self.has_room(node)
-            node = node.child(following) if goes_on else None
-        return [] if node is None else [node]
+        return [node for first in firsts[:1] for node in self.foreseen(first)[-1:] if node.reading is None]
 
-    def foreseen(self, root: Node) -> list[int]:
-        """The tokens with which it would greedily go on, as far as it has read; none of them is needed yet."""
-        ids, node = list[int](), root
+    def foreseen(self, root: Node) -> list[Node]:
+        """The nodes with which it would greedily go on, as far as it has read; the last of them may be unread."""
+        nodes, node = list[Node](), root
         while node.reading is not None and self.has_room(node) and node.reading.top[0] not in self.eos_ids:
-            ids.append(node.reading.top[0])
-            node = node.child(ids[-1])
-        return ids
+            node = node.child(node.reading.top[0])
+            nodes.append(node)
+        return nodes
 
     def has_room(self, node: Node) -> bool:
         """Whether the member's context holds one more token after this node."""
