@@ -38,12 +38,6 @@ class ReencodeTree(Trees):
         """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
         self._settle(self.rows[index], path)
 
-    def drop(self, finished: set[int]) -> None:
-        """These rows need no more passes."""
-        for index in finished.intersection(self.active):
-            self.rows[index].root.children.clear()
-        self.active = [index for index in self.active if index not in finished]
-
     def _read(self, nodes: list[Node], leaves: list[Node]) -> list[Node]:
         """Run the nodes: each leaf's whole sequence is a row of the batch, padded on the right, where nothing looks."""
         sequences = [self.ids_to(leaf) for leaf in leaves]

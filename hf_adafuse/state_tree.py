@@ -122,8 +122,7 @@ class StateTree(Trees):
         for index in finished.intersection(self.active):
             row = self.rows[index]
             row.memory = row.root.memory = None
-            row.root.children.clear()
-        self.active = [index for index in self.active if index not in finished]
+        super().drop(finished)
 
     def _next_pass(self, chains: list[Chain]) -> tuple[list[Chain], int]:
         """The chains that go together, those that are behind first, and the number of tokens that each reads."""

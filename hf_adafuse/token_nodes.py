@@ -132,14 +132,16 @@ class Trees:
         """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
         raise NotImplementedError
 
-    def drop(self, finished: set[int]) -> None:
-        """These rows need no more passes and cost nothing from here on."""
-        raise NotImplementedError
-
     def keys_values(self, index: int) -> KeysValues | None:
         """A copy of the keys and values of row `index`'s committed tokens, as far as they have been run; `None` where
         the backend has none to give."""
         return None
+
+    def drop(self, finished: set[int]) -> None:
+        """These rows need no more passes and cost nothing from here on."""
+        for index in finished.intersection(self.active):
+            self.rows[index].root.children.clear()
+        self.active = [index for index in self.active if index not in finished]
 
     def ids_to(self, node: Node) -> list[int]:
         """All ids of the node's row up to it."""

@@ -89,9 +89,7 @@ class SlotTrees(Trees):
         if len(kept) == len(self.active):
             return
         self._move()
-        for index in finished.intersection(self.active):
-            self.rows[index].root.children.clear()
-        self.active = [self.active[entry] for entry in kept]
+        super().drop(finished)
         self.cache.select_rows(kept)
 
     def _move(self) -> None:
