@@ -95,16 +95,19 @@ def loses_template(tokenizer: Any, prompt: Sequence[int], other: Any, is_same_vo
     return _is_rendered(tokenizer, prompt)
 
 
+def _ordinary_marks(tokenizer: Any) -> set[str | None]:
+    """The special tokens of any text, chat or not."""
+    return {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+
+
 def _special_marks(tokenizer: Any) -> list[str]:
     """The special tokens that a chat template writes, those of any text left out."""
-    ordinary = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values()} - ordinary
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values()} - _ordinary_marks(tokenizer)
     return [token for token in added if token.strip() and token in str(tokenizer.chat_template)]
 
 
 def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    ordinary = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
-    marks = _special_marks(tokenizer)
+    ordinary, marks = _ordinary_marks(tokenizer), _special_marks(tokenizer)
     try:  # what follows a user's message; templates without special tokens have nothing else to be known by
         probe = [{"role": "user", "content": _PROBE}]
         rendered = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)
