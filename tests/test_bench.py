@@ -116,11 +116,11 @@ def test_branches_that_are_not_packed_run_as_rows(monkeypatch):
             return original(self, wanted)
 
         monkeypatch.setattr(tree, "run", run)
-    result = measure(demo.load_pair(), QUESTIONS[:2], branches=3, new_tokens=8, repeats=1, against=["no-packed"])
+    result = measure(demo.load_pair(), QUESTIONS[:3], branches=3, new_tokens=8, repeats=1, against=["no-packed"])
     at = runs.index(RowTree)
     assert set(runs[:at]) == {TokenTree} and set(runs[at:]) == {TokenTree, RowTree}
     assert result.forwards("no-packed") == result.forwards("ours")
-    assert result.tokens("no-packed") != result.tokens("ours")  # what shorter rows are filled with counts
+    assert sum(result.tokens("no-packed")) > sum(result.tokens("ours"))
     assert result.of("no-packed")[0].kv_peak_bytes > result.of("ours")[0].kv_peak_bytes
 
 
