@@ -1,4 +1,4 @@
-"""The 4-D mask with which one forward pass holds a batch of token trees. Knows positions and slots, not tokens."""
+"""The 4-D mask with which one forward pass holds a batch of token trees. Knows positions and columns, not tokens."""
 
 from __future__ import annotations
 
@@ -44,47 +44,53 @@ class MaskMaker:
         self.dtype, self.device = model.dtype, device
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(config.layer_types)) if hasattr(config, "layer_types") else None
+        self.forget()
+
+    def forget(self) -> None:
+        """The columns are laid out anew."""
+        self._num_placed: dict[int, int] = {}
+        # Per prompt, the position of each column that holds its prefix, -1 for the others; on CPU: few numbers.
+        self._prefixes = torch.full((0, 0), -1)
+
+    def place(self, index: int, columns: list[int]) -> None:
+        """The prefix of prompt `index` is in these columns, in this order; it only grows."""
+        known, number = self._num_placed.get(index, 0), len(columns)
+        if known == number:
+            return
+        rows, width = self._prefixes.shape
+        more_rows, more_columns = max(0, index + 1 - rows), max(0, max(columns[known:]) + 1 - width)
+        if more_rows or more_columns:
+            larger = (0, more_columns and more_columns + number, 0, more_rows)
+            self._prefixes = torch.nn.functional.pad(self._prefixes, larger, value=-1)
+        self._prefixes[index, columns[known:]] = torch.arange(known, number)
+        self._num_placed[index] = number
 
     def make(
-        self,
-        prefixes: list[tuple[int, int]],
-        width: int,
-        positions: list[list[int]],
-        seen: list[list[list[tuple[int, int]]]],
+        self, prompts: list[list[int]], width: int, positions: torch.Tensor, seen: list[tuple[int, int, int]]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """
         Args:
-            prefixes (`list[tuple[int, int]]`): per row, the first slot of its prefix and the one after its last.
-            width (`int`): the number of slots.
-            positions (`list[list[int]]`): per row, of the tokens of this pass; as many in every row.
-            seen (`list`): per row, per query, the slots it sees below the prefix, its own among them, with their
-                positions.
+            prompts (`list[list[int]]`): per lane, the prompt of each query; as many queries in every lane.
+            width (`int`): the number of columns.
+            positions (`torch.LongTensor` of shape `(num_lanes, num_queries)`): of the queries, on CPU.
+            seen (`list[tuple[int, int, int]]`): what queries see below the prefix, themselves among it: the query's
+                number, over all lanes, the column, and how far before the query it is.
         """
-        if self.kinds is None:
-            return self._mask(prefixes, width, positions, seen, self.window)
-        windows = {kind: self.window if kind == "sliding_attention" else None for kind in self.kinds}
-        masks = {window: self._mask(prefixes, width, positions, seen, window) for window in set(windows.values())}
-        return {kind: masks[window] for kind, window in windows.items()}
+        prefixes = self._prefixes[torch.tensor(prompts)]
+        prefixes = torch.nn.functional.pad(prefixes, (0, width - prefixes.shape[2]), value=-1)
+        kinds = self.kinds or ["sliding_attention"]
+        windows = {kind: self.window if kind == "sliding_attention" else None for kind in kinds}
+        masks = {window: self._mask(prefixes, positions, seen, window) for window in set(windows.values())}
+        return {kind: masks[window] for kind, window in windows.items()} if self.kinds else masks[self.window]
 
     def _mask(
-        self,
-        prefixes: list[tuple[int, int]],
-        width: int,
-        positions: list[list[int]],
-        seen: list[list[list[tuple[int, int]]]],
-        window: int | None,
+        self, prefixes: torch.Tensor, positions: torch.Tensor, seen: list[tuple[int, int, int]], window: int | None
     ) -> torch.Tensor:
-        shape = (len(prefixes), 1, len(positions[0]), width)
-        mask = torch.full(shape, torch.finfo(self.dtype).min, dtype=self.dtype)  # few numbers: on CPU, then moved
-        visible = []
-        for row, (first, after) in enumerate(prefixes):
-            if window is None:
-                mask[row, :, :, first:after] = 0
-            else:
-                for query, at in enumerate(positions[row]):
-                    mask[row, :, query, max(first, first + at - window + 1) : after] = 0
-            for query, (at, pairs) in enumerate(zip(positions[row], seen[row], strict=False)):  # fillers come last
-                start = (row * shape[2] + query) * width
-                visible += [start + slot for slot, above in pairs if window is None or at - above < window]
-        mask.view(-1)[visible] = 0
-        return mask.to(self.device)
+        visible = prefixes >= 0
+        if window is not None:
+            visible &= prefixes > positions[:, :, None] - window
+        width = prefixes.shape[2]
+        below = [query * width + column for query, column, gap in seen if window is None or gap < window]
+        visible.view(-1)[below] = True
+        mask = torch.full(visible.shape, torch.finfo(self.dtype).min, dtype=self.dtype).masked_fill_(visible, 0)
+        return mask[:, None].to(self.device)

@@ -23,6 +23,8 @@ from .words import WordRule
 _FREE_TOKENS = 8
 # On CPU a pass of more tokens than this, over all rows of a batch, costs by the token; narrower than this, by the pass.
 _BATCH_TOKENS, _MIN_WIDTH = 32, 4
+# Where rows are not filled up, others ride with one of a batch that needs fewer than this: the best by passes counted.
+_RIDING_WIDTH = 2
 
 
 class MemberError(Exception):
@@ -151,22 +153,21 @@ class Member:
 
     def read(self, needs: Mapping[int, list[Node]]) -> None:
         """
-        Run these nodes, by row, in one forward pass and read their logits. Among many rows only the first ones of a row
-        that needs many: all rows of a pass are as wide as the widest. Where more cost little, others ride that are
-        likely to be needed: the last tokens of candidates, drafts, the first tokens after candidates.
+        Run these nodes, by row, in one forward pass and read their logits. Where rows are filled up to the widest, only
+        the first ones of a row that needs many. Where more cost little, others ride that are likely to be needed: the
+        last tokens of candidates, drafts, the first tokens after candidates.
         """
-        active = self.tree.active
-        is_bounded = len(active) > 1 and self.device.type == "cpu"
-        most = max(_MIN_WIDTH, _BATCH_TOKENS // len(active)) if is_bounded else None
+        active, is_padded = self.tree.active, self.tree.is_padded
+        most = max(_MIN_WIDTH, _BATCH_TOKENS // len(active)) if is_padded and self.device.type == "cpu" else None
         wanted = {row: _unread(nodes)[:most] for row, nodes in needs.items()}
         width = max(map(len, wanted.values()))
         if self.tree.rides_free and (width > 1 or len(active) > 1 or self.times.is_flat):
-            width = max(width, _FREE_TOKENS // len(active))
+            is_alone, free = len(active) == 1, _FREE_TOKENS // len(active)
+            width = max(width, free) if is_padded or is_alone else max(_RIDING_WIDTH, free)
             for row in active:
                 nodes = wanted.setdefault(row, [])
                 riders = _unread(self._riding[row], self._proposer.riders(self.root(row))[: max(0, width - len(nodes))])
-                room = None if len(active) == 1 else max(0, width - len(nodes))
-                nodes += riders[:room]
+                nodes += riders[: None if is_alone else max(0, width - len(nodes))]
         ridden = [node for nodes in wanted.values() for node in nodes]
         with self.times.measured(len(ridden)):
             self._guard(lambda: self.tree.run(ridden))

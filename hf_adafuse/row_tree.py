@@ -8,10 +8,10 @@ the slots above it, padded on the left, and reads the chain, padded on the right
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
+from .kv_cache import make_cache
 from .token_nodes import Node, leaves_of, missing_nodes
 from .token_tree import SlotTrees
 
@@ -29,9 +29,9 @@ class RowTree(SlotTrees):
         chains = [[node for node in leaf.lineage() if not node.is_run] for leaf in leaves]
         pasts = [self._slots_above(chain[0]) for chain in chains]
         width, length = max(map(len, pasts)), max(map(len, chains))
-        entries = [self.active.index(leaf.row) for leaf in leaves]
-        self._move()
-        fork = self.cache.fork(entries, [[0] * (width - len(slots)) + slots for slots in pasts])
+        lane = 0  # all share it: each pass gathers what it reads
+        sources = [[(lane, slot) for slot in [0] * (width - len(slots)) + slots] for slots in pasts]
+        fork = make_cache(list(self.cache.gather(sources)))
         ids = [[node.token for node in chain] + [0] * (length - len(chain)) for chain in chains]
         mask = torch.tensor(
             [
@@ -49,8 +49,12 @@ class RowTree(SlotTrees):
         for chain_index, chain in enumerate(chains):
             for offset, node in enumerate(chain):
                 places.setdefault(id(node), (chain_index, offset))
-        self._keep(fork, missing, places, width)
-        rows, offsets = torch.tensor([places[id(node)] for node in missing], device=logits.device).unbind(1)
+        found = [places[id(node)] for node in missing]
+        columns = self.cache.take(lane, len(missing))
+        for node, slot in zip(missing, columns, strict=True):
+            node.slot = slot
+        self.cache.append(fork, [(row, width + offset) for row, offset in found], columns)
+        rows, offsets = torch.tensor(found, device=logits.device).unbind(1)
         return self._store(missing, logits[rows, offsets])
 
     def _slots_above(self, node: Node) -> list[int]:
@@ -58,13 +62,5 @@ class RowTree(SlotTrees):
         above = [] if node.parent is None else node.parent.lineage()
         return row.slots + [other.slot for other in above if row.pending or other is not row.root]
 
-    def _keep(self, fork: Any, nodes: list[Node], places: dict[int, tuple[int, int]], start: int) -> None:
-        """Give the nodes slots, and put there the keys that the pass made of them: columns of the fork from `start`."""
-        batch = [[node for node in nodes if node.row == index] for index in self.active]
-        num_new = max(map(len, batch))
-        places = {key: (entry, start + offset) for key, (entry, offset) in places.items()}
-        sources = [[places[id(node)] for node in new] + [(0, start)] * (num_new - len(new)) for new in batch]
-        for new, end in zip(batch, self.cache.ends, strict=True):
-            for slot, node in enumerate(new, end):
-                node.slot = slot
-        self.cache.append(fork, torch.tensor(sources, device=self.device), list(map(len, batch)))
+    def _shares(self, num_columns: int) -> bool:
+        return True

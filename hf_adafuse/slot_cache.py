@@ -1,14 +1,15 @@
-"""The cache of a batch of token trees: columns written in place, moved, forked. Knows no tree."""
+"""The cache of a batch of token trees, in lanes: columns taken, written in place, given back. Knows no tree."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from .kv_cache import KeysValues, make_cache
+from .kv_cache import KeysValues
 
 
 class SlotLayer(DynamicLayer):
@@ -41,117 +42,105 @@ class SlotLayer(DynamicLayer):
 
 class SlotCache(DynamicCache):
     """
-    The cache of a batch of token trees. Each row of the batch grows at its own end, in place: no pass copies what is
-    there. The columns after a row's end hold nothing; the mask hides them.
+    The cache of a batch of token trees. Each lane, a row of its tensors, holds one tree or several; a pass writes into
+    free columns, in place, and copies nothing of what is there. A column is seen only where the mask says so.
 
     Attributes:
-        ends (`list[int]`): per row of the batch, the columns in use.
-        length (`int`), width (`int`): the columns in use before and after the pass that `open` prepared.
+        num_lanes (`int`)
+        length (`int`), width (`int`): the columns of a lane before and after the pass that `open` prepared.
+        is_written (`bool`): whether the pass has written into it.
     """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, num_lanes: int) -> None:
         super().__init__()
-        self.ends = [0] * batch_size
-        self.length = self.width = 0
+        self.length = 0
+        self._lay_out([0] * num_lanes)
 
-    def open(self, num_new: list[int]) -> None:
+    def _lay_out(self, ends: list[int]) -> None:
+        self.num_lanes, self._ends, self.width = len(ends), ends, max(ends, default=0)
+        self._free = [list[int]() for _ in ends]  # per lane, the columns before its end that hold nothing, ascending
+
+    @property
+    def num_used(self) -> int:
+        """The columns that hold something, over all lanes."""
+        return sum(self._ends) - sum(map(len, self._free))
+
+    def take(self, lane: int, number: int) -> list[int]:
+        """So many free columns of a lane, the first ones."""
+        free, end = self._free[lane], self._ends[lane]
+        columns, self._free[lane] = free[:number], free[number:]
+        self._ends[lane] = end + number - len(columns)
+        return [*columns, *range(end, self._ends[lane])]
+
+    def release(self, lane: int, columns: Iterable[int]) -> None:
+        """These columns are free again."""
+        free = sorted([*self._free[lane], *columns])
+        while free and free[-1] == self._ends[lane] - 1:
+            self._ends[lane] = free.pop()
+        self._free[lane] = free
+
+    def open(self, columns: list[list[int]]) -> None:
         """
-        Prepare a pass of so many tokens a row. What depends on the rows' ends happens here, so that `update` is the
-        same few operations in every pass (and is compiled once, where the model is). Short rows are filled up; their
-        filler goes into columns after their own, all that would go beyond `width` into its last one.
+        Prepare a pass that writes into these columns, as many in each lane. What depends on them happens here, so that
+        `update` is the same few operations in every pass (and is compiled once, where the model is).
         """
-        num_queries, self.length = max(num_new), max(self.ends)
-        self.width = max(end + n + (n < num_queries) for end, n in zip(self.ends, num_new, strict=True))
-        self._is_even = all(end == self.length for end in self.ends)
-        self._columns: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.length, self.width, self.is_written = self.width, max(self._ends), False
+        self._start, num_new = columns[0][0], len(columns[0])
+        self._is_even = all(one == list(range(self._start, self._start + num_new)) for one in columns)
+        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer in self.layers:
             layer.reserve(self.width)
-            if not self._is_even and layer.device not in self._columns:
-                rows = torch.arange(len(self.ends), device=layer.device)[:, None]
-                columns = torch.tensor(self.ends, device=layer.device)[:, None] + torch.arange(
-                    num_queries, device=layer.device
-                )
-                self._columns[layer.device] = rows, columns.clamp(max=self.width - 1)
-
-    def close(self, num_new: list[int]) -> None:
-        """The pass is over: its tokens are in use."""
-        self.ends = [end + n for end, n in zip(self.ends, num_new, strict=True)]
+            if not self._is_even and layer.device not in self._places:
+                lanes = torch.arange(self.num_lanes, device=layer.device)[:, None]
+                self._places[layer.device] = lanes, torch.tensor(columns, device=layer.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         while len(self.layers) <= layer_idx:
             self.layers.append(SlotLayer(self))
+        self.is_written = True
         return self.layers[layer_idx].update(key_states, value_states)  # type: ignore[no-any-return]
 
     def write(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
-        """Write `new`, of shape `(batch_size, num_heads, num_new, head_dim)`, at the end of each row."""
+        """Write `new`, of shape `(num_lanes, num_heads, num_new, head_dim)`, into the pass's columns."""
         if self._is_even:
-            tensor[:, :, self.length : self.length + new.shape[2]] = new
+            tensor[:, :, self._start : self._start + new.shape[2]] = new
         else:
-            rows, columns = self._columns[tensor.device]
-            tensor[rows, :, columns] = new.transpose(1, 2)
+            lanes, columns = self._places[tensor.device]
+            tensor[lanes, :, columns] = new.transpose(1, 2)
 
     def fill(self, layers: KeysValues) -> None:
-        """Begin with these keys and values, as wide in every row."""
+        """Begin with these keys and values, as wide in every lane."""
         if layers:
-            num_new = [layers[0][0].shape[2]] * len(self.ends)
-            self.open(num_new)
+            self.open([self.take(lane, layers[0][0].shape[2]) for lane in range(self.num_lanes)])
             for index, (keys, values) in enumerate(layers):
                 self.update(keys, values, index)
-            self.close(num_new)
 
-    def move(self, moves: list[tuple[int, int, int]]) -> None:
-        """Copy columns: `(row of the batch, from, to)`, all read before any is written."""
+    def arrange(self, sources: list[list[tuple[int, int]]]) -> None:
+        """New lanes, each with the columns that were at these places, `(lane, column)`; all else is gone."""
+        width = max(map(len, sources), default=0)
+        padded = [[*places, *[(0, 0)] * (width - len(places))] for places in sources]
+        for layer, (keys, values) in zip(self.layers, self.gather(padded), strict=True):
+            layer.keys, layer.values = _grown(keys, width), _grown(values, width)
+        self._lay_out(list(map(len, sources)))
+
+    def gather(self, sources: list[list[tuple[int, int]]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Per layer, copies of the keys and values at these places, `(lane, column)`, as many in each row."""
+        index = torch.tensor(sources, dtype=torch.long).view(len(sources), len(sources[0]), 2)
         for layer in self.layers:
-            if layer.is_initialized and moves:
-                rows, old, new = torch.tensor(moves, device=layer.keys.device).unbind(1)
-                layer.keys[rows, :, new] = layer.keys[rows, :, old]
-                layer.values[rows, :, new] = layer.values[rows, :, old]
+            yield _pick(layer.keys, index), _pick(layer.values, index)
 
-    def select_rows(self, rows: list[int]) -> None:
-        """Keep only these rows of the batch, in this order."""
-        self.ends = [self.ends[row] for row in rows]
-        width = max(self.ends, default=0)
-        for layer in self.layers:
-            if layer.is_initialized:
-                index = torch.tensor(rows, dtype=torch.long, device=layer.keys.device)
-                layer.keys = layer.keys[:, :, :width].index_select(0, index)
-                layer.values = layer.values[:, :, :width].index_select(0, index)
-
-    def row(self, row: int, start: int, stop: int) -> KeysValues:
-        """A copy of these columns of one row, as keys and values of batch size 1."""
-        return [
-            (layer.keys[row : row + 1, :, start:stop].clone(), layer.values[row : row + 1, :, start:stop].clone())
-            for layer in self.layers
-        ]
-
-    def fork(self, rows: list[int], slots: list[list[int]]) -> DynamicCache:
-        """An ordinary cache of its own whose row i holds the columns `slots[i]`, as many in each, of row `rows[i]`."""
-        forked = []
-        for layer in self.layers:
-            columns = torch.tensor(slots, device=layer.keys.device)
-            entries = torch.tensor(rows, device=layer.keys.device)[:, None].expand_as(columns)
-            forked.append((_pick(layer.keys, entries, columns), _pick(layer.values, entries, columns)))
-        return make_cache(forked)
-
-    def append(self, other: DynamicCache, sources: torch.Tensor, num_new: list[int]) -> None:
-        """
-        Append columns of another cache.
-
-        Args:
-            num_new (`list[int]`): how many in each row; the others are filler.
-            sources (`torch.LongTensor` of shape `(batch_size, num_new, 2)`): the row and column of `other` that each
-                new column comes from.
-        """
-        self.open(num_new)
-        for index, layer in enumerate(other.layers):
-            rows, columns = sources.to(layer.keys.device).unbind(-1)
-            self.update(_pick(layer.keys, rows, columns), _pick(layer.values, rows, columns), index)
-        self.close(num_new)
+    def append(self, other: DynamicCache, sources: list[tuple[int, int]], columns: list[int]) -> None:
+        """Write what another cache holds at these places, `(row, column)`, into these columns of the only lane."""
+        self.open([columns])
+        index = torch.tensor([sources])
+        for layer_idx, layer in enumerate(other.layers):
+            self.update(_pick(layer.keys, index), _pick(layer.values, index), layer_idx)
 
 
-def _pick(tensor: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def _pick(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    rows, columns = places.to(tensor.device).unbind(-1)
     # Indexing by two tensors apart puts their dimensions first: (batch_size, num_columns, num_heads, head_dim).
     return tensor[rows, :, columns].transpose(1, 2)
 
@@ -159,7 +148,7 @@ def _pick(tensor: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> to
 def _spare(like: torch.Tensor, width: int) -> torch.Tensor:
     """A tensor for `width` columns and some to come, so that it grows seldom and holds little more than it must."""
     batch_size, num_heads, _, head_dim = like.shape
-    return like.new_zeros((batch_size, num_heads, width + max(4, width // 32), head_dim))
+    return like.new_zeros((batch_size, num_heads, width + max(4, width // 20), head_dim))
 
 
 def _grown(tensor: torch.Tensor, width: int) -> torch.Tensor:

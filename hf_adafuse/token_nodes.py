@@ -84,6 +84,11 @@ class Row:
         self.root = Node(ids[-1], None, index, len(ids) - 1)
         self.root.slot = slots[-1]
 
+    def unsettled(self) -> list[Node]:
+        """The nodes that have been run and are not yet settled in the prefix, parents before children."""
+        top = self.pending[0] if self.pending else self.root
+        return ([top] if self.pending and top.is_run else []) + top.run_descendants()
+
 
 class Trees:
     """
@@ -110,6 +115,11 @@ class Trees:
         self.num_forwards = self.num_tokens = 0
 
     # What a backend adds to these: the passes, and what it keeps of them.
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether rows that need fewer nodes than others are filled up."""
+        return len(self.active) > 1
 
     def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
         """

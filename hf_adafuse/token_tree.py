@@ -1,10 +1,12 @@
 """A batch of token trees below the committed prefixes of one model: extend, read, commit. The `packed` backend.
 Knows no text, word or other member.
 
-One forward pass holds the missing nodes of every row, packed in one row each: `position_ids` are depths, and a 4-D mask
-lets a node see the prefix and its own ancestors. What was committed is never run again; what hangs below it stays.
+One forward pass holds the missing nodes of every prompt, packed: `position_ids` are depths, and a 4-D mask lets a node
+see its prompt's prefix and its own ancestors. What was committed is never run again; what hangs below it stays. Prompts
+share one lane of the cache, so that no pass runs filler, until there is so much text that attention to the columns of
+other prompts costs more; then each has a lane of its own.
 
-    columns of a row    padding | prefix | below the prefix: candidates, drafts | new nodes
+    columns of a lane    prefix of prompt 0 | prefix of prompt 1 | nodes of either, as columns were free
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ from .model_call import ModelCall
 from .slot_cache import SlotCache
 from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
 
+# With more columns than this, each prompt has a lane of its own: break-even on CPU, as measured.
+MOST_SHARED = 1536
+
 
 class SlotTrees(Trees):
     """Trees whose keys and values are kept once, in the columns of one cache; see [`Trees`] for the arguments."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        super().__init__(model, device)  # `active`: also the row behind each entry of the cache's batch
+        super().__init__(model, device)
         self._call = ModelCall(model)
-        self._moves: list[tuple[int, int, int]] = []  # of columns, due before the next pass
+        self._lanes: dict[int, int] = {}  # the lane of each active prompt
 
     @torch.no_grad()
     def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
@@ -45,7 +50,7 @@ class SlotTrees(Trees):
         pads = [width - len(ids) for ids in prompts]
         self.cache = SlotCache(len(prompts))
         self.cache.fill(cache or [])
-        done = self.cache.ends[0]
+        done = self.cache.width
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -54,48 +59,62 @@ class SlotTrees(Trees):
             for index, (row, pad) in enumerate(zip(prompts, pads, strict=True))
         ]
         self.active = list(range(len(prompts)))
-        num_new = [width - done] * len(prompts)
-        self.cache.open(num_new)
+        self._lanes = {index: index for index in self.active}
+        self.cache.open([self.cache.take(lane, width - done) for lane in self.active])
         logits = self._forward(ids[:, done:], positions[:, done:], mask if any(pads) else None, self.cache, True)
-        self.cache.close(num_new)
         self.num_tokens += sum(width - max(done, pad) for pad in pads)
+        if len(prompts) > 1:
+            self._arrange()
         return self._store([row.root for row in self.rows], logits[:, -1])
 
     def commit(self, index: int, path: list[Node]) -> None:
         """Make `path`, empty or not, part of row `index`'s prefix. What hangs below its end stays, all else goes."""
-        row, entry = self.rows[index], self.active.index(index)
-        if any(move[0] == entry for move in self._moves):
-            self._move()
-        settled = self._settle(row, path)
-        live = sorted(row.root.run_descendants(), key=lambda node: node.slot)
-        first = row.slots[-1] + 1
-        row.slots.extend(range(first, first + len(settled)))
-        for slot, node in enumerate([*settled, *live], first):
-            if node.slot != slot:
-                self._moves.append((entry, node.slot, slot))
-                node.slot = slot
-        end = first + len(settled) + len(live)
-        self.cache.ends = [*self.cache.ends[:entry], end, *self.cache.ends[entry + 1 :]]
+        row = self.rows[index]
+        held = {node.slot for node in row.unsettled()}
+        settled = [node.slot for node in self._settle(row, path)]
+        row.slots += settled
+        dead = held.difference(settled, [node.slot for node in row.unsettled()])
+        self.cache.release(self._lanes[index], dead)
 
     def keys_values(self, index: int) -> KeysValues:
         """A copy of the keys and values of row `index`'s committed tokens, as far as they have been run."""
-        self._move()
-        slots = self.rows[index].slots
-        return self.cache.row(self.active.index(index), slots[0], slots[-1] + 1)
+        return list(self.cache.gather([[(self._lanes[index], slot) for slot in self.rows[index].slots]]))
 
     def drop(self, finished: set[int]) -> None:
         """These rows need no more passes and cost nothing from here on."""
-        kept = [entry for entry, index in enumerate(self.active) if index not in finished]
-        if len(kept) == len(self.active):
+        leaving = finished.intersection(self.active)
+        if not leaving:
             return
-        self._move()
+        is_shared = self.cache.num_lanes == 1
+        for index in leaving:
+            row = self.rows[index]
+            self.cache.release(self._lanes[index], row.slots + [node.slot for node in row.unsettled()])
         super().drop(finished)
-        self.cache.select_rows(kept)
+        if not is_shared or 2 * self.cache.num_used < self.cache.width:
+            self._arrange()
 
-    def _move(self) -> None:
-        """Close the holes that dropped nodes left."""
-        self.cache.move(self._moves)
-        self._moves = []
+    def _shares(self, num_columns: int) -> bool:
+        """Whether prompts that hold so many columns share a lane."""
+        return num_columns <= MOST_SHARED
+
+    def _arrange(self) -> None:
+        """Lay all columns out anew, without holes."""
+        rows = {index: self.rows[index] for index in self.active}
+        below = {index: row.unsettled() for index, row in rows.items()}
+        held = {index: [*row.slots, *(node.slot for node in below[index])] for index, row in rows.items()}
+        is_shared = self._shares(sum(map(len, held.values())))
+        lanes = [self.active] if is_shared else [[index] for index in self.active]
+        self.cache.arrange([[(self._lanes[index], slot) for index in lane for slot in held[index]] for lane in lanes])
+        for number, lane in enumerate(lanes):
+            first = 0
+            for index in lane:
+                row, after = rows[index], first + len(rows[index].slots)
+                row.slots = list(range(first, after))
+                if not row.pending:
+                    row.root.slot = after - 1
+                for slot, node in enumerate(below[index], after):
+                    node.slot = slot
+                first, self._lanes[index] = after + len(below[index]), number
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, last_only: bool = False
@@ -103,7 +122,7 @@ class SlotTrees(Trees):
         length = cache.get_seq_length()
         self.num_forwards += 1
         logits, _ = self._call(ids, positions, mask, cache, last_only=last_only)
-        if not cache.layers or cache.layers[0].keys.shape[2] <= length:
+        if not cache.is_written if isinstance(cache, SlotCache) else cache.get_seq_length() <= length:
             raise ForwardError("it does not keep its keys and values in the cache that it is given")
         return logits
 
@@ -115,31 +134,57 @@ class TokenTree(SlotTrees):
         super().__init__(model, device)
         self._masks = MaskMaker(model, device)
 
+    @property
+    def is_padded(self) -> bool:
+        return self.cache.num_lanes > 1
+
     @torch.no_grad()
     def run(self, wanted: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
         missing = missing_nodes(wanted)
-        batch = [[node for node in missing if node.row == index] for index in self.active]
-        num_queries = max(map(len, batch))
-        if num_queries == 0:
+        if not missing:
             return []
-        self._move()
-        filler = [[0] * (num_queries - len(nodes)) for nodes in batch]
-        ids = [[node.token for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
-        at = [[node.position for node in nodes] + fill for nodes, fill in zip(batch, filler, strict=True)]
-        ends = self.cache.ends
-        for nodes, end in zip(batch, ends, strict=True):
-            for slot, node in enumerate(nodes, end):
-                node.slot = slot
-        prefixes = [(slots[0], slots[-1] + 1) for slots in (self.rows[index].slots for index in self.active)]
-        seen = [[[(above.slot, above.position) for above in node.lineage()] for node in nodes] for nodes in batch]
-        num_new = list(map(len, batch))
-        self.cache.open(num_new)
-        mask = self._masks.make(prefixes, self.cache.width, at, seen)
-        positions = torch.tensor(at, device=self.device)
-        logits = self._forward(torch.tensor(ids, device=self.device), positions, mask, self.cache)
-        self.cache.close(num_new)
+        if not self.is_padded and len(self.active) > 1 and not self._shares(self.cache.width):
+            self._arrange()
+        batch = [[node for node in missing if self._lanes[node.row] == lane] for lane in range(self.cache.num_lanes)]
+        columns = self._take_columns(batch)
+        num_queries = len(columns[0])
+        prompt_of = {lane: index for index, lane in self._lanes.items()}  # of a lane that is filled up: it has one
+        prompts = [
+            [node.row for node in nodes] + [prompt_of[lane]] * (num_queries - len(nodes))
+            for lane, nodes in enumerate(batch)
+        ]
+        for index in {index for row in prompts for index in row}:
+            self._masks.place(index, self.rows[index].slots)
+        at = torch.tensor([[node.position for node in nodes] + [0] * (num_queries - len(nodes)) for nodes in batch])
+        ids = torch.tensor([[node.token for node in nodes] + [0] * (num_queries - len(nodes)) for nodes in batch])
+        seen = [
+            (lane * num_queries + query, above.slot, node.position - above.position)
+            for lane, nodes in enumerate(batch)
+            for query, node in enumerate(nodes)
+            for above in node.lineage()
+        ]
+        mask = self._masks.make(prompts, self.cache.width, at, seen)
+        logits = self._forward(ids.to(self.device), at.to(self.device), mask, self.cache)
         self.num_tokens += len(missing)
-        entries = [(entry, offset) for entry, nodes in enumerate(batch) for offset in range(len(nodes))]
-        rows, offsets = torch.tensor(entries, device=logits.device).unbind(1)
-        return self._store([node for nodes in batch for node in nodes], logits[rows, offsets])
+        entries = [(lane, query) for lane, nodes in enumerate(batch) for query in range(len(nodes))]
+        lanes, queries = torch.tensor(entries, device=logits.device).unbind(1)
+        return self._store([node for nodes in batch for node in nodes], logits[lanes, queries])
+
+    def _take_columns(self, batch: list[list[Node]]) -> list[list[int]]:
+        """Give the nodes of each lane columns; what fills a lane up goes into one that stays free."""
+        num_queries, columns = max(map(len, batch)), []
+        for lane, nodes in enumerate(batch):
+            fill = num_queries - len(nodes)
+            taken = self.cache.take(lane, len(nodes) + (fill > 0))
+            for node, slot in zip(nodes, taken, strict=False):
+                node.slot = slot
+            columns.append(taken + taken[-1:] * (fill - 1))
+        self.cache.open(columns)
+        for lane, nodes in enumerate(batch):
+            self.cache.release(lane, columns[lane][len(nodes) : len(nodes) + 1])
+        return columns
+
+    def _arrange(self) -> None:
+        super()._arrange()
+        self._masks.forget()

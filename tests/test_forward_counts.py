@@ -90,23 +90,52 @@ def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_
     assert len(ran) == len(set(ran)) > 0
 
 
-def test_finished_rows_cost_nothing_more():
-    """The rows that enter the models are those not finished: the batch shrinks as texts end."""
+def shapes_of_passes(case):
+    """The shapes of what the last model of a case reads, pass by pass, and what it counts as read."""
+    shapes: list[torch.Size] = []
+    handle = case.models[-1].register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    try:
+        output = case.fast()
+    finally:
+        handle.remove()
+    return shapes, counts(output)[-1][1]
+
+
+def case_whose_prompts_end_apart():
     for number in range(1, 200):
         case = random_case(number)
         case.prompts, case.max_new_tokens = PROMPTS[:4], 16
         lengths = [len(rounds) for rounds in case.fast().rounds]
         if len(case.models) > 1 and max(lengths) > min(lengths):
-            break
-    sizes: list[int] = []
-    handle = case.models[-1].register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
-    try:
-        case.fast()
-    finally:
-        handle.remove()
-    assert sizes[0] == 4 and sizes[-1] < 4 and sizes == sorted(sizes, reverse=True)
+            return case
+    raise AssertionError("no case's prompts end apart")
+
+
+def test_prompts_that_share_a_lane_are_not_filled_up():
+    """After the prompts, which are padded, a pass holds what is needed of all of them and nothing else."""
+    case = case_whose_prompts_end_apart()
+    (first, *others), num_tokens = shapes_of_passes(case)
+    assert first[0] == 4 and {rows for rows, _ in others} == {1}
+    ids = case.tokenizers[-1](case.prompts).input_ids
+    assert sum(map(len, ids)) + sum(width for _, width in others) == num_tokens
+
+
+def test_finished_rows_cost_nothing_more(monkeypatch):
+    """The rows that enter the models are those not finished: the batch shrinks as texts end."""
+    monkeypatch.setattr("hf_adafuse.token_tree.MOST_SHARED", 0)
+    sizes = [rows for rows, _ in shapes_of_passes(case_whose_prompts_end_apart())[0]]
+    assert sizes[0] == sizes[1] == 4 and sizes[-1] < 4 and sizes == sorted(sizes, reverse=True)
+
+
+def test_prompts_that_grow_long_get_lanes_of_their_own(monkeypatch):
+    """What they share is laid out anew once, between two passes; the passes go on with a row for each prompt."""
+    case = case_whose_prompts_end_apart()
+    lengths = [len(ids) for ids in case.tokenizers[-1](case.prompts).input_ids]
+    monkeypatch.setattr("hf_adafuse.token_tree.MOST_SHARED", sum(lengths) + 12)
+    sizes = [rows for rows, _ in shapes_of_passes(case)[0]]
+    assert sizes[:2] == [4, 1] and max(sizes[2:]) > 1
 
 
 @pytest.mark.parametrize(("is_flat", "other_counts"), [(False, (1 + 1 + 1, 2 + 2)), (True, (1 + 1, 2 + 2))])
