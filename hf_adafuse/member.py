@@ -24,7 +24,7 @@ _FREE_TOKENS = 8
 # On CPU a pass of more tokens than this, over all rows of a batch, costs by the token; narrower than this, by the pass.
 _BATCH_TOKENS, _MIN_WIDTH = 32, 4
 # Where rows are not filled up, others ride with one of a batch that needs fewer than this: the best by passes counted.
-_RIDING_WIDTH = 2
+_RIDING_WIDTH = 3
 
 
 class MemberError(Exception):

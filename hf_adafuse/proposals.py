@@ -136,11 +136,13 @@ class Proposer:
 
     def riders(self, root: Node) -> list[Node]:
         """
-        The nodes that the next round will read first if one of this round's candidates wins, as far as they are known:
-        what follows the ends of the candidates, and then greedily on. None of them is needed yet.
+        The nodes that are likely to be read first when this member is asked next: the root, what follows it, what
+        follows the ends of the candidates, should one of them win, and each greedily on. None of them is needed yet.
         """
+        if root.reading is None:
+            return [root]
         ends = [node for node in root.run_descendants() if node.is_end and node.reading is not None]
-        return [rider for end in ends for rider in self._frontier(end)]
+        return [rider for end in (root, *ends) for rider in self._frontier(end)]
 
     def _frontier(self, end: Node) -> list[Node]:
         firsts = self.first_nodes(end)

@@ -88,7 +88,7 @@ class SlotTrees(Trees):
         is_shared = self.cache.num_lanes == 1
         for index in leaving:
             row = self.rows[index]
-            self.cache.release(self._lanes[index], row.slots + [node.slot for node in row.unsettled()])
+            self.cache.release(self._lanes.pop(index), row.slots + [node.slot for node in row.unsettled()])
         super().drop(finished)
         if not is_shared or 2 * self.cache.num_used < self.cache.width:
             self._arrange()
@@ -122,7 +122,8 @@ class SlotTrees(Trees):
         length = cache.get_seq_length()
         self.num_forwards += 1
         logits, _ = self._call(ids, positions, mask, cache, last_only=last_only)
-        if not cache.is_written if isinstance(cache, SlotCache) else cache.get_seq_length() <= length:
+        is_kept = cache.is_written if isinstance(cache, SlotCache) else cache.get_seq_length() > length
+        if not is_kept:
             raise ForwardError("it does not keep its keys and values in the cache that it is given")
         return logits
 
@@ -147,43 +148,35 @@ class TokenTree(SlotTrees):
         if not self.is_padded and len(self.active) > 1 and not self._shares(self.cache.width):
             self._arrange()
         batch = [[node for node in missing if self._lanes[node.row] == lane] for lane in range(self.cache.num_lanes)]
-        columns = self._take_columns(batch)
-        num_queries = len(columns[0])
-        prompt_of = {lane: index for index, lane in self._lanes.items()}  # of a lane that is filled up: it has one
-        prompts = [
-            [node.row for node in nodes] + [prompt_of[lane]] * (num_queries - len(nodes))
-            for lane, nodes in enumerate(batch)
-        ]
-        for index in {index for row in prompts for index in row}:
+        entries = [(lane, query) for lane, nodes in enumerate(batch) for query in range(len(nodes))]
+        self._fill_up(batch)
+        ids = torch.tensor([[node.token for node in nodes] for nodes in batch])
+        at = torch.tensor([[node.position for node in nodes] for nodes in batch])
+        for index in {node.row for nodes in batch for node in nodes}:
             self._masks.place(index, self.rows[index].slots)
-        at = torch.tensor([[node.position for node in nodes] + [0] * (num_queries - len(nodes)) for nodes in batch])
-        ids = torch.tensor([[node.token for node in nodes] + [0] * (num_queries - len(nodes)) for nodes in batch])
+        queries = enumerate(node for nodes in batch for node in nodes)
         seen = [
-            (lane * num_queries + query, above.slot, node.position - above.position)
-            for lane, nodes in enumerate(batch)
-            for query, node in enumerate(nodes)
-            for above in node.lineage()
+            (query, above.slot, node.position - above.position) for query, node in queries for above in node.lineage()
         ]
-        mask = self._masks.make(prompts, self.cache.width, at, seen)
+        mask = self._masks.make([[node.row for node in nodes] for nodes in batch], self.cache.width, at, seen)
         logits = self._forward(ids.to(self.device), at.to(self.device), mask, self.cache)
         self.num_tokens += len(missing)
-        entries = [(lane, query) for lane, nodes in enumerate(batch) for query in range(len(nodes))]
-        lanes, queries = torch.tensor(entries, device=logits.device).unbind(1)
-        return self._store([node for nodes in batch for node in nodes], logits[lanes, queries])
+        nodes, places = [batch[lane][query] for lane, query in entries], torch.tensor(entries, device=logits.device)
+        return self._store(nodes, logits[places[:, 0], places[:, 1]])
 
-    def _take_columns(self, batch: list[list[Node]]) -> list[list[int]]:
-        """Give the nodes of each lane columns; what fills a lane up goes into one that stays free."""
-        num_queries, columns = max(map(len, batch)), []
+    def _fill_up(self, batch: list[list[Node]]) -> None:
+        """Give the nodes of each lane columns. What a lane is filled up with goes into one that stays free."""
+        num_queries, fillers = max(map(len, batch)), dict[int, Node]()
         for lane, nodes in enumerate(batch):
-            fill = num_queries - len(nodes)
-            taken = self.cache.take(lane, len(nodes) + (fill > 0))
-            for node, slot in zip(nodes, taken, strict=False):
+            if len(nodes) < num_queries:
+                fillers[lane] = Node(0, None, self.active[lane], 0)  # lanes are one prompt's where there are several
+                nodes += [fillers[lane]] * (num_queries - len(nodes))
+            new = list(dict.fromkeys(nodes))
+            for node, slot in zip(new, self.cache.take(lane, len(new)), strict=True):
                 node.slot = slot
-            columns.append(taken + taken[-1:] * (fill - 1))
-        self.cache.open(columns)
-        for lane, nodes in enumerate(batch):
-            self.cache.release(lane, columns[lane][len(nodes) : len(nodes) + 1])
-        return columns
+        self.cache.open([[node.slot for node in nodes] for nodes in batch])
+        for lane, filler in fillers.items():
+            self.cache.release(lane, [filler.slot])
 
     def _arrange(self) -> None:
         super()._arrange()
