@@ -44,6 +44,7 @@ class MaskMaker:
         self.dtype, self.device = model.dtype, device
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(config.layer_types)) if hasattr(config, "layer_types") else None
+        self._shown, self._hidden = torch.tensor([0, torch.finfo(self.dtype).min], dtype=self.dtype)
         self.forget()
 
     def forget(self) -> None:
@@ -52,32 +53,30 @@ class MaskMaker:
         # Per prompt, the position of each column that holds its prefix, -1 for the others; on CPU: few numbers.
         self._prefixes = torch.full((0, 0), -1)
 
-    def place(self, index: int, columns: list[int]) -> None:
-        """The prefix of prompt `index` is in these columns, in this order; it only grows."""
-        known, number = self._num_placed.get(index, 0), len(columns)
-        if known == number:
-            return
-        rows, width = self._prefixes.shape
-        more_rows, more_columns = max(0, index + 1 - rows), max(0, max(columns[known:]) + 1 - width)
-        if more_rows or more_columns:
-            larger = (0, more_columns and more_columns + number, 0, more_rows)
+    def place(self, index: int, columns: list[int], width: int) -> None:
+        """The prefix of prompt `index` is in these of `width` columns, in this order; it only grows."""
+        rows, room = self._prefixes.shape
+        if index >= rows or width > room:
+            larger = (0, max(room, width + width // 4) - room, 0, max(rows, index + 1) - rows)
             self._prefixes = torch.nn.functional.pad(self._prefixes, larger, value=-1)
-        self._prefixes[index, columns[known:]] = torch.arange(known, number)
-        self._num_placed[index] = number
+        known, number = self._num_placed.get(index, 0), len(columns)
+        if known < number:
+            self._prefixes[index, columns[known:]] = torch.arange(known, number)
+            self._num_placed[index] = number
 
     def make(
-        self, prompts: list[list[int]], width: int, positions: torch.Tensor, seen: list[tuple[int, int, int]]
+        self, prompts: torch.Tensor, positions: torch.Tensor, seen: list[tuple[int, int, int]], width: int
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """
         Args:
-            prompts (`list[list[int]]`): per lane, the prompt of each query; as many queries in every lane.
-            width (`int`): the number of columns.
+            prompts (`torch.LongTensor` of shape `(num_lanes, num_queries)`): the prompt of each query, which has been
+                placed; on CPU.
             positions (`torch.LongTensor` of shape `(num_lanes, num_queries)`): of the queries, on CPU.
             seen (`list[tuple[int, int, int]]`): what queries see below the prefix, themselves among it: the query's
                 number, over all lanes, the column, and how far before the query it is.
+            width (`int`): the number of columns.
         """
-        prefixes = self._prefixes[torch.tensor(prompts)]
-        prefixes = torch.nn.functional.pad(prefixes, (0, width - prefixes.shape[2]), value=-1)
+        prefixes = self._prefixes[:, :width][prompts]
         kinds = self.kinds or ["sliding_attention"]
         windows = {kind: self.window if kind == "sliding_attention" else None for kind in kinds}
         masks = {window: self._mask(prefixes, positions, seen, window) for window in set(windows.values())}
@@ -92,5 +91,4 @@ class MaskMaker:
         width = prefixes.shape[2]
         below = [query * width + column for query, column, gap in seen if window is None or gap < window]
         visible.view(-1)[below] = True
-        mask = torch.full(visible.shape, torch.finfo(self.dtype).min, dtype=self.dtype).masked_fill_(visible, 0)
-        return mask[:, None].to(self.device)
+        return torch.where(visible, self._shown, self._hidden)[:, None].to(self.device)

@@ -66,7 +66,7 @@ class Participant:
     def device(self) -> torch.device:
         """Where its inputs go, also when its weights are offloaded."""
         for module in self.model.modules():  # an offloaded model says so on the modules that hold the weights
-            device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+            device = getattr(vars(module).get("_hf_hook"), "execution_device", None)
             if device is not None:
                 return torch.device(device)
         return torch.device(self.model.device)

@@ -52,8 +52,9 @@ def choose_backend(model: Any, device: torch.device) -> str:
     Raises:
         SelfTestError: no backend works.
     """
-    key = _key(model, device)
-    if _forwards(model):
+    forwards = _forwards(model)
+    key = _key(model, device, forwards)
+    if forwards:
         known = _of_model.get(model)
         if known is None or known[0] != key:
             known = _of_model[model] = key, _choose(model, device)
@@ -70,13 +71,13 @@ def reason_not_to_test(model: Any) -> str | None:
     return None
 
 
-def _key(model: Any, device: torch.device) -> _Key:
+def _key(model: Any, device: torch.device, forwards: tuple[int, ...]) -> _Key:
     config = model.config
     attention = getattr(config.get_text_config(), "_attn_implementation", None)
     adapters = tuple(getattr(model, "peft_config", {}))
     return (
         type(model).forward,
-        _forwards(model),
+        forwards,
         config.to_json_string(use_diff=False),
         model.dtype,
         attention,
@@ -87,14 +88,12 @@ def _key(model: Any, device: torch.device) -> _Key:
 
 def _forwards(model: Any) -> tuple[int, ...]:
     """What this model runs that others of its class do not: a `forward` of its own (wrappers), or hooks inside."""
-    own = [vars(module)["forward"] for module in model.modules() if "forward" in vars(module)]
-    hooks = [
-        hook
-        for module in model.modules()
-        if module is not model  # a hook on the whole model sees masks and caches only as they are
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    ]
-    return tuple(map(id, own + hooks))
+    found: list[Any] = []
+    for module in model.modules():
+        found += [module.__dict__["forward"]] if "forward" in module.__dict__ else []
+        if module is not model:  # a hook on the whole model sees masks and caches only as they are
+            found += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return tuple(map(id, found))
 
 
 @torch.no_grad()

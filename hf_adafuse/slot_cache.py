@@ -141,6 +141,9 @@ class SlotCache(DynamicCache):
 
 def _pick(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     rows, columns = places.to(tensor.device).unbind(-1)
+    if len(tensor) == 1:  # the quick way
+        picked = tensor[0].index_select(1, columns.flatten())  # (num_heads, batch_size * num_columns, head_dim)
+        return picked.view(len(picked), *columns.shape, picked.shape[-1]).transpose(0, 1)
     # Indexing by two tensors apart puts their dimensions first: (batch_size, num_columns, num_heads, head_dim).
     return tensor[rows, :, columns].transpose(1, 2)
 

@@ -23,7 +23,7 @@ from .slot_cache import SlotCache
 from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
 
 # With more columns than this, each prompt has a lane of its own: break-even on CPU, as measured.
-MOST_SHARED = 1536
+MOST_SHARED = 3072
 
 
 class SlotTrees(Trees):
@@ -148,35 +148,41 @@ class TokenTree(SlotTrees):
         if not self.is_padded and len(self.active) > 1 and not self._shares(self.cache.width):
             self._arrange()
         batch = [[node for node in missing if self._lanes[node.row] == lane] for lane in range(self.cache.num_lanes)]
-        entries = [(lane, query) for lane, nodes in enumerate(batch) for query in range(len(nodes))]
-        self._fill_up(batch)
-        ids = torch.tensor([[node.token for node in nodes] for nodes in batch])
-        at = torch.tensor([[node.position for node in nodes] for nodes in batch])
+        fillers = self._fill_up(batch)
         for index in {node.row for nodes in batch for node in nodes}:
-            self._masks.place(index, self.rows[index].slots)
-        queries = enumerate(node for nodes in batch for node in nodes)
+            self._masks.place(index, self.rows[index].slots, self.cache.width)
+        inputs = [[(node.token, node.position, node.row) for node in nodes] for nodes in batch]
+        ids, positions, prompts = torch.tensor(inputs).permute(2, 0, 1).contiguous()
+        queries = [node for nodes in batch for node in nodes]
         seen = [
-            (query, above.slot, node.position - above.position) for query, node in queries for above in node.lineage()
+            (number, above.slot, node.position - above.position)
+            for number, node in enumerate(queries)
+            for above in node.lineage()
         ]
-        mask = self._masks.make([[node.row for node in nodes] for nodes in batch], self.cache.width, at, seen)
-        logits = self._forward(ids.to(self.device), at.to(self.device), mask, self.cache)
+        mask = self._masks.make(prompts, positions, seen, self.cache.width)
+        logits = self._forward(ids.to(self.device), positions.to(self.device), mask, self.cache).flatten(0, 1)
         self.num_tokens += len(missing)
-        nodes, places = [batch[lane][query] for lane, query in entries], torch.tensor(entries, device=logits.device)
-        return self._store(nodes, logits[places[:, 0], places[:, 1]])
+        if fillers:
+            own = [number for number, node in enumerate(queries) if node not in fillers]
+            queries, logits = [queries[number] for number in own], logits[own]
+        return self._store(queries, logits)
 
-    def _fill_up(self, batch: list[list[Node]]) -> None:
-        """Give the nodes of each lane columns. What a lane is filled up with goes into one that stays free."""
-        num_queries, fillers = max(map(len, batch)), dict[int, Node]()
+    def _fill_up(self, batch: list[list[Node]]) -> list[Node]:
+        """Give the nodes of each lane columns; fill shorter lanes up with nodes whose columns stay free: these."""
+        num_queries, fillers = max(map(len, batch)), list[Node]()
         for lane, nodes in enumerate(batch):
-            if len(nodes) < num_queries:
-                fillers[lane] = Node(0, None, self.active[lane], 0)  # lanes are one prompt's where there are several
-                nodes += [fillers[lane]] * (num_queries - len(nodes))
-            new = list(dict.fromkeys(nodes))
+            new, num_missing = list(nodes), num_queries - len(nodes)
+            if num_missing:
+                filler = Node(0, None, self.active[lane], 0)  # where there are several lanes, each is one prompt's
+                nodes += [filler] * num_missing
+                new.append(filler)
+                fillers.append(filler)
             for node, slot in zip(new, self.cache.take(lane, len(new)), strict=True):
                 node.slot = slot
         self.cache.open([[node.slot for node in nodes] for nodes in batch])
-        for lane, filler in fillers.items():
-            self.cache.release(lane, [filler.slot])
+        for filler in fillers:
+            self.cache.release(self._lanes[filler.row], [filler.slot])
+        return fillers
 
     def _arrange(self) -> None:
         super()._arrange()

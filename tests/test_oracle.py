@@ -16,7 +16,7 @@ def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch):
     if case_number % 4 < 2:  # as where there are several threads: linear layers by parts
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     # Prompts share a lane of the cache; have one each; share one, then have one each.
-    monkeypatch.setattr("hf_adafuse.token_tree.MOST_SHARED", (1536, 0, 60)[case_number // 4 % 3])
+    monkeypatch.setattr("hf_adafuse.token_tree.MOST_SHARED", (3072, 0, 60)[case_number // 4 % 3])
     assert_equal(random_case(case_number))
 
 
