@@ -189,3 +189,29 @@ def test_dead_nodes_are_freed_at_once(look_ahead):
         gc.enable()
     assert sum(len(rounds) for rounds in output.rounds) >= 8
     assert alive <= len(case.models) * len(case.prompts) * 10, alive
+
+
+@pytest.mark.parametrize("number", range(9000, 9008))
+@pytest.mark.parametrize("most_shared", [3072, 60, 0])
+def test_each_column_holds_one_token_and_is_given_back(number, most_shared, monkeypatch, look_ahead):
+    """What the cache holds after a pass is what the trees hold: nothing twice, nothing that has died."""
+    look_ahead(number % 2)
+    monkeypatch.setattr("hf_adafuse.token_tree.MOST_SHARED", most_shared)
+    run_tree, seen = TokenTree.run, []
+
+    def watched_run(self, wanted):
+        nodes = run_tree(self, wanted)
+        columns = [
+            (self._lanes[index], slot)
+            for index in self.active
+            for slot in [*self.rows[index].slots, *(node.slot for node in self.rows[index].unsettled())]
+        ]
+        assert len(columns) == len(set(columns)) == self.cache.num_used
+        seen.append(self.cache.num_lanes)
+        return nodes
+
+    monkeypatch.setattr(TokenTree, "run", watched_run)
+    case = random_case(number)
+    case.prompts = PROMPTS[:3]
+    case.fast()
+    assert max(seen) > 1 if most_shared == 0 else seen  # each prompt has a lane; at 60, depending on the tokenizer
