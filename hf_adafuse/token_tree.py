@@ -63,7 +63,9 @@ class SlotTrees(Trees):
         self.cache.open([self.cache.take(lane, width - done) for lane in self.active])
         logits = self._forward(ids[:, done:], positions[:, done:], mask if any(pads) else None, self.cache, True)
         self.num_tokens += sum(width - max(done, pad) for pad in pads)
-        if len(prompts) > 1:
+        for lane, pad in enumerate(pads):
+            self.cache.release(lane, range(pad))
+        if len(prompts) > 1 and self._shares(self.cache.num_used):
             self._arrange()
         return self._store([row.root for row in self.rows], logits[:, -1])
 

@@ -355,6 +355,19 @@ def test_the_pair_that_ships_with_the_package():
     assert all(8 <= len(ids) <= 13 for prompts in job.prompts for ids in prompts[0])
 
 
+def test_all_batches_read_the_same_prompts():
+    work = workload.Workload(new_tokens=6, num_texts=2)
+    jobs = [work.job(combination) for combination in workload.grid((), [12], [1, 2, 4], [1], ("greedy",))]
+    assert [[len(batch[0]) for batch in job.prompts] for job in jobs] == [[1] * 8, [2] * 4, [4] * 2]
+    first, *others = [[tuple(ids) for batch in job.prompts for ids in batch[0]] for job in jobs]
+    assert len(set(first)) == 8 and others == [first, first]
+
+
+def test_the_targets_compare_batches_over_the_same_prompts():
+    plan = targets.plan((), (), 20, 500, 2000)
+    assert {plan[name].num_prompts for name in ("short 1", "short 3")} == {plan["batch 1"].batch} == {8}
+
+
 def test_the_command_knows_every_contender():
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)

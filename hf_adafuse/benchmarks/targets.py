@@ -52,16 +52,20 @@ def plan(
     def make(tokens: int, batch: int, branches: int, *against: str, sizes: tuple[int, ...] = parameters) -> Combination:
         return Combination(sizes, tokens, batch, branches, against)
 
+    def one_by_one(branches: int) -> Combination:
+        return make(short, 1, branches, "greedy")._replace(num_prompts=BATCH)
+
     return {
-        "short 1": make(short, 1, 1, "greedy"),
-        "short 3": make(short, 1, 3, "greedy"),
+        "short 1": one_by_one(1),
+        "short 3": one_by_one(3),
+        "middle 1": make(middle, 1, 1, "greedy"),
+        "middle 3": make(middle, 1, 3, "greedy", "naive"),
         "long 1": make(long, 1, 1, "greedy"),
         "long 3": make(long, 1, 3, "greedy"),
+        "batch 1": make(short, BATCH, 1, "greedy"),
+        "batch 3": make(short, BATCH, 3, "greedy"),
+        "large batch": make(short, LARGE_BATCH, 3, "greedy"),
         "uneven": make(short, 1, 1, "greedy", sizes=uneven),
-        "batch 1": make(short, BATCH, 1),
-        "batch 3": make(short, BATCH, 3),
-        "large batch": make(short, LARGE_BATCH, 3),
-        "middle 3": make(middle, 1, 3, "naive"),
     }
 
 

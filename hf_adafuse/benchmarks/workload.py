@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ class Combination(NamedTuple):
         parameters (`tuple[int]`): one number for all members, or one each; empty: as the models are.
         prompt_tokens (`int`), batch (`int`), branches (`int`)
         against (`tuple[str]`): what ours is compared with.
+        num_prompts (`int`): at least so many prompts are read, in as many batches as that takes: batches of different
+            sizes compare only over the same prompts.
     """
 
     parameters: tuple[int, ...]
@@ -33,6 +36,7 @@ class Combination(NamedTuple):
     batch: int
     branches: int
     against: tuple[str, ...]
+    num_prompts: int = 1
 
 
 class Workload:
@@ -45,7 +49,8 @@ class Workload:
         prompt_text (`str`, *optional*): what prompts are cut from; the built-in prose when not given.
         device (`str`), dtype (`str`): of the models.
         compiled (`bool`): whether the forward passes go through `torch.compile`.
-        new_tokens (`int`), num_texts (`int`): of the main model, and batches of prompts, per combination.
+        new_tokens (`int`): of the main model.
+        num_texts (`int`): how many times the prompts of a combination.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class Workload:
         dtype: str = "float32",
         compiled: bool = False,
         new_tokens: int = 64,
-        num_texts: int = 3,
+        num_texts: int = 1,
     ) -> None:
         check_device(device)
         self.members = default_members() if members is None else members
@@ -69,7 +74,8 @@ class Workload:
         ensemble = self._ensemble(combination.parameters)
         tokens, batch = combination.prompt_tokens, combination.batch
         cut = self._cutter(ensemble.tokenizer)
-        texts = [[cut(tokens, text * batch + row) for row in range(batch)] for text in range(self.num_texts)]
+        num_batches = self.num_texts * math.ceil(combination.num_prompts / batch)
+        texts = [[cut(tokens, text * batch + row) for row in range(batch)] for text in range(num_batches)]
         result = ensemble.measurement(tokens, batch, combination.branches, self.new_tokens)
         return Job(ensemble, result, texts, combination.against)
 
@@ -152,6 +158,6 @@ def grid(
     branches: Sequence[int],
     against: tuple[str, ...],
 ) -> list[Combination]:
-    """Every combination."""
+    """Every combination; all batches read the same prompts."""
     shapes = itertools.product(prompt_tokens, batches, branches)
-    return [Combination(parameters, tokens, batch, b, against) for tokens, batch, b in shapes]
+    return [Combination(parameters, tokens, batch, b, against, max(batches)) for tokens, batch, b in shapes]

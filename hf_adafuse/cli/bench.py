@@ -77,7 +77,7 @@ def _add_what_is_measured(what: Any) -> None:
     add("--branches", "1,3", "numbers of branches B")
     add("--new-tokens", "64", "tokens to generate, the main model's", _count, "N")
     add("--repeats", "3", "of which the medians are taken", _count, "N")
-    add("--texts", "3", "batches of different prompts for each combination", _count, "N")
+    add("--texts", "1", "batches of different prompts, of the largest batch; smaller ones read the same", _count, "N")
     add("--threads", "2", "CPU threads", _count, "N")
     add("--against", _AGAINST, "what to compare with, see below", _names, "NAME,...")
     what.add_argument("--prompt-file", metavar="FILE", help="cut prompts from this text (default: built-in prose)")
