@@ -51,7 +51,7 @@ class MaskMaker:
         """The columns are laid out anew."""
         self._num_placed: dict[int, int] = {}
         # Per prompt, the position of each column that holds its prefix, -1 for the others; on CPU: few numbers.
-        self._prefixes = torch.full((0, 0), -1)
+        self._prefixes = torch.full((0, 0), -1, dtype=torch.int32)
 
     def place(self, index: int, columns: list[int], width: int) -> None:
         """The prefix of prompt `index` is in these of `width` columns, in this order; it only grows."""
@@ -61,7 +61,7 @@ class MaskMaker:
             self._prefixes = torch.nn.functional.pad(self._prefixes, larger, value=-1)
         known, number = self._num_placed.get(index, 0), len(columns)
         if known < number:
-            self._prefixes[index, columns[known:]] = torch.arange(known, number)
+            self._prefixes[index, columns[known:]] = torch.arange(known, number, dtype=torch.int32)
             self._num_placed[index] = number
 
     def make(
@@ -76,19 +76,26 @@ class MaskMaker:
                 number, over all lanes, the column, and how far before the query it is.
             width (`int`): the number of columns.
         """
-        prefixes = self._prefixes[:, :width][prompts]
         kinds = self.kinds or ["sliding_attention"]
         windows = {kind: self.window if kind == "sliding_attention" else None for kind in kinds}
-        masks = {window: self._mask(prefixes, positions, seen, window) for window in set(windows.values())}
+        masks = {window: self._mask(prompts, positions, seen, width, window) for window in set(windows.values())}
         return {kind: masks[window] for kind, window in windows.items()} if self.kinds else masks[self.window]
 
     def _mask(
-        self, prefixes: torch.Tensor, positions: torch.Tensor, seen: list[tuple[int, int, int]], window: int | None
+        self,
+        prompts: torch.Tensor,
+        positions: torch.Tensor,
+        seen: list[tuple[int, int, int]],
+        width: int,
+        window: int | None,
     ) -> torch.Tensor:
-        visible = prefixes >= 0
-        if window is not None:
-            visible &= prefixes > positions[:, :, None] - window
-        width = prefixes.shape[2]
+        prefixes = self._prefixes[:, :width]
+        if window is None:
+            mask = torch.where(prefixes >= 0, self._shown, self._hidden)[prompts]
+        else:
+            prefixes = prefixes[prompts]
+            is_near = (prefixes >= 0) & (prefixes > positions[:, :, None] - window)
+            mask = torch.where(is_near, self._shown, self._hidden)
         below = [query * width + column for query, column, gap in seen if window is None or gap < window]
-        visible.view(-1)[below] = True
-        return torch.where(visible, self._shown, self._hidden)[:, None].to(self.device)
+        mask.view(-1)[below] = 0
+        return mask[:, None].to(self.device)

@@ -46,7 +46,7 @@ class SelfTestError(ValueError):
 
 def choose_backend(model: Any, device: torch.device) -> str:
     """
-    The name of the backend for a model; found by at most four forward passes where the packed tree works. Remembered
+    The name of the backend for a model; found by at most five forward passes where the packed tree works. Remembered
     for all models of its class, config, dtype and attention.
 
     Raises:
@@ -179,7 +179,10 @@ def _difference(
             for root, tails in zip(roots, _BRANCHES, strict=True)
             for tail in tails
         ]
-        if not isinstance(tree, TokenTree):
+        if isinstance(tree, TokenTree):  # both rows in one lane; then, as with long texts, a lane for each
+            tree.run([path[1] for path in paths])
+            tree.most_shared = 0
+        else:
             # The second row alone, two sequences by several tokens: keys that hold their slots show, and states that a
             # step of several tokens forgets. Then two sequences by one token: a state that mixes them shows.
             tree.run([path[-1] for path in paths[2:]])

@@ -81,16 +81,15 @@ class SlotCache(DynamicCache):
 
     def open(self, columns: list[list[int]]) -> None:
         """
-        Prepare a pass that writes into these columns, as many in each lane. What depends on them happens here, so that
-        `update` is the same few operations in every pass (and is compiled once, where the model is).
+        Prepare a pass that writes into these columns, as many in each lane; the first one into the first columns. What
+        depends on them happens here, so that `update` is the same few operations in every pass after the first (and is
+        compiled once, where the model is).
         """
         self.length, self.width, self.is_written = self.width, max(self._ends), False
-        self._start, num_new = columns[0][0], len(columns[0])
-        self._is_even = all(one == list(range(self._start, self._start + num_new)) for one in columns)
         self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer in self.layers:
             layer.reserve(self.width)
-            if not self._is_even and layer.device not in self._places:
+            if layer.device not in self._places:
                 lanes = torch.arange(self.num_lanes, device=layer.device)[:, None]
                 self._places[layer.device] = lanes, torch.tensor(columns, device=layer.device)
 
@@ -104,10 +103,13 @@ class SlotCache(DynamicCache):
 
     def write(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Write `new`, of shape `(num_lanes, num_heads, num_new, head_dim)`, into the pass's columns."""
-        if self._is_even:
-            tensor[:, :, self._start : self._start + new.shape[2]] = new
+        if not self._places:
+            tensor[:, :, : new.shape[2]] = new
+            return
+        lanes, columns = self._places[tensor.device]
+        if self.num_lanes == 1:
+            tensor.index_copy_(2, columns[0], new)  # quicker
         else:
-            lanes, columns = self._places[tensor.device]
             tensor[lanes, :, columns] = new.transpose(1, 2)
 
     def fill(self, layers: KeysValues) -> None:

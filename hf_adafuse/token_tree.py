@@ -22,7 +22,7 @@ from .model_call import ModelCall
 from .slot_cache import SlotCache
 from .token_nodes import ForwardError, Node, Row, Trees, missing_nodes
 
-# With more columns than this, each prompt has a lane of its own: break-even on CPU, as measured.
+# With more columns than this, each prompt has a lane of its own: break-even on CPU, measured with members of 80 M.
 MOST_SHARED = 3072
 
 
@@ -33,6 +33,7 @@ class SlotTrees(Trees):
         super().__init__(model, device)
         self._call = ModelCall(model)
         self._lanes: dict[int, int] = {}  # the lane of each active prompt
+        self.most_shared = MOST_SHARED
 
     @torch.no_grad()
     def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
@@ -97,7 +98,7 @@ class SlotTrees(Trees):
 
     def _shares(self, num_columns: int) -> bool:
         """Whether prompts that hold so many columns share a lane."""
-        return num_columns <= MOST_SHARED
+        return num_columns <= self.most_shared
 
     def _arrange(self) -> None:
         """Lay all columns out anew, without holes."""
@@ -147,14 +148,18 @@ class TokenTree(SlotTrees):
         missing = missing_nodes(wanted)
         if not missing:
             return []
-        if not self.is_padded and len(self.active) > 1 and not self._shares(self.cache.width):
+        if not self.is_padded and len(self.active) > 1 and not self._shares(self.cache.num_used):
             self._arrange()
         batch = [[node for node in missing if self._lanes[node.row] == lane] for lane in range(self.cache.num_lanes)]
         fillers = self._fill_up(batch)
         for index in {node.row for nodes in batch for node in nodes}:
             self._masks.place(index, self.rows[index].slots, self.cache.width)
-        inputs = [[(node.token, node.position, node.row) for node in nodes] for nodes in batch]
-        ids, positions, prompts = torch.tensor(inputs).permute(2, 0, 1).contiguous()
+        inputs = [
+            [[node.token for node in nodes] for nodes in batch],
+            [[node.position for node in nodes] for nodes in batch],
+            [[node.row for node in nodes] for nodes in batch],
+        ]
+        ids, positions, prompts = torch.tensor(inputs)
         queries = [node for nodes in batch for node in nodes]
         seen = [
             (number, above.slot, node.position - above.position)

@@ -226,7 +226,7 @@ def test_the_self_test_is_short_and_remembered():
     config = copy.deepcopy(tiny_model().config)
     config.max_position_embeddings = 509  # of which there is no other
     model = LlamaForCausalLM(config).eval()
-    assert 1 <= passes(model, lambda: choose_backend(model, CPU)) <= 4
+    assert 1 <= passes(model, lambda: choose_backend(model, CPU)) <= 5
     for known in (model, copy.deepcopy(model), enable_adafuse(copy.copy(model)), LlamaForCausalLM(config).eval()):
         assert passes(known, lambda known=known: choose_backend(known, CPU)) == 0
     assert passes(model.to(torch.bfloat16), lambda: choose_backend(model, CPU)) > 0

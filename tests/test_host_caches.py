@@ -14,6 +14,7 @@ from tiny import TOKENIZERS, eos_ids, tiny_model
 from transformers import DynamicCache, GptOssConfig, GptOssForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse, enable_adafuse
+from hf_adafuse.self_test import choose_backend
 
 LONG = (
     "Two foxes jump over 17 lazy dogs, again, and then he sat.",
@@ -69,6 +70,20 @@ def test_past_key_values_of_the_caller(main, with_config):
     assert past.get_seq_length() == columns
     for layer, (keys, values) in zip(past.layers, before, strict=True):
         assert torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+
+
+@pytest.mark.parametrize("num_cached", [2, 5, 8])
+def test_past_key_values_with_padding_in_every_row(num_cached):
+    """As in ordinary `generate()`; also where the cache holds nothing but padding."""
+    case = ensemble("gpt2/byte_level/0", "llama/byte_level/1", prompts=LONG[:1], n=8)
+    _, ids, mask = case.main_ids()
+    ids, mask = (torch.nn.functional.pad(tensor, (3, 0)) for tensor in (ids, mask))
+    past, columns = DynamicCache(), slice(num_cached)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, columns]
+    with torch.no_grad():
+        case.models[0](ids[:, columns], attention_mask=mask[:, columns], position_ids=positions, past_key_values=past)
+    output = call(case, ids, mask, 8, past_key_values=past)
+    assert torch.equal(output.sequences, call(case, ids, mask, 8).sequences)
 
 
 CONTINUED = {
@@ -282,3 +297,28 @@ def test_offloaded_and_dispatched_models(how, role, tmp_path):
     assert [[r.text for r in rounds] for rounds in output.rounds] == [
         [r.text for r in rounds] for rounds in expected.rounds
     ]
+
+
+def test_a_compiled_model_runs_all_passes_compiled():
+    """What changes from pass to pass, the columns and the number of tokens, needs no graph of its own."""
+    compiled_passes = []
+
+    def backend(graph, example_inputs):
+        def run(*args):
+            compiled_passes.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    tokenizer = TOKENIZERS["byte_level"]()
+    main, assistant = tiny_model("llama", "byte_level", 0), copy.copy(tiny_model("llama", "byte_level", 1))
+    torch._dynamo.reset()
+    assistant.forward = torch.compile(assistant.forward, backend=backend)
+    choose_backend(assistant, torch.device("cpu"))
+    compiled_passes.clear()
+    output = enable_adafuse(copy.copy(main)).generate(
+        **tokenizer("She", return_tensors="pt"), tokenizer=tokenizer, assistant_models=[assistant],
+        assistant_tokenizers=[tokenizer], adafuse_config=AdaFuseConfig(num_branches=3), max_new_tokens=60,
+        do_sample=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert len(compiled_passes) == output.stats["members"][1]["forward_passes"] > 20
