@@ -76,10 +76,11 @@ class MaskMaker:
                 number, over all lanes, the column, and how far before the query it is.
             width (`int`): the number of columns.
         """
-        kinds = self.kinds or ["sliding_attention"]
-        windows = {kind: self.window if kind == "sliding_attention" else None for kind in kinds}
+        if self.kinds is None:
+            return self._mask(prompts, positions, seen, width, self.window)
+        windows = {kind: self.window if kind == "sliding_attention" else None for kind in self.kinds}
         masks = {window: self._mask(prompts, positions, seen, width, window) for window in set(windows.values())}
-        return {kind: masks[window] for kind, window in windows.items()} if self.kinds else masks[self.window]
+        return {kind: masks[window] for kind, window in windows.items()}
 
     def _mask(
         self,

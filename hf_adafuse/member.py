@@ -155,7 +155,7 @@ class Member:
         """
         Run these nodes, by row, in one forward pass and read their logits. Where rows are filled up to the widest, only
         the first ones of a row that needs many. Where more cost little, others ride that are likely to be needed: the
-        last tokens of candidates, drafts, the first tokens after candidates.
+        last tokens of candidates, drafts, and what it is likely to read first when it is asked next.
         """
         active, is_padded = self.tree.active, self.tree.is_padded
         most = max(_MIN_WIDTH, _BATCH_TOKENS // len(active)) if is_padded and self.device.type == "cpu" else None

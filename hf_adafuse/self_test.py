@@ -90,7 +90,8 @@ def _forwards(model: Any) -> tuple[int, ...]:
     """What this model runs that others of its class do not: a `forward` of its own (wrappers), or hooks inside."""
     found: list[Any] = []
     for module in model.modules():
-        found += [module.__dict__["forward"]] if "forward" in module.__dict__ else []
+        if "forward" in vars(module):
+            found.append(vars(module)["forward"])
         if module is not model:  # a hook on the whole model sees masks and caches only as they are
             found += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     return tuple(map(id, found))

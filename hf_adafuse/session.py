@@ -125,8 +125,8 @@ class Session:
             )
         if cache is not None:  # without the columns that are padding in every row
             num_padding = input_ids.shape[1] - max(map(len, main_ids))
-            cache = [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in cache]
-            cache = cache if num_columns > num_padding else None
+            rest = [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in cache]
+            cache = rest if num_columns > num_padding else None
         rows = [main_ids, *assistant_prompts(self.participants, main_ids, self.assistant_inputs)]
         caches = [cache, *[None] * (len(rows) - 1)]
         if isinstance(past, AdaFuseCache) and self.assistant_inputs is None and past.belongs_to(input_ids):

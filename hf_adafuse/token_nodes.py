@@ -89,6 +89,10 @@ class Row:
         top = self.pending[0] if self.pending else self.root
         return ([top] if self.pending and top.is_run else []) + top.run_descendants()
 
+    def held_slots(self) -> list[int]:
+        """The slots of all that has been run: of the prefix, then of what is not settled in it."""
+        return self.slots + [node.slot for node in self.unsettled()]
+
 
 class Trees:
     """

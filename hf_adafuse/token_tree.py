@@ -90,8 +90,7 @@ class SlotTrees(Trees):
             return
         is_shared = self.cache.num_lanes == 1
         for index in leaving:
-            row = self.rows[index]
-            self.cache.release(self._lanes.pop(index), row.slots + [node.slot for node in row.unsettled()])
+            self.cache.release(self._lanes.pop(index), self.rows[index].held_slots())
         super().drop(finished)
         if not is_shared or 2 * self.cache.num_used < self.cache.width:
             self._arrange()
@@ -104,7 +103,7 @@ class SlotTrees(Trees):
         """Lay all columns out anew, without holes."""
         rows = {index: self.rows[index] for index in self.active}
         below = {index: row.unsettled() for index, row in rows.items()}
-        held = {index: [*row.slots, *(node.slot for node in below[index])] for index, row in rows.items()}
+        held = {index: row.held_slots() for index, row in rows.items()}
         is_shared = self._shares(sum(map(len, held.values())))
         lanes = [self.active] if is_shared else [[index] for index in self.active]
         self.cache.arrange([[(self._lanes[index], slot) for index in lane for slot in held[index]] for lane in lanes])

@@ -130,7 +130,7 @@ def test_finished_rows_cost_nothing_more(monkeypatch):
 
 
 def test_prompts_that_grow_long_get_lanes_of_their_own(monkeypatch):
-    """What they share is laid out anew once, between two passes; the passes go on with a row for each prompt."""
+    """What they share is laid out anew between two passes; the passes go on with a row for each prompt."""
     case = case_whose_prompts_end_apart()
     lengths = [len(ids) for ids in case.tokenizers[-1](case.prompts).input_ids]
     monkeypatch.setattr("hf_adafuse.token_tree.MOST_SHARED", sum(lengths) + 12)
@@ -201,11 +201,7 @@ def test_each_column_holds_one_token_and_is_given_back(number, most_shared, monk
 
     def watched_run(self, wanted):
         nodes = run_tree(self, wanted)
-        columns = [
-            (self._lanes[index], slot)
-            for index in self.active
-            for slot in [*self.rows[index].slots, *(node.slot for node in self.rows[index].unsettled())]
-        ]
+        columns = [(self._lanes[index], slot) for index in self.active for slot in self.rows[index].held_slots()]
         assert len(columns) == len(set(columns)) == self.cache.num_used
         seen.append(self.cache.num_lanes)
         return nodes

@@ -49,15 +49,19 @@ def plan(
     """The combinations that the targets need, by name: members of `parameters` and `uneven` ones, prompts of so many
     tokens."""
 
-    def make(tokens: int, batch: int, branches: int, *against: str, sizes: tuple[int, ...] = parameters) -> Combination:
-        return Combination(sizes, tokens, batch, branches, against)
-
-    def one_by_one(branches: int) -> Combination:
-        return make(short, 1, branches, "greedy")._replace(num_prompts=BATCH)
+    def make(
+        tokens: int,
+        batch: int,
+        branches: int,
+        *against: str,
+        sizes: tuple[int, ...] = parameters,
+        num_prompts: int = 1,
+    ) -> Combination:
+        return Combination(sizes, tokens, batch, branches, against, num_prompts)
 
     return {
-        "short 1": one_by_one(1),
-        "short 3": one_by_one(3),
+        "short 1": make(short, 1, 1, "greedy", num_prompts=BATCH),
+        "short 3": make(short, 1, 3, "greedy", num_prompts=BATCH),
         "middle 1": make(middle, 1, 1, "greedy"),
         "middle 3": make(middle, 1, 3, "greedy", "naive"),
         "long 1": make(long, 1, 1, "greedy"),
