@@ -92,7 +92,8 @@ class MaskMaker:
     ) -> torch.Tensor:
         prefixes = self._prefixes[:, :width]
         if window is None:
-            mask = torch.where(prefixes >= 0, self._shown, self._hidden)[prompts]
+            masks = torch.where(prefixes >= 0, self._shown, self._hidden)
+            mask = masks.index_select(0, prompts.flatten()).view(*prompts.shape, width)
         else:
             prefixes = prefixes[prompts]
             is_near = (prefixes >= 0) & (prefixes > positions[:, :, None] - window)

@@ -103,8 +103,9 @@ class Participant:
     def member(self, eos_ids: list[int]) -> Member:
         size = self.vocabulary.vocab_size
         eos_ids = [token for token in eos_ids if size is None or token < size]
-        tree = BACKENDS[self.choose_backend()](self.model, self.device)
-        return Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, self.device, tree)
+        device = self.device
+        tree = BACKENDS[self.choose_backend()](self.model, device)
+        return Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, device, tree)
 
     def own_eos_ids(self) -> list[int]:
         """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""

@@ -15,7 +15,7 @@ import torch
 # Further ahead the trees grow large.
 MAX_ROUNDS = 2
 # A pass of a few tokens that costs up to this many passes of one token is worth filling: break-even, as measured.
-_FLAT = 1.45
+_FLAT = 1.8
 _NUM_BUCKETS = 4
 
 

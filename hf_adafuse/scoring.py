@@ -31,10 +31,10 @@ def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, to
     num_tokens = min(num_tokens, scores.shape[-1])
     # `topk` leaves the order of equal values open: take one more, so that a tie at the edge shows.
     values, ids = scores.topk(min(num_tokens + 1, scores.shape[-1]), dim=-1)
-    tied = (values[:, 1:] == values[:, :-1]).any(dim=-1)
+    tied = values[:, 1:] == values[:, :-1]
     if tied.any():
         values, ids = values.clone(), ids.clone()
-        for row in tied.nonzero().flatten().tolist():
+        for row in tied.any(dim=-1).nonzero().flatten().tolist():
             sorted_row = scores[row].sort(descending=True, stable=True)
             values[row] = sorted_row.values[: values.shape[-1]]
             ids[row] = sorted_row.indices[: ids.shape[-1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -186,7 +187,7 @@ class Trees:
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
         logits = logits.float()
-        if not torch.isfinite(logits.amax(-1)).all():
+        if not all(map(math.isfinite, logits.amax(-1).tolist())):
             raise ForwardError("its logits are NaN" if logits.isnan().any() else "its logits are infinite")
         for node, row in zip(nodes, logits, strict=True):
             node.logits = row

@@ -92,7 +92,7 @@ class SlotTrees(Trees):
         for index in leaving:
             self.cache.release(self._lanes.pop(index), self.rows[index].held_slots())
         super().drop(finished)
-        if not is_shared or 2 * self.cache.num_used < self.cache.width:
+        if self.active and (not is_shared or 2 * self.cache.num_used < self.cache.width):
             self._arrange()
 
     def _shares(self, num_columns: int) -> bool:

@@ -157,6 +157,36 @@ def test_what_hangs_below_a_commit_stays(is_flat, other_counts, look_ahead):
     assert counts(output) == [(1 + 2 + 1, 2 + 3), other_counts]
 
 
+def test_what_rides_keeps_the_cache_small(monkeypatch, look_ahead):
+    """With a prompt alone more may ride the longer it is, but what has been run below its prefix counts."""
+    look_ahead(2, is_flat=True)
+    read, run_tree, needed, ridden = Member.read, TokenTree.run, [], []
+
+    def watched_read(self, needs):
+        needed[:] = needs[0]
+        read(self, needs)
+
+    def watched_run(self, wanted):
+        row, num_riding = self.rows[0], len(wanted) - len(needed)
+        if num_riding:
+            ridden.append((num_riding, len(wanted) + len(row.unsettled()), row.root.position))
+        return run_tree(self, wanted)
+
+    monkeypatch.setattr(Member, "read", watched_read)
+    monkeypatch.setattr(TokenTree, "run", watched_run)
+    largest = []
+    for prompt in (PROMPTS[0], "Once upon a time there was a cat. " * 8):
+        ridden.clear()
+        for number in (13, 16, 25):
+            case = random_case(number)
+            case.prompts, case.max_new_tokens = [prompt], 30
+            case.fast()
+        assert sum(num_riding > 1 for num_riding, *_ in ridden) > 5
+        assert all(num_held <= max(14, position // 8) for _, num_held, position in ridden)
+        largest.append(max(num_held for _, num_held, _ in ridden))
+    assert largest[0] == 14 < largest[1]
+
+
 def test_proposing_ahead_saves_the_others_passes(look_ahead):
     """Two copies agree: what the first proposes ahead, the other reads together with the round's candidate."""
     model, tokenizer = tiny_model("llama", "characters", 1), TOKENIZERS["characters"]()
@@ -164,7 +194,7 @@ def test_proposing_ahead_saves_the_others_passes(look_ahead):
     passes = []
     for num_rounds in (0, 1, 3):
         look_ahead(num_rounds, is_flat=True)
-        case = Case([model] * 2, [tokenizer] * 2, config, [PROMPTS[0]], 60)
+        case = Case([model] * 2, [tokenizer] * 2, config, [PROMPTS[0] * 12], 60)  # long: much may ride
         output = case.fast()
         (first, _), (other, _) = counts(output)
         passes.append((other, first, output.sequences.tolist(), len(output.rounds[0])))

@@ -69,7 +69,7 @@ def plan(
         "batch 1": make(short, BATCH, 1, "greedy"),
         "batch 3": make(short, BATCH, 3, "greedy"),
         "large batch": make(short, LARGE_BATCH, 3, "greedy"),
-        "uneven": make(short, 1, 1, "greedy", sizes=uneven),
+        "uneven": make(short, 1, 1, "greedy", sizes=uneven, num_prompts=BATCH),
     }
 
 
