@@ -51,7 +51,7 @@ class PassTimes:
 
     @property
     def is_flat(self) -> bool:
-        """Whether a pass of a few tokens costs about what a pass of one does."""
+        """Whether a pass of one token is worth filling up to a few."""
         if _is_shared() or min(count for _, count in self._totals.values()) < 3:
             return self._is_flat
         return self.mean(2) < _FLAT * self.mean(1)

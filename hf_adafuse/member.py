@@ -25,8 +25,9 @@ _FREE_TOKENS = 8
 _BATCH_TOKENS, _MIN_WIDTH = 32, 4
 # Where rows are not filled up, others ride with one of a batch that needs fewer than this: the best by passes counted.
 _RIDING_WIDTH = 3
-# Nothing rides with a prompt alone that holds so many nodes below its prefix, and such a part of its tokens.
-_MOST_UNSETTLED, _SHARE_UNSETTLED = 14, 8
+# With a prompt alone, nodes ride until its tree holds this many, or one for so many tokens of the prefix: more would
+# show in the size of the cache. As measured.
+_MOST_HELD, _TOKENS_PER_HELD = 14, 12
 
 
 class MemberError(Exception):
@@ -167,18 +168,18 @@ class Member:
             is_alone, free = len(active) == 1, _FREE_TOKENS // len(active)
             width = max(width, free) if is_padded or is_alone else max(_RIDING_WIDTH, free)
             for row in active:
-                nodes = wanted.setdefault(row, [])
-                riders = _unread(self._riding[row], self._proposer.riders(self.root(row))[: max(0, width - len(nodes))])
-                most = self._most_unsettled(row) if is_alone else width
-                nodes += riders[: max(0, most - len(nodes))]
+                nodes = wanted.get(row, [])
+                likely = self._proposer.riders(self.root(row))[: max(0, width - len(nodes))]
+                limit = self._most_alone(row) if is_alone else width
+                wanted[row] = _unread(nodes, self._riding[row], likely)[: max(limit, len(nodes))]
         ridden = [node for nodes in wanted.values() for node in nodes]
         with self.times.measured(len(ridden)):
             self._guard(lambda: self.tree.run(ridden))
 
-    def _most_unsettled(self, row: int) -> int:
-        """How many more nodes of a row may ride, so that the cache grows little beyond its prefix."""
+    def _most_alone(self, row: int) -> int:
+        """How many nodes a pass may run, what rides among them."""
         num_held = len(self.tree.rows[row].unsettled())
-        return max(_MOST_UNSETTLED, self.root(row).position // _SHARE_UNSETTLED) - num_held
+        return max(_MOST_HELD, self.root(row).position // _TOKENS_PER_HELD) - num_held
 
     def best_eos(self, node: Node) -> int:
         """The most likely end-of-sequence id after a node; the lowest of equals."""

@@ -26,7 +26,7 @@ class SlotLayer(DynamicLayer):
         width = self.cache.width
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-            self.keys, self.values = _grown(key_states[:, :, :0], width), _grown(value_states[:, :, :0], width)
+            self.keys, self.values = _spare(key_states, width).zero_(), _spare(value_states, width).zero_()
         self.cache.write(self.keys, key_states)
         self.cache.write(self.values, value_states)
         return self.keys[:, :, :width], self.values[:, :, :width]
@@ -150,10 +150,14 @@ def _pick(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return tensor[rows, :, columns].transpose(1, 2)
 
 
+def _spare(like: torch.Tensor, width: int) -> torch.Tensor:
+    """A tensor for `width` columns and some to come, so that it grows seldom and holds little more than it must."""
+    batch_size, num_heads, _, head_dim = like.shape
+    return like.new_empty((batch_size, num_heads, width + max(4, width // 20), head_dim))
+
+
 def _grown(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """A copy with `width` columns and some to come, so that it grows seldom and holds little more than it must."""
-    batch_size, num_heads, num_columns, head_dim = tensor.shape
-    larger = tensor.new_empty((batch_size, num_heads, width + max(4, width // 20), head_dim))
+    larger, num_columns = _spare(tensor, width), tensor.shape[2]
     larger[:, :, :num_columns] = tensor
     larger[:, :, num_columns:] = 0  # no NaN: it would survive that a mask hides it
     return larger

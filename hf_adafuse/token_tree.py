@@ -92,7 +92,9 @@ class SlotTrees(Trees):
         for index in leaving:
             self.cache.release(self._lanes.pop(index), self.rows[index].held_slots())
         super().drop(finished)
-        if self.active and (not is_shared or 2 * self.cache.num_used < self.cache.width):
+        if not self.active:
+            self.cache = SlotCache(1)  # the memory of the old one is free
+        elif not is_shared or 2 * self.cache.num_used < self.cache.width:
             self._arrange()
 
     def _shares(self, num_columns: int) -> bool:
