@@ -113,7 +113,7 @@ class Decoder:
         """
         Member k proposes the next rounds as if its best candidates had won, where that is likely to pay; returns what
         it proposed, each as the texts of all rounds up to it. Not after a turn without a pass: it is ahead already;
-        nor in a batch: its next tokens ride with the passes for other prompts.
+        nor where its tree has no room for as much again; nor in a batch: its next tokens ride with other passes.
         """
         member, chains, texts, ids = self.members[k], list[list[str]](), list[str](), list[int]()
         saved = sum(other.times.mean(2) for other in self.members if other is not member)
@@ -124,7 +124,7 @@ class Decoder:
             odds *= self._record.odds(proposals.margins[-1]) if proposals.margins else 0.0
             length += len(pool.encode(0, best.text))
             is_last = best.ends or not best.ids or (self.max_length is not None and length >= self.max_length)
-            if is_last or not pays(odds, turn_cost, saved):
+            if is_last or member.spare(prompt.index) < sum(asked) or not pays(odds, turn_cost, saved):
                 break
             ids, texts = ids + list(best.ids), [*texts, best.text]
             proposals = yield from _ask(k, member.propose_after(prompt.index, ids))

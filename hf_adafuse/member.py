@@ -170,14 +170,14 @@ class Member:
             for row in active:
                 nodes = wanted.get(row, [])
                 likely = self._proposer.riders(self.root(row))[: max(0, width - len(nodes))]
-                limit = self._most_alone(row) if is_alone else width
+                limit = self.spare(row) if is_alone else width
                 wanted[row] = _unread(nodes, self._riding[row], likely)[: max(limit, len(nodes))]
         ridden = [node for nodes in wanted.values() for node in nodes]
         with self.times.measured(len(ridden)):
             self._guard(lambda: self.tree.run(ridden))
 
-    def _most_alone(self, row: int) -> int:
-        """How many nodes a pass may run, what rides among them."""
+    def spare(self, row: int) -> int:
+        """How many more nodes the tree of a prompt alone may hold, if some of them are not needed; may be negative."""
         num_held = len(self.tree.rows[row].unsettled())
         return max(_MOST_HELD, self.root(row).position // _TOKENS_PER_HELD) - num_held
 
