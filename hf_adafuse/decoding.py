@@ -22,7 +22,7 @@ from .token_nodes import Node
 
 T = TypeVar("T")
 StopCheck = Callable[[Prompt], bool]
-# The share of the prompts below which a member gives way: the best of several, by passes counted.
+# The share of the waiting prompts below which a member gives way: the best of several values, by passes counted.
 _STAY = 0.4
 Span = tuple[list[int], bool]
 # One prompt's rounds, as far as they get until they need nodes of member k read: it yields `(k, nodes)`.
@@ -112,8 +112,8 @@ class Decoder:
     ) -> Loop[list[list[str]]]:
         """
         Member k proposes the next rounds as if its best candidates had won, where that is likely to pay; returns what
-        it proposed, each as the texts of all rounds up to it. Not after a turn without a pass: it is ahead already;
-        nor where its tree has no room for as much again; nor in a batch: its next tokens ride with other passes.
+        it proposed, each as the texts of all rounds up to it. Not after a turn without a pass: it is ahead already.
+        Not where its tree, and with it the cache, would grow too large. Not in a batch: there its tokens ride.
         """
         member, chains, texts, ids = self.members[k], list[list[str]](), list[str](), list[int]()
         saved = sum(other.times.mean(2) for other in self.members if other is not member)
@@ -124,7 +124,7 @@ class Decoder:
             odds *= self._record.odds(proposals.margins[-1]) if proposals.margins else 0.0
             length += len(pool.encode(0, best.text))
             is_last = best.ends or not best.ids or (self.max_length is not None and length >= self.max_length)
-            if is_last or member.spare(prompt.index) < sum(asked) or not pays(odds, turn_cost, saved):
+            if is_last or member.slack(prompt.index) < sum(asked) or not pays(odds, turn_cost, saved):
                 break
             ids, texts = ids + list(best.ids), [*texts, best.text]
             proposals = yield from _ask(k, member.propose_after(prompt.index, ids))

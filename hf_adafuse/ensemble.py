@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from .adapters import AdaptedModel, adapted, adapter_problem, base_model
 from .config import AdaFuseConfig
 from .member import Member
-from .model_call import max_length
+from .model_call import frequency_switch, max_length
 from .self_test import BACKENDS, SelfTestError, choose_backend, reason_not_to_test
 from .vocabulary import Vocabulary, vocabulary_of
 
@@ -63,6 +63,10 @@ class Participant:
         return max_length(self.model.config.get_text_config())
 
     @property
+    def frequency_switch(self) -> int | None:
+        return frequency_switch(self.model.config.get_text_config())
+
+    @property
     def device(self) -> torch.device:
         """Where its inputs go, also when its weights are offloaded."""
         for module in self.model.modules():  # an offloaded model says so on the modules that hold the weights
@@ -78,12 +82,13 @@ class Participant:
         Raises:
             ValueError: no backend does.
         """
+        base = base_model(self.model)
         try:
-            backend = choose_backend(base_model(self.model), self.device)
+            backend = choose_backend(base, self.device)
         except SelfTestError as error:
             raise self.unfit(str(error)) from error
-        if backend == "reencode" and self.model not in _WARNED:
-            _WARNED[self.model] = True
+        if backend == "reencode" and base not in _WARNED:
+            _WARNED[base] = True
             warnings.warn(
                 f"{self.name} ({type(self.model).__name__}) works with neither a 4-D mask nor a cache: it reads the "
                 "whole text again in every forward pass, which is slow.",
@@ -100,12 +105,15 @@ class Participant:
             "model or `attn_implementation`."
         )
 
-    def member(self, eos_ids: list[int]) -> Member:
+    def member(self, eos_ids: list[int], prompts: list[list[int]]) -> Member:
         size = self.vocabulary.vocab_size
         eos_ids = [token for token in eos_ids if size is None or token < size]
         device = self.device
         tree = BACKENDS[self.choose_backend()](self.model, device)
-        return Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, device, tree)
+        switch = self.frequency_switch
+        ends_there = switch is not None and max(map(len, prompts)) <= switch
+        length = switch if ends_there else self.max_length
+        return Member(self.name, self.model, self.vocabulary, eos_ids, length, device, tree)
 
     def own_eos_ids(self) -> list[int]:
         """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""

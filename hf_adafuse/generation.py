@@ -235,7 +235,7 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) 
         raise ValueError(
             f"`guidance_scale` must be 1 with AdaFuse, but is {generation_config.guidance_scale}. Leave it out."
         )
-    if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
+    if generation_config.cache_implementation not in (None, "dynamic"):
         raise ValueError(
             "`cache_implementation` must be left out with AdaFuse, but is "
             f"{generation_config.cache_implementation!r}. Its token tree keeps its own dynamic cache."

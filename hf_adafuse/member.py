@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from .config import AdaFuseConfig
 from .look_ahead import PassTimes
 from .processors import RowProcessors
 from .proposals import Proposal, Proposals, Proposer, Walk
-from .reading import Reading
-from .scoring import best_tokens
+from .reader import Reader
 from .token_nodes import ForwardError, Node, Trees
 from .vocabulary import Vocabulary
 from .words import WordRule
@@ -68,7 +67,6 @@ class Member:
         self.times = PassTimes(is_flat=device.type != "cpu")
         self.num_proposals = self.num_wins = 0
         self.tree = tree
-        self._processors: list[RowProcessors] = []
 
     def start(
         self, config: AdaFuseConfig, prompts: list[list[int]], processors: list[RowProcessors], cache: Any = None
@@ -76,8 +74,7 @@ class Member:
         """Read the prompts, one list of ids per row; `cache` holds the first columns of them, left-padded."""
         rule = WordRule(config.max_word_tokens, config.word_boundary)
         self._proposer = Proposer(self.vocabulary, set(self.eos_ids), self.max_length, config, rule)
-        self._num_top = max(2, config.num_branches)
-        self._processors = processors
+        self._reader = Reader(processors, max(2, config.num_branches), self.tree.ids_to)
         self._riding: list[list[Node]] = [[] for _ in prompts]  # per row, what may ride with its next passes
         self._num_prompt_tokens = [len(ids) for ids in prompts]
         self._guard(lambda: self.tree.prefill(prompts, cache))
@@ -156,28 +153,29 @@ class Member:
 
     def read(self, needs: Mapping[int, list[Node]]) -> None:
         """
-        Run these nodes, by row, in one forward pass and read their logits. Where rows are filled up to the widest, only
-        the first ones of a row that needs many. Where more cost little, others ride that are likely to be needed: the
-        last tokens of candidates, drafts, and what it is likely to read first when it is asked next.
+        Run these nodes, by row, in one forward pass and read their logits. Where rows are filled up to the widest, on
+        CPU, only the first ones of a row that needs many. Where more cost little, others ride that are likely to be
+        needed: the last tokens of candidates, drafts, what is likely to be read first when it is asked next. With a
+        prompt alone no more of them than its tree may hold.
         """
         active, is_padded = self.tree.active, self.tree.is_padded
         most = max(_MIN_WIDTH, _BATCH_TOKENS // len(active)) if is_padded and self.device.type == "cpu" else None
         wanted = {row: _unread(nodes)[:most] for row, nodes in needs.items()}
-        width = max(map(len, wanted.values()))
+        due, width = list(chain.from_iterable(wanted.values())), max(map(len, wanted.values()))
         if self.tree.rides_free and (width > 1 or len(active) > 1 or self.times.is_flat):
             is_alone, free = len(active) == 1, _FREE_TOKENS // len(active)
             width = max(width, free) if is_padded or is_alone else max(_RIDING_WIDTH, free)
             for row in active:
                 nodes = wanted.get(row, [])
                 likely = self._proposer.riders(self.root(row))[: max(0, width - len(nodes))]
-                limit = self.spare(row) if is_alone else width
+                limit = self.slack(row) if is_alone else width
                 wanted[row] = _unread(nodes, self._riding[row], likely)[: max(limit, len(nodes))]
-        ridden = [node for nodes in wanted.values() for node in nodes]
+        ridden = list(chain.from_iterable(wanted.values()))
         with self.times.measured(len(ridden)):
-            self._guard(lambda: self.tree.run(ridden))
+            self._guard(lambda: self.tree.run(ridden), due)
 
-    def spare(self, row: int) -> int:
-        """How many more nodes the tree of a prompt alone may hold, if some of them are not needed; may be negative."""
+    def slack(self, row: int) -> int:
+        """How many more nodes the tree of a prompt alone may hold before nothing more rides; negative past that."""
         num_held = len(self.tree.rows[row].unsettled())
         return max(_MOST_HELD, self.root(row).position // _TOKENS_PER_HELD) - num_held
 
@@ -197,7 +195,7 @@ class Member:
         self.tree.commit(row, path[1:])
         if was_forbidden:
             root = self.root(row)
-            self._read([node for node in [root, *root.run_descendants()] if node.logits is not None])
+            self._reader.read([node for node in [root, *root.run_descendants()] if node.logits is not None])
 
     def _log_probs(self, nodes: list[Node], ids: list[int], ends: bool) -> list[float]:
         scores = [node.reading.scores[token] for node, token in zip(nodes, ids, strict=False)]
@@ -206,55 +204,17 @@ class Member:
         values = torch.stack(scores).tolist() if scores else []
         return [value - node.reading.log_total for value, node in zip(values, nodes, strict=False)]
 
-    def _guard(self, forward: Callable[[], list[Node]]) -> None:
+    def _guard(self, forward: Callable[[], list[Node]], due: list[Node] | None = None) -> None:
+        """Run nodes and read them; `due` are those without which nothing goes on, by default all."""
         try:
-            self._read(forward())
+            nodes = forward()
+            if any(node.logits is None for node in (nodes if due is None else due)):
+                raise ForwardError("its logits are NaN or infinite")
         except ForwardError as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
-
-    def _read(self, nodes: list[Node]) -> None:
-        """Turn the logits of newly run nodes into readings."""
-        if not nodes:
-            return
-        scores = self._process(nodes)
-        values, ids = best_tokens(scores, self._num_top)
-        # The largest score is taken out first and put back in float64: large logits must not cost digits.
-        largest = values[:, :1]
-        totals = (scores - largest).exp().sum(-1).log().double() + largest[:, 0].double()
-        totals = totals.nan_to_num(0.0)  # where every token is forbidden
-        log_probs = values.double() - totals[:, None]
-        rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
-        for node, row_scores, total, top, top_log_probs in rows:
-            node.reading = Reading(row_scores, total, top, top_log_probs)
-
-    def _process(self, nodes: list[Node]) -> torch.Tensor:
-        logits = torch.stack([node.logits for node in nodes if node.logits is not None])
-        if not any(self._processors):
-            return logits
-        order = {id(node): index for index, node in enumerate(nodes)}
-        groups: dict[tuple[int, int], list[int]] = {}  # rows of equal length go through the processors together
-        for index, node in enumerate(nodes):
-            groups.setdefault((node.row, node.position), []).append(index)
-        for (row, _), indices in sorted(groups.items()):  # by position: what forbids a token comes before it
-            # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
-            indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits)]
-            if indices:
-                ids = [self.tree.ids_to(nodes[index]) for index in indices]
-                logits[indices] = self._processors[row](ids, logits[indices])
-        return logits
+        self._reader.read([node for node in nodes if node.logits is not None])
 
 
 def _unread(*paths: list[Node]) -> list[Node]:
     """The nodes of the paths that have not been read, each once."""
     return list({id(node): node for path in paths for node in path if node.reading is None}.values())
-
-
-def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:
-    """Whether a token on the way to the node has been forbidden, here or in an earlier reading."""
-    while node.parent is not None:
-        above = node.parent
-        scores = logits[order[id(above)]] if id(above) in order else above.reading.scores
-        if scores[node.token] == -math.inf:
-            return True
-        node = above
-    return False

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .adapters import AdaptedModel, base_model
-from .skinny import with_skinny_linears
+from .skinny import hand_back, with_skinny_linears
 from .token_nodes import ForwardError
 
 # The names under which a `forward` takes what it remembers of earlier tokens.
@@ -33,6 +33,17 @@ def max_length(config: Any) -> int | None:
         if length is not None:
             return int(length) - position_offset(config)
     return None
+
+
+def frequency_switch(config: Any) -> int | None:
+    """
+    The number of tokens beyond which a model with this text config reads all of a text by other rotary frequencies
+    (LongRoPE), if it does: keys cached before are then of no use, nor may one pass hold texts of both kinds.
+    """
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = [ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))]
+    lengths = [rope["original_max_position_embeddings"] for rope in kinds if rope.get("rope_type") == "longrope"]
+    return min(lengths, default=None)
 
 
 class ModelCall:
@@ -86,10 +97,14 @@ class ModelCall:
         if last_only:
             given["logits_to_keep"] = 1
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
+        is_first = "_quick" not in vars(self)
         try:
             output = self._quick(**given)
             logits = output.logits if hasattr(output, "logits") else output[0]
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error
+        finally:
+            if is_first and self._quick is not self.model:
+                hand_back(self.model, self._quick)
         returned = getattr(output, self.memory, None) if self.memory else None
         return logits, memory if returned is None else returned

@@ -70,6 +70,12 @@ def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
                 f"The prompt of {participant.name} must be at most {participant.max_length} tokens "
                 f"(`max_position_embeddings`), but is {len(ids)} tokens in row {row}. Shorten it."
             )
+    switch, lengths = participant.frequency_switch, [len(ids) for ids in prompts]
+    if switch is not None and min(lengths) <= switch < max(lengths):
+        raise ValueError(
+            f"The prompts of {participant.name} must be all of at most {switch} tokens or all longer, for there its "
+            f"rotary frequencies change, but are of {lengths} tokens. Pass them in two calls."
+        )
 
 
 def unpadded_rows(ids: torch.Tensor, mask: torch.Tensor | None, name: str) -> list[list[int]]:

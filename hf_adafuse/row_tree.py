@@ -19,6 +19,10 @@ from .token_tree import SlotTrees
 class RowTree(SlotTrees):
     """The trees of a batch of prompts under an attention model; see [`Trees`] for the arguments."""
 
+    @property
+    def is_padded(self) -> bool:
+        return len(self.active) > 1
+
     @torch.no_grad()
     def run(self, wanted: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""

@@ -194,7 +194,10 @@ def _difference(
             raise SelfTestError(str(error)) from error
         return f"{type(error).__name__}: {error}".splitlines()[0]
     for path, logits in zip(paths, expected, strict=True):
-        found = torch.stack([node.logits for node in path if node.logits is not None])
+        rows = [node.logits for node in path if node.logits is not None]
+        if len(rows) < len(path):
+            return "its logits are NaN or infinite"
+        found = torch.stack(rows)
         distance = _distance(found.to(logits.device), logits[path[0].position :])
         if not distance <= tolerance:
             return f"its logits are off by {distance:.2g} of their spread"

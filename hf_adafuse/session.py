@@ -65,7 +65,7 @@ class Session:
         rows, caches = self._plan_prompts(input_ids, main_ids, past)
         for participant, ids in zip(self.participants, rows, strict=True):
             check_prompts(participant, ids)
-        members = self._members(generation_config, caches[0])
+        members = self._members(generation_config, rows, caches[0])
         returns_dict = bool(generation_config.return_dict_in_generate)
         gives_scores = returns_dict and bool(generation_config.output_scores)
         decoder = Decoder(
@@ -93,15 +93,15 @@ class Session:
         rounds = AdaFuseRoundsBatch([p.rounds for p in prompts], [member.name for member in members], threshold)
         return _output(sequences, members, prompts, rounds, generation_config, input_ids.shape[1])
 
-    def _members(self, generation_config: Any, cache: Any) -> list[Member]:
-        main, *assistants = self.participants
+    def _members(self, generation_config: Any, rows: list[list[list[int]]], cache: Any) -> list[Member]:
         eos = generation_config._eos_token_tensor
         main_eos = [] if eos is None else eos.flatten().tolist()
-        members = [main.member(main_eos), *(assistant.member(assistant.own_eos_ids()) for assistant in assistants)]
+        all_eos = [main_eos, *(assistant.own_eos_ids() for assistant in self.participants[1:])]
+        members = [p.member(ids, prompts) for p, ids, prompts in zip(self.participants, all_eos, rows, strict=True)]
         if cache is not None and not members[0].tree.keeps_keys:
             raise ValueError(
                 f"`past_key_values` must be left out where the main model runs without keys and values, but is given "
-                f"for a {type(main.model).__name__}. Pass all ids alone."
+                f"for a {type(self.participants[0].model).__name__}. Pass all ids alone."
             )
         return members
 
@@ -137,7 +137,7 @@ class Session:
         given = self.assistant_inputs or [None] * len(self.participants)
         unread = [k for k in range(1, len(rows)) if caches[k] is None and given[k - 1] is None]
         warn_of_lost_templates(self.participants, main_ids, unread)
-        return rows, caches
+        return rows, [_usable(*of_member) for of_member in zip(self.participants, rows, caches, strict=True)]
 
     def _prefill(
         self,
@@ -154,6 +154,14 @@ class Session:
             processors.append(assistant_processors(helper, request, member.eos_ids, ids, member.device))
         for member, ids, made, cache in zip(members, rows, processors, caches, strict=True):
             member.start(self.config, ids, made, cache)
+
+
+def _usable(participant: Participant, prompts: list[list[int]], cache: Any) -> Any:
+    """A cache, or `None` where its keys are of other rotary frequencies than the prompts are read by now."""
+    switch = participant.frequency_switch
+    if switch is None or not cache or max(map(len, prompts)) <= switch or cache[0][0].shape[2] > switch:
+        return cache
+    return None
 
 
 def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:

@@ -12,7 +12,7 @@ from .kv_cache import KeysValues
 
 
 class ForwardError(Exception):
-    """A model raised, ran out of memory or returned NaN; the reason is its `__cause__` or its text."""
+    """A model raised, ran out of memory or gave NaN; the reason is its `__cause__` or its text."""
 
 
 class Node:
@@ -23,7 +23,8 @@ class Node:
         row (`int`): the prompt whose tree it is in.
         position (`int`): the number of tokens before it.
         slot (`int`): its column in the cache, -1 until it has been run.
-        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
+        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run;
+            `None` also where they are NaN or infinite.
         reading: what its member made of the logits.
         is_end (`bool`): whether a candidate ends here, so that the next round may begin here.
         memory: what the model remembers of the tokens up to it, where a backend keeps that per node.
@@ -124,7 +125,7 @@ class Trees:
     @property
     def is_padded(self) -> bool:
         """Whether rows that need fewer nodes than others are filled up."""
-        return len(self.active) > 1
+        return False
 
     def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
         """
@@ -155,7 +156,8 @@ class Trees:
     def drop(self, finished: set[int]) -> None:
         """These rows need no more passes and cost nothing from here on."""
         for index in finished.intersection(self.active):
-            self.rows[index].root.children.clear()
+            row = self.rows[index]
+            _take_apart(row.pending[0] if row.pending else row.root)
         self.active = [index for index in self.active if index not in finished]
 
     def ids_to(self, node: Node) -> list[int]:
@@ -178,20 +180,25 @@ class Trees:
         settled, row.pending = row.pending[:num_settled], row.pending[num_settled:]
         kept = row.pending[0] if row.pending else row.root
         kept.parent = None
-        # Nodes refer to each other: what is dead is taken apart here, or its logits would wait for the collector.
-        dead = [top] if kept is not top else []
-        for node in dead:  # grows as it goes
-            dead.extend(child for child in node.children.values() if child is not kept)
-            node.children = {}
+        if kept is not top:
+            _take_apart(top, kept)
         return settled
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
+        """Those that are NaN or infinite are left out: whether they matter, whoever reads them knows."""
         logits = logits.float()
-        if not all(map(math.isfinite, logits.amax(-1).tolist())):
-            raise ForwardError("its logits are NaN" if logits.isnan().any() else "its logits are infinite")
-        for node, row in zip(nodes, logits, strict=True):
-            node.logits = row
+        for node, row, largest in zip(nodes, logits, logits.amax(-1).tolist(), strict=True):
+            if math.isfinite(largest):
+                node.logits = row
         return nodes
+
+
+def _take_apart(top: Node, kept: Node | None = None) -> None:
+    """Nodes refer to each other: those that are dead are parted, or their logits would wait for the collector."""
+    dead = [top]
+    for node in dead:  # grows as it goes
+        dead.extend(child for child in node.children.values() if child is not kept)
+        node.children = {}
 
 
 def missing_nodes(nodes: Iterable[Node]) -> list[Node]:

@@ -16,7 +16,7 @@ from test_forward_counts import counts
 from test_toys import run, toy, word_tokenizer
 from tiny import TOKENIZERS, eos_ids, tiny_model
 from transformers import DynamicCache, LlamaForCausalLM
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
 import hf_adafuse.ensemble
 from hf_adafuse import AdaFuseConfig, enable_adafuse
@@ -164,14 +164,17 @@ def force(monkeypatch, backend):
 
 @pytest.mark.parametrize("role", ["main", "assistant"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_every_kind_equals_the_oracle(name, role):
+def test_a_model_of_every_kind_equals_the_oracle(name, role, monkeypatch, look_ahead):
+    """Alone, with the first member proposing ahead; in a batch, with linear layers that multiply by parts."""
     model, backend = model_of(name), MODELS[name][-1]
     assert choose_backend(model, CPU) == backend
     with warnings.catch_warnings():
         if backend == "reencode":
             warnings.filterwarnings("ignore", message=".* reads the whole text again", category=UserWarning)
-        for batch in (1, 3):
-            assert_equal(case_of(model, role, batch))
+        look_ahead(2, is_flat=True)
+        assert_equal(case_of(model, role, batch=1))
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        assert_equal(case_of(model, role, batch=3))
 
 
 @pytest.mark.parametrize("backend", ["rows", MANY, ONE, ONE_ROW, "reencode"])
@@ -253,6 +256,23 @@ class Forgetful(LlamaForCausalLM):
         return CausalLMOutput(logits=super().forward(input_ids, use_cache=False).logits)
 
 
+class Bare(LlamaForCausalLM):
+    """As remote code may be, too: ids in, a tuple out."""
+
+    def forward(self, input_ids):
+        return (super().forward(input_ids, use_cache=False).logits,)
+
+
+class Legacy(LlamaForCausalLM):
+    """Its cache is a tuple of keys and values per layer, as it was before transformers had caches; it has no masks."""
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        past = DynamicCache(ddp_cache_data=past_key_values or ())
+        output = super().forward(input_ids, past_key_values=past, use_cache=use_cache)
+        layers = tuple((layer.keys, layer.values) for layer in past.layers)
+        return CausalLMOutputWithPast(logits=output.logits, past_key_values=layers if use_cache else None)
+
+
 class Lying(LlamaForCausalLM):
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
@@ -277,13 +297,33 @@ def of_class(cls):
 
 
 @pytest.mark.parametrize("role", ["main", "assistant"])
-def test_a_model_that_remembers_nothing_is_read_again_with_one_warning(role):
-    model = of_class(Forgetful)
-    case = case_of(model, role)
-    name = "the main model" if role == "main" else r"assistant 1 \(Forgetful\)"
+@pytest.mark.parametrize("cls", [Forgetful, Bare])
+def test_a_model_that_remembers_nothing_is_read_again_with_one_warning(cls, role, look_ahead):
+    model = of_class(cls)
+    plain = LlamaForCausalLM(model.config).eval()
+    plain.load_state_dict(model.state_dict())
+
+    def case(batch):
+        made = case_of(model, role, batch)
+        made.slow = case_of(plain, role, batch).slow  # the oracle asks for what `Bare` does not give
+        return made
+
+    name = "the main model" if role == "main" else rf"assistant 1 \({cls.__name__}\)"
     with pytest.warns(UserWarning, match=f"{name} .*reads the whole text again") as caught:
-        assert_equal(case)
+        assert_equal(case(batch=3))
     assert len(caught) == 1
+    look_ahead(2)
+    with warnings.catch_warnings():  # `fast` copies the main model: another one, that warns too
+        warnings.filterwarnings("ignore" if role == "main" else "error", message=".* reads the whole text again")
+        assert_equal(case(batch=1))
+
+
+@pytest.mark.parametrize("role", ["main", "assistant"])
+def test_a_model_with_a_cache_of_its_own_kind_goes_on_from_it(role):
+    model = of_class(Legacy)
+    assert choose_backend(model, CPU) == MANY
+    for batch in (1, 3):
+        assert_equal(case_of(model, role, batch))
 
 
 @pytest.mark.parametrize(

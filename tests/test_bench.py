@@ -12,6 +12,7 @@ from statistics import median
 
 import pytest
 import torch
+from test_backends import model_of
 from tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache
 
@@ -127,6 +128,8 @@ def test_branches_that_are_not_packed_run_as_rows(monkeypatch):
 def test_keys_and_values_by_hand():
     """Both tiny models have 2 layers; llama 2 heads of 8 numbers, GPT-NeoX 4 of 8: 256 and 512 bytes a token."""
     assert [instruments.kv_bytes_per_token(model) for model, _ in pair()] == [256, 512]
+    # Models that keep no keys, or only in one of two layers: 4 heads of 8 numbers.
+    assert [instruments.kv_bytes_per_token(model_of(name)) for name in ("mamba", "rwkv", "qwen3_next")] == [0, 0, 128]
     tokenizers = [tokenizer for _, tokenizer in pair()]
     result = measure(pair(), ["Once upon a time", "She said"], new_tokens=6, repeats=1, against=["greedy"])
     (text,) = result.texts
@@ -366,6 +369,7 @@ def test_all_batches_read_the_same_prompts():
 def test_the_targets_compare_batches_over_the_same_prompts():
     plan = targets.plan((), (), 20, 500, 2000)
     assert {plan[name].num_prompts for name in ("short 1", "short 3")} == {plan["batch 1"].batch} == {8}
+    assert {plan[name].num_prompts for name in ("long 1", "long 3")} == {4}
 
 
 def test_the_command_knows_every_contender():

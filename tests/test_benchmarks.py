@@ -29,6 +29,7 @@ def test_the_same_logits_at_more_cost(members, k, num_parameters):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     larger = enlarge(model, num_parameters)
     assert larger.num_parameters() == pytest.approx(num_parameters, rel=0.05)
+    assert larger.config.intermediate_size % 32 == 0
     for question in demo.test_questions(5):
         ids = tokenizer(question.prompt, return_tensors="pt").input_ids
         with torch.no_grad():

@@ -27,6 +27,7 @@ CORE = (
     "logits_process",
     "stopping_criteria",
     "token_nodes",
+    "reader",
     "skinny",
     "model_call",
     "memory",

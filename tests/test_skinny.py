@@ -11,9 +11,11 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from tiny import TOKENIZERS, tiny_model
 from torch.nn.utils.parametrizations import weight_norm
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from transformers import RwkvConfig, RwkvForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hf_adafuse import enable_adafuse
+from hf_adafuse.model_call import ModelCall
 from hf_adafuse.skinny import MAX_TOKENS, linear, with_skinny_linears
 
 
@@ -135,6 +137,20 @@ def test_layers_left_alone_among_others(products):
     twin = with_skinny_linears(model)
     torch.testing.assert_close(twin(inputs), model(inputs))
     assert len(products) == 1 and twin is not model
+
+
+def test_a_model_that_rescales_its_weights_does_so_once(products):
+    """RWKV does in its first pass: the weights, which all share, and a note on itself."""
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=32, hidden_size=16, attention_hidden_size=16, intermediate_size=16)
+    model = RwkvForCausalLM(RwkvConfig(num_hidden_layers=3, rescale_every=1, **sizes)).eval()
+    plain, ids = copy.deepcopy(model), torch.tensor([[3, 5, 7]])
+    expected = plain(ids, use_cache=False).logits
+    for _ in range(2):
+        logits, _ = ModelCall(model)(ids)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert products
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 def test_autocast_is_heeded():

@@ -17,7 +17,7 @@ import torch
 # How many hidden values a layer count goes with, in models of the common kind (768 / 12, 4096 / 32 ...).
 _WIDTH_PER_LAYER = 80
 # Real layers are of round sizes: others are slower to multiply by.
-_NEURONS = 32
+_NEURON_MULTIPLE = 32
 
 # What each part of a layer does with the hidden values: reads them, writes them, or scales each of them.
 _READS = r"(q_proj|k_proj|v_proj|query_key_value|gate_proj|up_proj|dense_h_to_4h|lm_head|embed_out)\."
@@ -82,13 +82,13 @@ def _larger_config(config: Any, num_parameters: int) -> tuple[Any, int]:
     _, times, num_layers = min(shapes)
     larger = copy.deepcopy(config)
     embeddings, layer, _ = _count(config, times)
-    neurons = (num_parameters - embeddings - num_layers * layer) // (
+    num_added = (num_parameters - embeddings - num_layers * layer) // (
         num_layers * _matrices(config) * times * config.hidden_size
     )
     larger.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     larger.hidden_size = times * config.hidden_size
-    neurons = round((times * config.intermediate_size + neurons) / _NEURONS) * _NEURONS
-    larger.intermediate_size = max(config.intermediate_size, neurons)
+    num_neurons = round((times * config.intermediate_size + num_added) / _NEURON_MULTIPLE) * _NEURON_MULTIPLE
+    larger.intermediate_size = max(config.intermediate_size, num_neurons)
     larger.num_attention_heads = times * config.num_attention_heads
     if getattr(config, "num_key_value_heads", None):
         larger.num_key_value_heads = times * config.num_key_value_heads

@@ -85,12 +85,18 @@ def cache_bytes(cache: Any) -> int:
 
 
 def kv_bytes_per_token(model: Any) -> int:
-    """The bytes of one token's keys and values: 2 * layers * kv_heads * head_dim * bytes of a number."""
+    """The bytes of one token's keys and values: 2 * layers * kv_heads * head_dim * bytes of a number; of the layers
+    with attention."""
     config = model.config.get_text_config()
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None:
+        return 0
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    with_keys = [kind for kind in kinds or [] if "attention" in kind and kind != "linear_attention"]
+    num_layers = len(with_keys) if kinds else config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * config.num_hidden_layers * kv_heads * head_dim * model.dtype.itemsize)
+    return int(2 * num_layers * kv_heads * head_dim * model.dtype.itemsize)
 
 
 def weight_bytes(model: Any) -> int:

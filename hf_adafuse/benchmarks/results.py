@@ -110,11 +110,11 @@ class Measurement:
         return max((max(values) - min(values)) / median(values) for values in times)
 
     def forwards(self, contender: str) -> list[int]:
-        """Per member, summed over the texts."""
+        """Per member, summed over the texts; of the first repeat: what rides depends on the times measured."""
         return self._summed(contender, "forwards")
 
     def tokens(self, contender: str) -> list[int]:
-        """Per member, summed over the texts."""
+        """Per member, summed over the texts; of the first repeat."""
         return self._summed(contender, "tokens")
 
     def words_per_second(self, contender: str) -> float:
@@ -147,8 +147,10 @@ class Measurement:
 
     @property
     def kv_ratio(self) -> float:
-        """Bytes of keys and values at our peak over what the members' own caches hold at the end: the worst text's."""
-        return max(sample.kv_peak_bytes / self.texts[sample.text].own_kv_bytes for sample in self.of(OURS))
+        """Bytes of keys and values at our peak over what the members' own caches hold at the end: the worst text's. 0
+        where they keep none."""
+        held = [(sample.kv_peak_bytes, self.texts[sample.text].own_kv_bytes) for sample in self.of(OURS)]
+        return max(ours / own if own else 0.0 for ours, own in held)
 
     @property
     def agreement(self) -> float:
@@ -201,5 +203,5 @@ class Measurement:
         return asdict(self) | {"figures": self.figures()}
 
     def _summed(self, contender: str, counts: str) -> list[int]:
-        firsts = [self.of(contender, text)[0] for text in self.texts_of(contender)]  # every repeat counts the same
+        firsts = [self.of(contender, text)[0] for text in self.texts_of(contender)]
         return [sum(values) for values in zip(*(getattr(sample, counts) for sample in firsts), strict=True)]

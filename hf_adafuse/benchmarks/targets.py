@@ -10,7 +10,7 @@ from .results import NAIVE, OURS, Measurement
 from .workload import Combination
 
 BATCH, LARGE_BATCH = 8, 16
-# How many prompts the long ones, read one at a time, are: agreement, and with it time, differs from text to text.
+# How many long prompts are read, one at a time: agreement, and with it time, differs from text to text.
 _NUM_LONG = 4
 
 

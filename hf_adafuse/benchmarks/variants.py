@@ -30,7 +30,9 @@ def without_subtree() -> AbstractContextManager[None]:
     def make(commit: Callable[..., Any]) -> Callable[..., Any]:
         def drop_below(self: SlotTrees, index: int, *rest: Any) -> None:
             commit(self, index, *rest)
-            self.rows[index].root.children.clear()
+            root = self.rows[index].root
+            self.cache.release(self._lanes[index], [node.slot for node in root.run_descendants()])
+            root.children.clear()
 
         return drop_below
 
