@@ -150,11 +150,11 @@ class Decoder:
     def _drop_unfit(self, row: int, pool: Pool) -> None:
         """Candidates that could not reach the caller, or that do not fit into a member's context, leave the pool."""
         for candidate in pool.ranked():
-            unfit = [m.name for k, m in enumerate(self.members) if not self._fits(k, row, pool, candidate)]
+            unfit = [m for k, m in enumerate(self.members) if not self._fits(k, row, pool, candidate)]
             if not pool.can_commit(candidate):
                 candidate.dropped = f"the tokenizer of {self.members[0].name} cannot represent it"
             elif unfit:
-                candidate.dropped = f"it outgrows the context of {unfit[0]}"
+                candidate.dropped = f"it outgrows {unfit[0].limit} of {unfit[0].name}"
 
     def _fits(self, k: int, row: int, pool: Pool, candidate: Candidate) -> bool:
         return self.members[k].fits(row, pool.ids(k, candidate))
@@ -225,7 +225,7 @@ class Decoder:
         member = self.members[full[0]]
         self.prompts[row].is_finished = True
         warnings.warn(
-            f"Generation of prompt {row} stopped early: the text outgrows the context of {member.name} "
+            f"Generation of prompt {row} stopped early: the text outgrows {member.limit} of {member.name} "
             f"({member.max_length} tokens). What was generated is kept.",
             UserWarning,
             stacklevel=2,

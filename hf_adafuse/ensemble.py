@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -64,7 +65,13 @@ class Participant:
 
     @property
     def frequency_switch(self) -> int | None:
-        return frequency_switch(self.model.config.get_text_config())
+        """As of `model_call`, where its context goes beyond it."""
+        switch = frequency_switch(self.model.config.get_text_config())
+        return None if switch is None or switch >= (self.max_length or math.inf) else switch
+
+    def ends_at_switch(self, prompts: list[list[int]]) -> bool:
+        """Whether texts that begin with these prompts are read by the frequencies of short ones, and end with them."""
+        return self.frequency_switch is not None and max(map(len, prompts)) <= self.frequency_switch
 
     @property
     def device(self) -> torch.device:
@@ -110,10 +117,10 @@ class Participant:
         eos_ids = [token for token in eos_ids if size is None or token < size]
         device = self.device
         tree = BACKENDS[self.choose_backend()](self.model, device)
-        switch = self.frequency_switch
-        ends_there = switch is not None and max(map(len, prompts)) <= switch
-        length = switch if ends_there else self.max_length
-        return Member(self.name, self.model, self.vocabulary, eos_ids, length, device, tree)
+        member = Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, device, tree)
+        if self.ends_at_switch(prompts):
+            member.max_length, member.limit = self.frequency_switch, "the rotary frequencies for short texts"
+        return member
 
     def own_eos_ids(self) -> list[int]:
         """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""

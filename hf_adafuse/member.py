@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ _FREE_TOKENS = 8
 _BATCH_TOKENS, _MIN_WIDTH = 32, 4
 # Where rows are not filled up, others ride with one of a batch that needs fewer than this: the best by passes counted.
 _RIDING_WIDTH = 3
-# With a prompt alone, nodes ride until its tree holds this many, or one for so many tokens of the prefix: more would
-# show in the size of the cache. As measured.
+# With a prompt alone, nodes ride and rounds are proposed ahead until its tree holds this many, or one for so many
+# tokens of the prefix: more would show in the size of the cache. As measured.
 _MOST_HELD, _TOKENS_PER_HELD = 14, 12
 
 
@@ -46,7 +46,7 @@ class Member:
         model (`PreTrainedModel`): never changed.
         vocabulary (`Vocabulary`): its tokenizer.
         eos_ids (`list[int]`): its end-of-sequence ids; with none, it gives the end of the text no probability.
-        max_length (`int`, *optional*): the most tokens its context holds.
+        max_length (`int`, *optional*): the most tokens it reads; `limit` says of what that is the length.
         device (`torch.device`): where its inputs go.
         tree (`Trees`): its token trees, of the backend that suits the model.
     """
@@ -62,7 +62,7 @@ class Member:
         tree: Trees,
     ) -> None:
         self.name, self.model, self.vocabulary, self.device = name, model, vocabulary, device
-        self.eos_ids, self.max_length = sorted(set(eos_ids)), max_length
+        self.eos_ids, self.max_length, self.limit = sorted(set(eos_ids)), max_length, "the context"
         self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
         self.times = PassTimes(is_flat=device.type != "cpu")
         self.num_proposals = self.num_wins = 0
@@ -156,12 +156,12 @@ class Member:
         Run these nodes, by row, in one forward pass and read their logits. Where rows are filled up to the widest, on
         CPU, only the first ones of a row that needs many. Where more cost little, others ride that are likely to be
         needed: the last tokens of candidates, drafts, what is likely to be read first when it is asked next. With a
-        prompt alone no more of them than its tree may hold.
+        prompt alone none ride beyond what its tree may hold.
         """
         active, is_padded = self.tree.active, self.tree.is_padded
         most = max(_MIN_WIDTH, _BATCH_TOKENS // len(active)) if is_padded and self.device.type == "cpu" else None
         wanted = {row: _unread(nodes)[:most] for row, nodes in needs.items()}
-        due, width = list(chain.from_iterable(wanted.values())), max(map(len, wanted.values()))
+        width = max(map(len, wanted.values()))
         if self.tree.rides_free and (width > 1 or len(active) > 1 or self.times.is_flat):
             is_alone, free = len(active) == 1, _FREE_TOKENS // len(active)
             width = max(width, free) if is_padded or is_alone else max(_RIDING_WIDTH, free)
@@ -170,12 +170,12 @@ class Member:
                 likely = self._proposer.riders(self.root(row))[: max(0, width - len(nodes))]
                 limit = self.slack(row) if is_alone else width
                 wanted[row] = _unread(nodes, self._riding[row], likely)[: max(limit, len(nodes))]
-        ridden = list(chain.from_iterable(wanted.values()))
+        ridden = [node for nodes in wanted.values() for node in nodes]
         with self.times.measured(len(ridden)):
-            self._guard(lambda: self.tree.run(ridden), due)
+            self._guard(lambda: self.tree.run(ridden))
 
     def slack(self, row: int) -> int:
-        """How many more nodes the tree of a prompt alone may hold before nothing more rides; negative past that."""
+        """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
         num_held = len(self.tree.rows[row].unsettled())
         return max(_MOST_HELD, self.root(row).position // _TOKENS_PER_HELD) - num_held
 
@@ -204,15 +204,11 @@ class Member:
         values = torch.stack(scores).tolist() if scores else []
         return [value - node.reading.log_total for value, node in zip(values, nodes, strict=False)]
 
-    def _guard(self, forward: Callable[[], list[Node]], due: list[Node] | None = None) -> None:
-        """Run nodes and read them; `due` are those without which nothing goes on, by default all."""
+    def _guard(self, forward: Callable[[], list[Node]]) -> None:
         try:
-            nodes = forward()
-            if any(node.logits is None for node in (nodes if due is None else due)):
-                raise ForwardError("its logits are NaN or infinite")
+            self._reader.read(forward())
         except ForwardError as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
-        self._reader.read([node for node in nodes if node.logits is not None])
 
 
 def _unread(*paths: list[Node]) -> list[Node]:

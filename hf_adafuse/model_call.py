@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .adapters import AdaptedModel, base_model
-from .skinny import hand_back, with_skinny_linears
+from .skinny import with_skinny_linears
 from .token_nodes import ForwardError
 
 # The names under which a `forward` takes what it remembers of earlier tokens.
@@ -52,13 +52,15 @@ class ModelCall:
 
     Args:
         model (`PreTrainedModel`): called as it is; nothing of it is changed.
+        is_set_up (`bool`): whether the first pass sets up nothing on the model. RWKV rescales its weights then, and
+            notes that on itself: that pass must be its own, not that of its twin with the quick layers.
 
     Attributes:
         memory (`str`, *optional*): the argument that takes the cache or state; `None` where there is none.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, is_set_up: bool = False) -> None:
+        self.model, self._is_set_up = model, is_set_up
         base = base_model(base_model(model))  # inside an adapter, inside PEFT's wrapper
         parameters = inspect.signature(base.forward).parameters
         self._names = set(parameters)
@@ -97,14 +99,11 @@ class ModelCall:
         if last_only:
             given["logits_to_keep"] = 1
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
-        is_first = "_quick" not in vars(self)
         try:
-            output = self._quick(**given)
+            output = (self._quick if self._is_set_up else self.model)(**given)
             logits = output.logits if hasattr(output, "logits") else output[0]
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error
-        finally:
-            if is_first and self._quick is not self.model:
-                hand_back(self.model, self._quick)
+        self._is_set_up = True
         returned = getattr(output, self.memory, None) if self.memory else None
         return logits, memory if returned is None else returned

@@ -62,12 +62,7 @@ def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bo
     """Whether a token on the way to the node has been forbidden, here or in an earlier reading."""
     while node.parent is not None:
         above = node.parent
-        if id(above) in order:
-            scores = logits[order[id(above)]]
-        elif above.reading is not None:
-            scores = above.reading.scores
-        else:  # its logits are NaN or infinite: what follows may be read, but can never be committed
-            return True
+        scores = logits[order[id(above)]] if id(above) in order else above.reading.scores
         if scores[node.token] == -math.inf:
             return True
         node = above

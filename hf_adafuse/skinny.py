@@ -35,16 +35,6 @@ def with_skinny_linears(model: Any) -> Any:
     return _twin(model, {})
 
 
-def hand_back(model: Any, twin: Any) -> None:
-    """
-    What a pass has set on modules of the twin is set on those of the model. RWKV, in its first pass, rescales weights,
-    which are shared, and notes that on itself; without the note it would do so again.
-    """
-    for module, other in zip(model.modules(), twin.modules(), strict=True):
-        if other is not module:
-            vars(module).update(vars(other), _modules=module._modules)
-
-
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
     num_parts, num_tokens = _num_parts(len(weight), torch.get_num_threads()), inputs.numel() // inputs.shape[-1]

@@ -12,7 +12,7 @@ from .kv_cache import KeysValues
 
 
 class ForwardError(Exception):
-    """A model raised, ran out of memory or gave NaN; the reason is its `__cause__` or its text."""
+    """A model raised, ran out of memory or returned NaN; the reason is its `__cause__` or its text."""
 
 
 class Node:
@@ -23,8 +23,7 @@ class Node:
         row (`int`): the prompt whose tree it is in.
         position (`int`): the number of tokens before it.
         slot (`int`): its column in the cache, -1 until it has been run.
-        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run;
-            `None` also where they are NaN or infinite.
+        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
         reading: what its member made of the logits.
         is_end (`bool`): whether a candidate ends here, so that the next round may begin here.
         memory: what the model remembers of the tokens up to it, where a backend keeps that per node.
@@ -158,6 +157,7 @@ class Trees:
         for index in finished.intersection(self.active):
             row = self.rows[index]
             _take_apart(row.pending[0] if row.pending else row.root)
+            row.root.logits = row.root.reading = None  # of a tensor of the whole pass
         self.active = [index for index in self.active if index not in finished]
 
     def ids_to(self, node: Node) -> list[int]:
@@ -185,11 +185,11 @@ class Trees:
         return settled
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
-        """Those that are NaN or infinite are left out: whether they matter, whoever reads them knows."""
         logits = logits.float()
-        for node, row, largest in zip(nodes, logits, logits.amax(-1).tolist(), strict=True):
-            if math.isfinite(largest):
-                node.logits = row
+        if not all(map(math.isfinite, logits.amax(-1).tolist())):
+            raise ForwardError("its logits are NaN" if logits.isnan().any() else "its logits are infinite")
+        for node, row in zip(nodes, logits, strict=True):
+            node.logits = row
         return nodes
 
 

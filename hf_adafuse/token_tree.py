@@ -31,7 +31,7 @@ class SlotTrees(Trees):
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
-        self._call = ModelCall(model)
+        self._call = ModelCall(model, is_set_up=True)
         self._lanes: dict[int, int] = {}  # the lane of each active prompt
         self.most_shared = MOST_SHARED
 

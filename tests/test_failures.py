@@ -15,8 +15,6 @@ from transformers import LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, disable_adafuse, enable_adafuse
-from hf_adafuse.member import Member
-from hf_adafuse.token_tree import TokenTree
 
 BYTES, CHARS = TOKENIZERS["byte_level"](), TOKENIZERS["characters"]()
 MEMBERS = [("llama", "byte_level", 0), ("gpt2", "characters", 0), ("qwen3", "byte_level", 1)]
@@ -184,36 +182,6 @@ def test_a_nan_in_the_filler_of_a_batch_is_nobodys():
 
     models[0].register_forward_hook(hook, with_kwargs=True)
     assert torch.equal(call(models, prompts).sequences, expected.sequences)
-
-
-def test_a_nan_in_what_rides_matters_only_to_who_asks_for_it(look_ahead, monkeypatch):
-    look_ahead(0, is_flat=True)
-    expected, read, store, due, ridden = call(members()), Member.read, TokenTree._store, set(), []
-
-    def watched_read(self, needs):
-        due.update(id(node) for nodes in needs.values() for node in nodes)
-        read(self, needs)
-
-    def broken_store(self, nodes, logits):
-        for node, row in zip(nodes, logits, strict=True):
-            if due and id(node) not in due:
-                ridden.append(node)
-                if len(ridden) == number:
-                    row[0] = torch.nan
-        return store(self, nodes, logits)
-
-    monkeypatch.setattr(Member, "read", watched_read)
-    monkeypatch.setattr(TokenTree, "_store", broken_store)
-    failed = []
-    for number in range(1, 13):  # read by the hook
-        due.clear()
-        ridden.clear()
-        try:
-            assert torch.equal(call(members()).sequences, expected.sequences)
-        except AdaFuseDecodingError as error:
-            failed.append(str(error))
-        assert len(ridden) >= number
-    assert 0 < len(failed) < 12 and all("NaN" in message for message in failed)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf], ids=["inf", "-inf"])

@@ -58,7 +58,7 @@ def test_a_text_that_begins_below_ends_there(role, look_ahead):
     members[0 if role == "main" else 1].max_length = SWITCH
     (row,), _, _ = case.main_ids()
     expected, _ = reference_decode(members, case.member_prompts(row), case.config, 30)
-    with pytest.warns(UserWarning, match=rf"outgrows the context of .* \({SWITCH} tokens\)"):
+    with pytest.warns(UserWarning, match=rf"outgrows the rotary frequencies for short texts of .* \({SWITCH} tokens\)"):
         output = case.fast()
     assert output.sequences[0, len(row) :].tolist() == expected != []
 

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_adafuse import enable_adafuse
 from hf_adafuse.model_call import ModelCall
+from hf_adafuse.self_test import choose_backend
 from hf_adafuse.skinny import MAX_TOKENS, linear, with_skinny_linears
 
 
@@ -146,9 +147,11 @@ def test_a_model_that_rescales_its_weights_does_so_once(products):
     model = RwkvForCausalLM(RwkvConfig(num_hidden_layers=3, rescale_every=1, **sizes)).eval()
     plain, ids = copy.deepcopy(model), torch.tensor([[3, 5, 7]])
     expected = plain(ids, use_cache=False).logits
-    for _ in range(2):
-        logits, _ = ModelCall(model)(ids)
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    choose_backend(model, torch.device("cpu"))
+    for call in (ModelCall(model), ModelCall(copy.deepcopy(model)), ModelCall(model)):
+        for _ in range(2):
+            logits, _ = call(ids, use_memory=False)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert products
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
 

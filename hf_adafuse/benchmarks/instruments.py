@@ -92,7 +92,7 @@ def kv_bytes_per_token(model: Any) -> int:
     if heads is None:
         return 0
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    with_keys = [kind for kind in kinds or [] if "attention" in kind and kind != "linear_attention"]
+    with_keys = [kind for kind in kinds or [] if kind.endswith(("attention", "hybrid")) and kind != "linear_attention"]
     num_layers = len(with_keys) if kinds else config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
