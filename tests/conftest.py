@@ -13,7 +13,7 @@ import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", type=int, default=96, help="random cases compared with the oracle")
+    parser.addoption("--cases", type=int, default=80, help="random cases compared with the oracle")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
