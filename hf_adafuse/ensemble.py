@@ -69,10 +69,6 @@ class Participant:
         switch = frequency_switch(self.model.config.get_text_config())
         return None if switch is None or switch >= (self.max_length or math.inf) else switch
 
-    def ends_at_switch(self, prompts: list[list[int]]) -> bool:
-        """Whether texts that begin with these prompts are read by the frequencies of short ones, and end with them."""
-        return self.frequency_switch is not None and max(map(len, prompts)) <= self.frequency_switch
-
     @property
     def device(self) -> torch.device:
         """Where its inputs go, also when its weights are offloaded."""
@@ -118,8 +114,9 @@ class Participant:
         device = self.device
         tree = BACKENDS[self.choose_backend()](self.model, device)
         member = Member(self.name, self.model, self.vocabulary, eos_ids, self.max_length, device, tree)
-        if self.ends_at_switch(prompts):
-            member.max_length, member.limit = self.frequency_switch, "the rotary frequencies for short texts"
+        switch = self.frequency_switch
+        if switch is not None and max(map(len, prompts)) <= switch:
+            member.max_length, member.limit = switch, "the rotary frequencies for short texts"
         return member
 
     def own_eos_ids(self) -> list[int]:

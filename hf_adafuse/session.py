@@ -159,8 +159,9 @@ class Session:
 def _usable(participant: Participant, prompts: list[list[int]], cache: Any) -> Any:
     """A cache, or `None` where its keys are of other rotary frequencies than the prompts are read by now."""
     switch = participant.frequency_switch
-    is_other = switch is not None and not participant.ends_at_switch(prompts)
-    return None if cache and is_other and cache[0][0].shape[2] <= (switch or 0) else cache
+    if cache and switch is not None and cache[0][0].shape[2] <= switch < max(map(len, prompts)):
+        return None
+    return cache
 
 
 def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:
