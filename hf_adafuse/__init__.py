@@ -7,20 +7,20 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "AdaFuseCandidate": "outputs",
     "AdaFuseConfig": "config",
-    "AdaFuseDecodingError": "progress",
+    "AdaFuseDecodingError": "decoding.progress",
     "AdaFuseGenerationMixin": "generation",
     "AdaFuseOutput": "outputs",
     "AdaFusePipeline": "pipelines",
     "AdaFuseRound": "outputs",
-    "AdaFuseRounds": "rounds",
-    "AdaFuseRoundsBatch": "rounds",
+    "AdaFuseRounds": "rounds.round_lists",
+    "AdaFuseRoundsBatch": "rounds.round_lists",
     "BranchLogitsProcessor": "logits_process",
     "MarginCriteria": "stopping_criteria",
     "WordBoundaryCriteria": "stopping_criteria",
-    "chat_inputs": "chat",
+    "chat_inputs": "members.chat",
     "disable_adafuse": "generation",
     "enable_adafuse": "generation",
-    "export_adafuse": "hub",
+    "export_adafuse": "hub.export",
 }
 
 __all__ = list(_EXPORTS)

@@ -1,24 +1,33 @@
 """AdaFuse inside `generate()`: the mixin, `enable_adafuse`, argument checks. The only module that knows transformers'
-generation loop; the algorithm is in `decoding.py`.
+generation loop; a call is planned and run in `call`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import logging
 
+from .call.arguments import (
+    ARGUMENTS,
+    Ensemble,
+    EnsembleArguments,
+    ensemble_arguments,
+    first_given,
+    places_of,
+    resolve_participants,
+)
+from .call.inputs import HostCall
+from .call.plan import plan_call
+from .call.run import run_call
 from .config import AdaFuseConfig
-from .ensemble import EnsembleArguments, Participant, check_backends, resolve_participants
-from .processors import ProcessorRequest
-from .session import Session
+from .members.processors import ProcessorRequest
 
 logger = logging.get_logger(__name__)
-
-_ARGUMENTS = ("assistant_models", "assistant_tokenizers", "assistant_inputs", "adafuse_config")
 
 
 class AdaFuseGenerationMixin(GenerationMixin):
@@ -43,25 +52,21 @@ class AdaFuseGenerationMixin(GenerationMixin):
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        given = getattr(generation_config, "adafuse_config", None)
-        if given is not None and kwargs.get("adafuse_config") is None:
-            kwargs["adafuse_config"] = given  # of this call, so it wins over what is bound
-        call = {name: kwargs.get(name) for name in _ARGUMENTS}
-        if kwargs.get("cache_implementation") == "paged" and self._adafuse_plan(self.generation_config, call):
+        if kwargs.get("custom_generate") is None:  # else the code that it names looks for its settings itself
+            _, configured = first_given("adafuse_config", places_of(self, kwargs, generation_config))
+            if configured is not None:
+                kwargs["adafuse_config"] = configured
+        if kwargs.get("cache_implementation") == "paged" and self._adafuse_arguments(kwargs):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         return super().generate(inputs, generation_config, *args, **kwargs)
 
-    def _adafuse_plan(self, generation_config: Any, call: dict[str, Any]) -> tuple[EnsembleArguments, Any] | None:
-        """What this call asks for, or `None` when it is an ordinary one."""
-        arguments = EnsembleArguments(**call).over(getattr(self, "_adafuse_bound", None))
-        configured = arguments.adafuse_config
-        if configured is None:
-            configured = getattr(generation_config, "adafuse_config", None)
-        if configured is False or (configured is None and not arguments.assistant_models):
-            return None
-        return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig()
+    def _adafuse_arguments(
+        self, call: Mapping[str, Any], generation_config: Any = None
+    ) -> tuple[EnsembleArguments, AdaFuseConfig] | None:
+        """What a call asks for, or `None` when it is an ordinary one."""
+        return ensemble_arguments(self, call, generation_config)
 
     # The hooks below are those of transformers, in the order in which `generate()` comes by them.
 
@@ -74,27 +79,26 @@ class AdaFuseGenerationMixin(GenerationMixin):
             if kwargs.get("adafuse_config") is False:
                 del kwargs["adafuse_config"]
             return mode_kwargs  # type: ignore[no-any-return]
-        call = {name: kwargs.pop(name, None) for name in _ARGUMENTS}
+        call = {name: kwargs.pop(name, None) for name in ARGUMENTS}
         mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         bound = getattr(self, "_adafuse_bound", None)
         if bound is not None and bound.tokenizer is not None:
             mode_kwargs.setdefault("tokenizer", bound.tokenizer)
-        mode_kwargs["adafuse"] = call
+        mode_kwargs["adafuse_call"] = call
         return mode_kwargs  # type: ignore[no-any-return]
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]
     ) -> None:
-        call = mode_kwargs.pop("adafuse", None)
-        plan = None if call is None else self._adafuse_plan(generation_config, call)
-        if plan is not None:
+        call = mode_kwargs.pop("adafuse_call", None)
+        asked = None if call is None else self._adafuse_arguments(call)
+        if asked is not None:
             _check_mode(generation_mode, generation_config, mode_kwargs)
-            arguments, config = plan
+            arguments, config = asked
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
-            participants = resolve_participants(self, arguments)
-            _check_weights(config, participants)
-            mode_kwargs["tokenizer"] = participants[0].tokenizer  # stop strings need it
-            mode_kwargs["adafuse"] = Session(participants, config, arguments.assistant_inputs)
+            ensemble = Ensemble(resolve_participants(self, arguments), config, arguments.assistant_inputs)
+            mode_kwargs["tokenizer"] = ensemble.participants[0].tokenizer  # stop strings need it
+            mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +116,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
         generation_config: Any,
         synced_gpus: bool = False,
         streamer: Any = None,
-        adafuse: Session | None = None,
+        adafuse: Ensemble | None = None,
         **model_kwargs: Any,
     ) -> Any:
         if adafuse is None:
@@ -124,9 +128,10 @@ class AdaFuseGenerationMixin(GenerationMixin):
                 "`do_sample` is set, but AdaFuse is deterministic: temperature, top-k and top-p are not used. Set "
                 "`do_sample=False` to silence this."
             )
-        return adafuse.run(
+        call = HostCall(
             input_ids, logits_processor.adafuse, stopping_criteria, generation_config, streamer, model_kwargs
         )
+        return run_call(plan_call(adafuse, call))
 
 
 def enable_adafuse(
@@ -168,8 +173,8 @@ def enable_adafuse(
         arguments.assistant_models = [participant.model for participant in participants[1:]]
         arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
         arguments.tokenizer = participants[0].tokenizer
-        _check_weights(config or AdaFuseConfig(), participants)
-        check_backends(participants)
+        for participant in Ensemble(participants, config or AdaFuseConfig()).participants:
+            participant.choose_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))
     _bind(model, arguments)
@@ -243,11 +248,3 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) 
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(generation_config, name):
             raise ValueError(f"`{name}` must be False with AdaFuse, but is True. Run the model on the result instead.")
-
-
-def _check_weights(config: AdaFuseConfig, participants: list[Participant]) -> None:
-    if config.model_weights is not None and len(config.model_weights) != len(participants):
-        raise ValueError(
-            f"`model_weights` must be one per member, but is {len(config.model_weights)} for {len(participants)} "
-            "members. Give the main model's weight first."
-        )

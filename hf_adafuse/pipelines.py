@@ -11,14 +11,13 @@ from transformers import AutoModelForCausalLM
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.text_generation import Chat, TextGenerationPipeline
 
-from .chat import chat_inputs
-from .ensemble import resolve_participants
+from .call.arguments import resolve_participants
 from .generation import enable_adafuse
-from .vocabulary import vocabulary_of
+from .members.chat import chat_inputs
+from .members.vocabulary import vocabulary_of
 
 TASK = "adafuse-text-generation"
 
-_ARGUMENTS = ("assistant_models", "assistant_tokenizers", "assistant_inputs", "adafuse_config")
 # Arguments of `apply_chat_template` that are the main tokenizer's own affair.
 _OF_THE_MAIN = ("chat_template", "padding", "return_tensors", "return_dict", "tokenize")
 
@@ -54,7 +53,7 @@ class AdaFusePipeline(TextGenerationPipeline):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not hasattr(self.model, "_adafuse_plan"):  # by name: a Hub folder brings a mixin of its own
+        if not hasattr(self.model, "_adafuse_arguments"):  # by name: a Hub folder brings a mixin of its own
             enable_adafuse(self.model)
 
     def preprocess(self, prompt_text: Any, **kwargs: Any) -> Any:
@@ -79,11 +78,10 @@ class AdaFusePipeline(TextGenerationPipeline):
 
     def _assistant_inputs(self, chats: list[Any], generate_kwargs: dict[str, Any]) -> list[Any] | None:
         """The chats as each assistant reads them; `None` where there is none to read them."""
-        settings = generate_kwargs.get("generation_config") or self.model.generation_config
-        plan = self.model._adafuse_plan(settings, {name: generate_kwargs.get(name) for name in _ARGUMENTS})
-        if plan is None or not plan[0].assistant_models:
+        asked = self.model._adafuse_arguments(generate_kwargs, generate_kwargs.get("generation_config"))
+        if asked is None or not asked[0].assistant_models:
             return None
-        arguments, _ = plan
+        arguments, _ = asked
         arguments.tokenizer = generate_kwargs["tokenizer"]
         tokenizers = [participant.tokenizer for participant in resolve_participants(self.model, arguments)]
         messages = [chat.messages for chat in chats]

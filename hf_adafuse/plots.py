@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .outputs import AdaFuseRound
-from .rounds import AdaFuseRoundsBatch
-from .trace import on_one_line, winning_members
-from .trace_html import COLOURS
+from .rounds.round_lists import AdaFuseRoundsBatch
+from .rounds.trace_html import COLOURS
+from .rounds.trace_text import on_one_line, winning_members
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

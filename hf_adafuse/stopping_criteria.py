@@ -13,10 +13,11 @@ import torch
 from transformers import StoppingCriteria
 
 from .config import AdaFuseConfig
+from .decoding.scoring import margin
+from .decoding.words import WordRule, word_starts
 from .logits_process import check_prompt_length
-from .scoring import best_tokens, margin
-from .vocabulary import vocabulary_of
-from .words import WordRule, word_starts
+from .members.readings import best_tokens
+from .members.vocabulary import vocabulary_of
 
 
 class _WordReader:

@@ -124,3 +124,8 @@ def assert_equal(case: Case) -> None:
         spans = [committed.text for committed in output.rounds[row]]
         assert spans[:-1] == texts[: len(spans)][:-1], f"row {row}: rounds {spans} are not {texts}"
     assert width > 0
+
+
+def counts(output) -> list[tuple[int, int]]:
+    """Per member, its forward passes and the tokens it has run."""
+    return [(member["forward_passes"], member["tokens_run"]) for member in output.stats["members"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 
@@ -10,6 +11,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+
+from hf_adafuse.trees.pass_costs import PassCosts
+from hf_adafuse.trees.pass_policy import Policy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,13 +32,18 @@ def _few_threads() -> None:
 
 @pytest.fixture(autouse=True)
 def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What rides and how far ahead the first member proposes follow from measured times; in a test, from the test."""
+    """
+    What else goes into a pass, and how far ahead the first member proposes, follows from measured times; in a test it
+    follows from a made-up curve of costs, on which a pass of several tokens costs like one of one, or twice as much.
+    """
 
     def fix(num_rounds: int, is_flat: bool = False) -> None:
-        monkeypatch.setattr("hf_adafuse.decoding.MAX_ROUNDS", num_rounds)
-        monkeypatch.setattr("hf_adafuse.decoding.pays", lambda *_: True)
-        monkeypatch.setattr("hf_adafuse.look_ahead.WinRecord.odds", lambda *_: 0.5)
-        monkeypatch.setattr("hf_adafuse.look_ahead.PassTimes.is_flat", is_flat)
+        curve = {1: 1.0} if is_flat else {1: 1.0, 2: 2.0}
+        monkeypatch.setattr(
+            "hf_adafuse.members.member.costs_of", lambda model, device: PassCosts(curve, is_measured=False)
+        )
+        monkeypatch.setattr(Policy, "max_rounds_ahead", num_rounds)
+        monkeypatch.setattr(Policy, "least_gain", -math.inf)  # whatever may be gained
 
     fix(0)
     return fix

@@ -1,7 +1,6 @@
 """Packaging: what the README, setup.cfg and tests/constraints.txt say of each other, and what git holds."""
 
 import ast
-import configparser
 import os
 import re
 import subprocess
@@ -10,19 +9,13 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from project import ROOT, setup_cfg
 
-ROOT = Path(__file__).parent.parent
 TOP_LEVEL = {"setup.cfg", "setup.py", "README.md", "LICENSE", "hf_adafuse", "tests", "notebooks"}
 
 # Traces of the machine the project was written on, and of where its packages came from.
 MACHINE = re.compile(r"(?<![\w.$}-])/(?:work|opt|root|home|mnt)/|pypi\.org|pythonhosted|extra-index-url|find-links")
 DATA_SUFFIXES = {".safetensors", ".json", ".jsonl", ".txt", ".png"}
-
-
-def setup_cfg():
-    config = configparser.RawConfigParser()
-    config.read(ROOT / "setup.cfg", encoding="utf-8")
-    return config
 
 
 def requirements():

@@ -14,7 +14,7 @@ from tiny import eos_ids
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.vocabulary import vocabulary_of
+from hf_adafuse.members.vocabulary import vocabulary_of
 
 SHARED = Path(os.environ.get("HF_ADAFUSE_SHARED", Path(__file__).parents[2] / "shared"))
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not here")

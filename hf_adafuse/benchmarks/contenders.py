@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
-from ..ensemble import EnsembleArguments, Participant, resolve_participants
 from ..generation import disable_adafuse, enable_adafuse
-from ..prompts import assistant_prompts
+from ..members.participants import Participant
+from ..members.prompts import assistant_prompts
 from . import instruments
 from .naive import NaiveMember, naive_decode
 from .results import Measurement

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ..config import AdaFuseConfig
-from ..words import split_words
+from ..decoding.words import split_words
 from . import instruments
 from .contenders import Ensemble, Prompts
 from .results import NAIVE, OURS, Measurement, Sample, TextResult

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ..config import AdaFuseConfig
-from ..ensemble import Participant
-from ..scoring import best_tokens, first_lowest, fused_score, margin, span_nll
-from ..words import WordRule
+from ..decoding.scoring import first_lowest, fused_score, margin, span_nll
+from ..decoding.words import WordRule
+from ..members.participants import Participant
+from ..members.readings import best_tokens
 
 Span = tuple[list[list[int]], bool]  # the ids of each word, and whether the text ends after them
 

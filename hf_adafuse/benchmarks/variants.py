@@ -8,35 +8,30 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from .. import model_call
-from ..decoding import Decoder
-from ..ensemble import Participant
-from ..member import Member
-from ..token_tree import SlotTrees
+from ..decoding.decoder import Decoder
+from ..members.participants import Participant
+from ..trees import model_call
+from ..trees.packed_backend import ColumnBackend
 
 
 def without_score_first() -> AbstractContextManager[None]:
     """A member proposes without first reading what the others put on the table."""
 
-    def make(take_turn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, row, spans, drafts: take_turn(self, row, [], [])
-
-    return _patched(Member, "take_turn", make)
+    return _patched(Decoder, "_table", lambda table: lambda *args: ([], []))
 
 
 def without_subtree() -> AbstractContextManager[None]:
     """What was computed below the committed path is dropped, not kept for the next round."""
 
     def make(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def drop_below(self: SlotTrees, index: int, *rest: Any) -> None:
-            commit(self, index, *rest)
-            root = self.rows[index].root
-            self.cache.release(self._lanes[index], [node.slot for node in root.run_descendants()])
-            root.children.clear()
+        def drop_below(self: ColumnBackend, prompt_index: int, *rest: Any) -> None:
+            commit(self, prompt_index, *rest)
+            self.trees[prompt_index].root.children.clear()
+            self.columns.settle(prompt_index, [], self.trees[prompt_index].unsettled())
 
         return drop_below
 
-    return _patched(SlotTrees, "commit", make)
+    return _patched(ColumnBackend, "commit", make)
 
 
 def without_look_ahead() -> AbstractContextManager[None]:

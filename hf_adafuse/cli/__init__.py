@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         return _complain(error, 2)
     except RuntimeError as error:
-        from ..progress import AdaFuseDecodingError
+        from ..decoding.progress import AdaFuseDecodingError
 
         if not isinstance(error, AdaFuseDecodingError):
             raise

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..chat import chat_inputs, pad_left
-from ..ensemble import Participant
+from ..decoding.progress import AdaFuseDecodingError
 from ..generation import enable_adafuse
-from ..progress import AdaFuseDecodingError
+from ..members.chat import chat_inputs, pad_left
+from ..members.participants import Participant
 from .arguments import adafuse_config
 from .members import Pair
 from .questions import Question

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("`--model` must be left out with `--method-only`, but is given. Leave one of them out.")
     adafuse_config(args)  # refuse wrong settings before models are loaded
 
-    from ..hub import export_adafuse
+    from ..hub.export import export_adafuse
     from .members import load_members
 
     model, tokenizer, assistants, tokenizers = None, None, args.assistant, None

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(_as_json(prompt, output) + "\n")
     elif args.trace:
-        from ..trace import format_trace
+        from ..rounds.trace_text import format_trace
 
         sys.stdout.write("\n" + format_trace(output.rounds[0], [_name(model) for model, _ in members], output.stats))
     sys.stdout.flush()
@@ -75,8 +75,8 @@ def as_question(prompt: str) -> str:
 
 
 def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer: TextWriter | None) -> Any:
-    from ..ensemble import Participant
     from ..generation import enable_adafuse
+    from ..members.participants import Participant
 
     (model, tokenizer), *assistants = members
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers.generation.streamers import BaseStreamer
 
-from ..trace import bracketed
-from ..vocabulary import vocabulary_of
+from ..members.vocabulary import vocabulary_of
+from ..rounds.trace_text import bracketed
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 

@@ -1,0 +1,148 @@
+"""What a user asks an ensemble for, where that is looked for, and who takes part then. Runs no model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..config import AdaFuseConfig
+from ..members.loading import find_tokenizer, load_assistant
+from ..members.participants import Participant, assistant_name
+from ..trees.adapters import adapted, base_model
+
+# The arguments that `generate()` takes beyond the ordinary ones.
+ARGUMENTS = ("assistant_models", "assistant_tokenizers", "assistant_inputs", "adafuse_config")
+
+# Where a setting may be kept. The first place that has it wins: the arguments of the call; the generation config passed
+# to it; a repository named in it (`custom_generate="..."`); what `enable_adafuse` has bound to the model; the model's
+# generation config; the repository that the model was loaded from.
+PLACES = ("call", "config of the call", "repository of the call", "bound", "config of the model", "own repository")
+
+
+def first_given(name: str, places: Mapping[str, Any]) -> tuple[str | None, Any]:
+    """The first of `PLACES` that has a setting, and its value; `None` twice where none has."""
+    for place in PLACES:
+        holder = places.get(place)
+        value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+        if value is not None:
+            return place, value
+    return None, None
+
+
+def places_of(model: Any, call: Mapping[str, Any], generation_config: Any = None) -> dict[str, Any]:
+    """The places that need no repository."""
+    return {
+        "call": call,
+        "config of the call": generation_config,
+        "bound": getattr(model, "_adafuse_bound", None),
+        "config of the model": getattr(model, "generation_config", None),
+    }
+
+
+@dataclass
+class EnsembleArguments:
+    """What a user may bind to a model or pass to a call; a call's argument wins over a bound one."""
+
+    assistant_models: Sequence[Any] | None = None
+    assistant_tokenizers: Sequence[Any] | None = None
+    assistant_inputs: Sequence[Any] | None = None
+    tokenizer: Any = None
+    adafuse_config: AdaFuseConfig | Mapping[str, Any] | bool | None = None
+
+    def __deepcopy__(self, memo: Any) -> EnsembleArguments:
+        return self  # a copy of a model shares its assistants
+
+    def __reduce__(self) -> Any:
+        return EnsembleArguments, ()  # they do not travel with a pickled model
+
+    def over(self, bound: EnsembleArguments | None) -> EnsembleArguments:
+        """These arguments, with what they leave open taken from the bound ones."""
+        if bound is None:
+            return self
+        merged = {name: mine if mine is not None else getattr(bound, name) for name, mine in vars(self).items()}
+        if self.assistant_models is not None:  # the bound tokenizers belong to the bound assistants
+            merged["assistant_tokenizers"] = self.assistant_tokenizers
+        return EnsembleArguments(**merged)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """
+    Who decodes together, and how: checked.
+
+    Args:
+        participants (`list[Participant]`): the main model first.
+        config (`AdaFuseConfig`)
+        assistant_inputs (`list`, *optional*): per assistant, its own prompts.
+
+    Raises:
+        ValueError: weights that are not one per member.
+    """
+
+    participants: list[Participant]
+    config: AdaFuseConfig
+    assistant_inputs: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        weights = self.config.model_weights
+        if weights is not None and len(weights) != len(self.participants):
+            raise ValueError(
+                f"`model_weights` must be one per member, but is {len(weights)} for {len(self.participants)} members. "
+                "Give the main model's weight first."
+            )
+
+
+def ensemble_arguments(
+    model: Any, call: Mapping[str, Any], generation_config: Any = None
+) -> tuple[EnsembleArguments, AdaFuseConfig] | None:
+    """What a call of `generate()` asks for, by the table of `PLACES`; `None` when it is an ordinary call."""
+    places = places_of(model, call, generation_config)
+    arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(places["bound"])
+    _, configured = first_given("adafuse_config", places)
+    if configured is False or (configured is None and not arguments.assistant_models):
+        return None
+    return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig()
+
+
+def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Participant]:
+    """
+    The main model and the assistants, loaded and checked.
+
+    Raises:
+        ValueError: lists of different lengths, no tokenizer to be found, or a model that cannot take part.
+    """
+    models, tokenizers = _assistants(arguments)
+    participants = [Participant("the main model", model, arguments.tokenizer or find_tokenizer(model, "tokenizer"))]
+    for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
+        if isinstance(assistant, (str, os.PathLike)):
+            assistant = load_assistant(model, assistant, index, dtype="auto")
+        assistant = adapted(assistant, f"assistant_models[{index}]")
+        tokenizer = tokenizer or find_tokenizer(base_model(assistant), f"assistant_tokenizers[{index}]")
+        participants.append(Participant(assistant_name(index, assistant), assistant, tokenizer))
+    for participant in participants:
+        participant.check()
+    return participants
+
+
+def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:
+    """The assistants as given, and a tokenizer or `None` for each."""
+    given: Any = arguments.assistant_models
+    if isinstance(given, (str, os.PathLike)) or (isinstance(given, torch.nn.Module) and not hasattr(given, "__iter__")):
+        shown = type(given).__name__ if isinstance(given, torch.nn.Module) else repr(given)
+        raise ValueError(f"`assistant_models` must be a list, but is {shown}. Put it in a list, also where it is one.")
+    models = list(given or [])
+    if hasattr(arguments.assistant_tokenizers, "encode"):
+        raise ValueError("`assistant_tokenizers` must be a list, but is a tokenizer. Put it in a list.")
+    tokenizers: list[Any] = [None] * len(models)
+    if arguments.assistant_tokenizers is not None:
+        tokenizers = list(arguments.assistant_tokenizers)
+    if len(tokenizers) != len(models):
+        raise ValueError(
+            f"`assistant_tokenizers` must be one per assistant model, but is {len(tokenizers)} for {len(models)} "
+            "assistant models. Use None in the list for a tokenizer to be found by the model's name."
+        )
+    return models, tokenizers

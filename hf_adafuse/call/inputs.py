@@ -1,0 +1,134 @@
+"""What `generate()` hands over, read and checked once: ids without their padding, a caller's cache. Runs no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..host_internals import num_cached
+from ..members.processors import ProcessorRequest
+from ..members.prompts import unpadded_rows
+from ..trees.kv_cache import KeysValues, adopt_cache
+
+# What `generate()` hands over that AdaFuse makes itself or has no use for.
+_EXPECTED = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "cache_params",
+    "cache_position",
+    "logits_to_keep",
+    "use_cache",
+    "tokenizer",
+    "token_type_ids",
+    "assistant_tokenizer",
+}
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """
+    What `generate()` hands to its decoding method.
+
+    Args:
+        input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): padded on the left.
+        processors (`ProcessorRequest`): what logits are to be processed with.
+        stopping_criteria (`StoppingCriteriaList`)
+        generation_config (`GenerationConfig`): prepared by `generate()`.
+        streamer (*optional*)
+        model_kwargs (`dict`): the rest.
+    """
+
+    input_ids: torch.Tensor
+    processors: ProcessorRequest
+    stopping_criteria: Any
+    generation_config: Any
+    streamer: Any
+    model_kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MainInputs:
+    """
+    The main model's inputs.
+
+    Attributes:
+        padded (`list[list[int]]`): the ids of each prompt as the caller sees them.
+        prompts (`list[list[int]]`): the same without their padding.
+        past: the caller's cache; `None` where it holds nothing.
+        cache (`KeysValues`, *optional*): its keys and values, without the columns that are padding in every row.
+    """
+
+    padded: list[list[int]]
+    prompts: list[list[int]]
+    past: Any
+    cache: KeysValues | None
+
+
+def read_inputs(call: HostCall) -> MainInputs:
+    """
+    Read the inputs of a call.
+
+    Raises:
+        ValueError: they cannot be used.
+    """
+    ids, kwargs = call.input_ids, call.model_kwargs
+    _check_arguments(ids, kwargs, call.streamer)
+    mask = kwargs.get("attention_mask")
+    prompts = unpadded_rows(ids, mask, "input_ids")
+    _check_positions(ids, mask, kwargs.get("position_ids"))
+    past = kwargs.get("past_key_values", kwargs.get("cache_params"))
+    num_columns = num_cached(past)
+    if num_columns == 0:
+        return MainInputs(ids.tolist(), prompts, past, None)
+    cache = _read_cache(past, num_columns, ids)
+    num_padding = ids.shape[1] - max(map(len, prompts))
+    rest = [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in cache]
+    return MainInputs(ids.tolist(), prompts, past, rest if num_columns > num_padding else None)
+
+
+def _read_cache(past: Any, num_columns: int, ids: torch.Tensor) -> KeysValues:
+    cache = adopt_cache(past, num_columns)
+    if len(past.layers[0].keys) != len(ids):
+        raise ValueError(
+            f"`past_key_values` must be of the batch size of `input_ids`, {len(ids)}, but is of "
+            f"{len(past.layers[0].keys)}. Pass the cache of the same prompts."
+        )
+    if num_columns >= ids.shape[1]:
+        raise ValueError(
+            f"`past_key_values` must hold fewer tokens than `input_ids`, but holds {num_columns} of {ids.shape[1]}. "
+            "Pass all ids, the last one not in the cache."
+        )
+    return cache
+
+
+def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:
+    if "inputs_embeds" in model_kwargs:
+        raise ValueError("`inputs_embeds` must be left out with AdaFuse, but is given. Pass `input_ids`.")
+    unexpected = sorted(
+        name
+        for name, value in model_kwargs.items()
+        if name not in _EXPECTED and value is not None and value is not False
+    )
+    if unexpected:
+        raise ValueError(
+            f"The inputs must be `input_ids` and `attention_mask` with AdaFuse, but also hold {unexpected}. "
+            "Leave them out."
+        )
+    if input_ids.shape[1] == 0:
+        raise ValueError("`input_ids` must hold at least one token, but is empty. Pass a prompt.")
+    if streamer is not None and len(input_ids) > 1:
+        raise ValueError(
+            f"`streamer` must be used with one prompt, but there are {len(input_ids)}. Leave it out, or call in turn."
+        )
+
+
+def _check_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, given: torch.Tensor | None) -> None:
+    if given is None:
+        return
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    usual = (mask.long().cumsum(-1) - 1)[:, -given.shape[-1] :]
+    if given.shape != usual.shape or not torch.equal(given.to(mask.device)[usual >= 0], usual[usual >= 0]):
+        raise ValueError("`position_ids` must count the unpadded tokens from 0, but are others. Leave them out.")

@@ -1,0 +1,56 @@
+"""What a call returns, made of what became of its prompts. Runs no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..decoding.progress import Prompt
+from ..host_internals import prepared_pad_id
+from ..members.member import Member
+from ..outputs import AdaFuseOutput, count_words
+from ..rounds.round_lists import AdaFuseRoundsBatch
+from .continuation import final_cache
+from .plan import CallPlan
+
+
+def pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor) -> torch.Tensor:
+    """Rows of ids as one tensor of the dtype and device of `like`."""
+    filler = prepared_pad_id(generation_config) or 0
+    width = max(map(len, rows))
+    return torch.tensor([row + [filler] * (width - len(row)) for row in rows], dtype=like.dtype, device=like.device)
+
+
+def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> AdaFuseOutput:
+    """The output with `return_dict_in_generate=True`."""
+    config, settings = plan.call.generation_config, plan.config
+    threshold = settings.margin_threshold if settings.commitment == "adaptive" else None
+    rounds = AdaFuseRoundsBatch([prompt.rounds for prompt in prompts], [member.name for member in members], threshold)
+    new_tokens = sequences.shape[1] - plan.call.input_ids.shape[1]
+    return AdaFuseOutput(
+        sequences=sequences,
+        scores=_stack([prompt.scores for prompt in prompts], new_tokens) if config.output_scores else None,
+        logits=_stack([prompt.logits for prompt in prompts], new_tokens) if config.output_logits else None,
+        past_key_values=final_cache(sequences, members, prompts),
+        rounds=rounds,
+        stats={**count_words(rounds), "members": [_stats(member) for member in members]},
+    )
+
+
+def _stats(member: Member) -> dict[str, Any]:
+    return {
+        "name": member.name,
+        "forward_passes": member.backend.num_forwards,
+        "tokens_run": member.backend.num_tokens,
+        "proposals": member.num_proposals,
+        "wins": member.num_wins,
+    }
+
+
+def _stack(rows: list[list[torch.Tensor]], num_steps: int) -> tuple[torch.Tensor, ...] | None:
+    """One `(batch_size, vocab_size)` per new token; zeros where a prompt had finished."""
+    if num_steps == 0:
+        return None
+    blank = torch.zeros_like(next(row[0] for row in rows if row))
+    return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(num_steps))

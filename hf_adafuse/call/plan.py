@@ -1,0 +1,140 @@
+"""The plan of a call: one frozen value that holds, per member, its ids, its cache and its settings. Runs no model, but
+for the self-test that chooses a backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..config import AdaFuseConfig
+from ..host_internals import prepared_eos_ids
+from ..members.participants import Participant
+from ..members.processors import RowProcessors, assistant_processors, main_processors
+from ..members.prompts import assistant_prompts, check_prompts, warn_of_lost_templates
+from ..trees.kv_cache import KeysValues
+from ..trees.self_test import keeps_keys
+from .arguments import Ensemble
+from .continuation import assistant_states
+from .inputs import HostCall, MainInputs, read_inputs
+
+
+@dataclass(frozen=True)
+class MemberPlan:
+    """
+    What one member needs.
+
+    Args:
+        participant (`Participant`)
+        prompts (`list[list[int]]`): its own ids of each prompt.
+        cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
+        eos_ids (`list[int]`): its end-of-sequence ids, those that it has an embedding of.
+        processors (`list[RowProcessors]`): per prompt.
+        backend (`str`): what runs its trees.
+    """
+
+    participant: Participant
+    prompts: list[list[int]]
+    cache: KeysValues | None
+    eos_ids: list[int]
+    processors: list[RowProcessors]
+    backend: str
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """
+    What a call does.
+
+    Args:
+        members (`list[MemberPlan]`): the main model first.
+        inputs (`MainInputs`)
+        config (`AdaFuseConfig`)
+        call (`HostCall`)
+    """
+
+    members: list[MemberPlan]
+    inputs: MainInputs
+    config: AdaFuseConfig
+    call: HostCall
+
+    @property
+    def returns_dict(self) -> bool:
+        return bool(self.call.generation_config.return_dict_in_generate)
+
+    @property
+    def gives_scores(self) -> bool:
+        return self.returns_dict and bool(self.call.generation_config.output_scores)
+
+    @property
+    def keeps_logits(self) -> bool:
+        return self.gives_scores or (self.returns_dict and bool(self.call.generation_config.output_logits))
+
+
+def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
+    """
+    Make the plan.
+
+    Raises:
+        ValueError: inputs that cannot be used, or a model that no backend can run.
+    """
+    inputs = read_inputs(call)
+    participants = ensemble.participants
+    prompts, caches = _prompts(ensemble, call, inputs)
+    for participant, ids in zip(participants, prompts, strict=True):
+        check_prompts(participant, ids)
+    all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in participants[1:])]
+    members = [
+        MemberPlan(participant, ids, _usable(participant, ids, cache), _known(eos, participant), [], "")
+        for participant, ids, cache, eos in zip(participants, prompts, caches, all_eos, strict=True)
+    ]
+    members = [replace(member, backend=member.participant.choose_backend()) for member in members]
+    _check_cache(members[0], inputs)
+    return CallPlan(_with_processors(members, call, inputs), inputs, ensemble.config, call)
+
+
+def _prompts(
+    ensemble: Ensemble, call: HostCall, inputs: MainInputs
+) -> tuple[list[list[list[int]]], list[KeysValues | None]]:
+    """Each member's ids of the prompts, and the cache of their beginning where there is one."""
+    participants, given = ensemble.participants, ensemble.assistant_inputs
+    prompts = [inputs.prompts, *assistant_prompts(participants, inputs.prompts, given)]
+    caches: list[KeysValues | None] = [inputs.cache, *[None] * (len(prompts) - 1)]
+    unread = [index for index in range(1, len(prompts)) if given is None or given[index - 1] is None]
+    if given is None:
+        for index, (ids, cache) in assistant_states(inputs.past, call.input_ids, participants).items():
+            prompts[index], caches[index] = ids, cache
+            if cache is not None:
+                unread.remove(index)
+    warn_of_lost_templates(participants, inputs.prompts, unread)
+    return prompts, caches
+
+
+def _usable(participant: Participant, prompts: list[list[int]], cache: KeysValues | None) -> KeysValues | None:
+    """A cache, or `None` where its keys are of other rotary frequencies than the prompts are read by now."""
+    switch = participant.frequency_switch
+    if cache and switch is not None and cache[0][0].shape[2] <= switch < max(map(len, prompts)):
+        return None
+    return cache
+
+
+def _known(eos_ids: list[int], participant: Participant) -> list[int]:
+    size = participant.vocabulary.vocab_size
+    return sorted({token for token in eos_ids if size is None or token < size})
+
+
+def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
+    if inputs.cache is not None and not keeps_keys(main.backend):
+        raise ValueError(
+            "`past_key_values` must be left out where the main model runs without keys and values, but is given for a "
+            f"{type(main.participant.model).__name__}. Pass all ids alone."
+        )
+
+
+def _with_processors(members: list[MemberPlan], call: HostCall, inputs: MainInputs) -> list[MemberPlan]:
+    main, *assistants = members
+    helper, request = main.participant.model, call.processors  # any model with `generate()` makes processors alike
+    made = [main_processors(helper, request, inputs.padded, main.prompts, main.participant.device)]
+    for member in assistants:
+        device = member.participant.device
+        made.append(assistant_processors(helper, request, member.eos_ids, member.prompts, device))
+    return [replace(member, processors=processors) for member, processors in zip(members, made, strict=True)]

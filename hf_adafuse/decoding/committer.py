@@ -1,0 +1,82 @@
+"""The last step of a round: the winner becomes part of every member's prefix, as far as nothing stops it, and is put on
+record. Chooses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..members.member import Member
+from ..outputs import AdaFuseRound, cut_words
+from ..trees.nodes import Node
+from .pool import Candidate, Pool
+from .progress import Prompt
+
+
+class Committer:
+    """
+    Commits winners.
+
+    Args:
+        members (`list[Member]`): the main model first.
+        should_stop (`Callable`): asked after each new token of a prompt.
+        on_commit (`Callable`): told the new ids of a prompt after each round.
+        keep_logits (`bool`): keep the scores and logits of each committed token.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        should_stop: Callable[[Prompt], bool],
+        on_commit: Callable[[list[int]], None],
+        keep_logits: bool,
+    ) -> None:
+        self._members = members
+        self._should_stop, self._on_commit, self._keep_logits = should_stop, on_commit, keep_logits
+
+    def commit(self, prompt: Prompt, pool: Pool, winner: Candidate) -> None:
+        """Append the winner to the prefix of every member, as far as no stopping criterion fires."""
+        main = self._members[0]
+        ids = pool.encode_for(0, winner)
+        nodes = main.path(prompt.index, ids)
+        tokens = ids + ([nodes[-1].reading.best_of(main.eos_ids)] if winner.ends else [])
+        num_taken = self._append(prompt, tokens, nodes)
+        is_whole = num_taken == len(tokens)
+        text = winner.text if num_taken >= len(ids) else main.vocabulary.text(ids[:num_taken])
+        prompt.rounds.append(_record(pool, winner, text, num_taken, is_whole))
+        for k in sorted(winner.proposers):
+            self._members[k].num_wins += 1
+        main.commit(prompt.index, ids[:num_taken])
+        for k, member in enumerate(self._members[1:], start=1):
+            if is_whole:
+                member.commit(prompt.index, pool.encode_for(k, winner))
+        prompt.is_finished = prompt.is_finished or (winner.ends and is_whole)
+        self._on_commit(tokens[:num_taken])
+
+    def _append(self, prompt: Prompt, tokens: list[int], nodes: list[Node]) -> int:
+        """Take the tokens one by one until a criterion fires; returns how many were taken."""
+        for taken, (token, node) in enumerate(zip(tokens, nodes, strict=False), start=1):
+            prompt.ids.append(token)
+            if self._keep_logits:
+                # Copies: each is a row of a tensor of the whole pass.
+                prompt.scores.append(node.reading.scores.clone())
+                prompt.logits.append(node.logits.clone())  # type: ignore[union-attr]
+            if self._should_stop(prompt):
+                prompt.is_finished = True
+                return taken
+        return len(tokens)
+
+
+def _record(pool: Pool, winner: Candidate, text: str, num_taken: int, is_whole: bool) -> AdaFuseRound:
+    ranked = pool.ranked()
+    return AdaFuseRound(
+        text=text,
+        words=cut_words(list(winner.words), text),
+        ends=winner.ends and is_whole,
+        proposer=min(winner.proposers),
+        winner=ranked.index(winner) if winner in ranked else None,
+        candidates=pool.trace(),
+        margins=pool.margins,
+        num_tokens=num_taken,
+        is_whole=is_whole,
+    )

@@ -1,0 +1,138 @@
+"""The candidates of one prompt in one round: pooled by text, scored by all, one chosen. Knows no tensor or tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..config import AdaFuseConfig
+from ..members.vocabulary import Vocabulary
+from ..outputs import AdaFuseCandidate
+from .proposer import Proposals
+from .scoring import first_lowest, fused_score, span_nll
+
+
+@dataclass(eq=False)
+class Candidate:
+    """
+    A candidate under all members.
+
+    Args:
+        text (`str`), words (`tuple[str]`), ends (`bool`): the span, and whether the sequence ends after it.
+        ids (`dict[int, list[int]]`): the span in the tokens of each member, by the member's index.
+        order (`tuple[int, int]`): of ties: the first proposer, then its branch.
+        proposers (`list[int]`), lossy (`list[int]`): the members that proposed it, and that cannot represent it.
+        nlls (`dict[int, float]`): by member; `None` where there was nothing to score.
+        score (`float`): the fused score.
+        dropped (`str`, *optional*): why it left the pool.
+    """
+
+    text: str
+    words: tuple[str, ...]
+    ends: bool
+    ids: dict[int, list[int]]
+    order: tuple[int, int]
+    proposers: list[int] = field(default_factory=list)
+    lossy: list[int] = field(default_factory=list)
+    nlls: dict[int, float | None] = field(default_factory=dict)
+    score: float = math.inf
+    dropped: str | None = None
+
+    @property
+    def reaches_caller(self) -> bool:
+        """Whether the main model's ids can carry the text to the caller; special tokens alone carry none."""
+        return 0 not in self.lossy and bool(self.text or self.ends)
+
+
+class Pool:
+    """
+    The candidates of one prompt. Equal texts that end or do not end alike are one.
+
+    Args:
+        vocabularies (`list[Vocabulary]`): the members', the main model's first.
+    """
+
+    def __init__(self, vocabularies: Sequence[Vocabulary]) -> None:
+        self.vocabularies = vocabularies
+        self.margins: list[list[float]] = [[] for _ in vocabularies]
+        self._candidates: dict[tuple[str, bool], Candidate] = {}
+        self._best: dict[int, Candidate] = {}
+
+    def add(self, member_index: int, proposals: Proposals) -> None:
+        """Put a member's proposals on the table; its own ids of a text are kept for its own score."""
+        self.margins[member_index] = proposals.margins
+        for branch, proposal in enumerate(proposals.spans):
+            order = (member_index, branch)
+            candidate = self._candidates.get((proposal.text, proposal.ends))
+            if candidate is None:
+                candidate = Candidate(proposal.text, proposal.words, proposal.ends, {}, order)
+                self._candidates[proposal.text, proposal.ends] = candidate
+            if branch == 0:
+                self._best[member_index] = candidate
+            if member_index not in candidate.proposers:
+                candidate.proposers.append(member_index)
+                candidate.ids[member_index] = list(proposal.ids)
+                if member_index in candidate.lossy:
+                    candidate.lossy.remove(member_index)
+            if order < candidate.order:
+                candidate.order, candidate.words = order, proposal.words
+            self.encode_for(0, candidate)
+
+    def ranked(self) -> list[Candidate]:
+        """All candidates, in the order in which ties are broken."""
+        return sorted(self._candidates.values(), key=lambda candidate: candidate.order)
+
+    def encode_for(self, member_index: int, candidate: Candidate) -> list[int]:
+        """A candidate in a member's tokens: its own, or its tokenization of the text as a continuation."""
+        if member_index not in candidate.ids:
+            encoding = self.vocabularies[member_index].encode(candidate.text)
+            candidate.ids[member_index] = encoding.ids
+            if not encoding.exact:
+                candidate.lossy.append(member_index)
+        return candidate.ids[member_index]
+
+    def best_of(self, member_index: int) -> Candidate:
+        """A member's best branch."""
+        return self._best[member_index]
+
+    def choose(self, config: AdaFuseConfig, log_probs: list[dict[Candidate, list[float]]]) -> Candidate | None:
+        """
+        Score the candidates and choose the lowest (equation 5).
+
+        Args:
+            config (`AdaFuseConfig`)
+            log_probs (`list[dict]`): per member, the log-probabilities of each candidate that it scored.
+
+        Returns:
+            the winner, or `None` when every candidate is forbidden or dropped.
+        """
+        ranked = self.ranked()
+        weights = config.model_weights or [1.0] * len(self.vocabularies)
+        for candidate in ranked:
+            num_bytes = len(candidate.text.encode("utf-8", "replace")) + candidate.ends
+            per_byte = num_bytes if config.nll_normalization == "byte" else None
+            for member_index, scored in enumerate(log_probs):
+                candidate.nlls[member_index] = span_nll(scored[candidate], per_byte) if candidate in scored else None
+            if candidate.dropped is None:
+                candidate.score = fused_score(list(candidate.nlls.values()), weights)
+        open_candidates = [candidate for candidate in ranked if candidate.score < math.inf]
+        if not open_candidates:
+            return None
+        return open_candidates[first_lowest([candidate.score for candidate in open_candidates])]
+
+    def trace(self) -> list[AdaFuseCandidate]:
+        """The candidates as the caller sees them."""
+        return [
+            AdaFuseCandidate(
+                text=candidate.text,
+                words=list(candidate.words),
+                ends=candidate.ends,
+                proposers=sorted(candidate.proposers),
+                nlls=[candidate.nlls.get(member_index) for member_index in range(len(self.vocabularies))],
+                score=candidate.score,
+                lossy=sorted(candidate.lossy),
+                dropped=candidate.dropped,
+            )
+            for candidate in self.ranked()
+        ]

@@ -1,0 +1,61 @@
+"""What became of each prompt so far, and the error that keeps it when a member fails. Decodes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..members.member import MemberError
+from ..outputs import AdaFuseRound
+from ..trees.kv_cache import KeysValues
+
+# A member's ids of a prompt, and their keys and values where its backend keeps them.
+State = tuple[list[int], KeysValues | None]
+
+
+class AdaFuseDecodingError(RuntimeError):
+    """
+    A member failed in the middle of decoding: its forward pass raised, ran out of memory or gave NaN.
+
+    Attributes:
+        member (`str`): its name.
+        round (`int`): the round, from 1; 0 while reading the prompts.
+        texts (`list[str]`): the text committed so far, per prompt.
+        sequences (`list[list[int]]`): the main model's ids so far, per prompt, the prompt's included.
+    """
+
+    def __init__(
+        self, member: str, reason: str, round_number: int, texts: list[str], sequences: list[list[int]]
+    ) -> None:
+        super().__init__(member, reason, round_number, texts, sequences)
+        self.member, self.round, self.texts, self.sequences = member, round_number, texts, sequences
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.member} failed in round {self.round}: {self.reason}. "
+            f"The text committed so far is in the error's `texts`: {self.texts!r}"
+        )
+
+    @classmethod
+    def of(cls, error: MemberError, round_number: int, prompts: list[Prompt]) -> AdaFuseDecodingError:
+        texts, sequences = [prompt.text for prompt in prompts], [prompt.ids for prompt in prompts]
+        return cls(error.member.name, str(error), round_number, texts, sequences)
+
+
+@dataclass
+class Prompt:
+    """One row of the batch: the main model's ids as the caller sees them (padding included), and what became of it."""
+
+    index: int
+    ids: list[int]
+    rounds: list[AdaFuseRound] = field(default_factory=list)
+    scores: list[torch.Tensor] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)  # per member
+    is_finished: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(committed.text for committed in self.rounds)

@@ -1,0 +1,205 @@
+"""How one member proposes: greedy words, branches, beams (sections 3.2 and 3.3). Knows one member's nodes and pieces of
+text; no cache, other member or score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config import AdaFuseConfig
+from ..members.member import Member, unread
+from ..trees.nodes import Node
+from .requests import Read, Requests
+from .scoring import margin
+from .words import WordRule
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A span as its proposer sees it: its words, the proposer's own ids, and whether it ends the sequence."""
+
+    words: tuple[str, ...]
+    ids: tuple[int, ...]
+    ends: bool
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """
+    What one member proposes in one round.
+
+    Attributes:
+        spans (`list[Proposal]`): best branch first.
+        margins (`list[float]`): at the start of each word, as far as it read them.
+    """
+
+    spans: list[Proposal]
+    margins: list[float]
+
+
+@dataclass
+class GrowingWord:
+    """A word while it is extended: its nodes so far, their bytes, whether the text ends with it, whether it is done."""
+
+    nodes: tuple[Node, ...] = ()
+    data: bytes = b""
+    ends: bool = False
+    is_done: bool = False
+
+
+class Proposer:
+    """
+    Proposes for one member.
+
+    Args:
+        member_index (`int`): its number among the members.
+        member (`Member`)
+        config (`AdaFuseConfig`)
+        rule (`WordRule`): what a word is.
+    """
+
+    def __init__(self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule) -> None:
+        self.member_index, self.member = member_index, member
+        self.config, self.rule = config, rule
+        self.piece = member.vocabulary.piece
+        self.eos_ids = set(member.eos_ids)
+
+    def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
+        """
+        Take greedy words while they are confident; branch at the first that is not (sections 3.2 and 3.3).
+
+        Args:
+            root (`Node`): the end of the prefix.
+            useful (`list[Node]`, *optional*): what may be read along with it.
+        """
+        node, margins = root, list[float]()
+        words, tails = list[GrowingWord](), list[GrowingWord]()
+        while len(words) < self.config.max_words and self.has_room(node):
+            yield from self._read([node], useful)
+            margins.append(margin(node.reading.top_log_probs))
+            if self.is_uncertain(node):
+                explore = self._beams if self.config.exploration == "beam" else self._branches
+                tails = yield from explore(node, useful)
+                break
+            (word,) = yield from self._extend([self._begin(node, node.reading.top[0])], useful)
+            words.append(word)
+            if word.ends:
+                break
+            node = word.nodes[-1]
+        spans = [[*words, tail] for tail in tails] or [words]
+        return Proposals([self._proposal(span) for span in spans], margins)
+
+    def propose_word(self, root: Node) -> Requests[Proposal]:
+        """The greedy word alone: the last resort when every candidate is forbidden."""
+        yield from self._read([root])
+        (word,) = yield from self._extend([self._begin(root, root.reading.top[0])])
+        return self._proposal([word])
+
+    def has_room(self, node: Node) -> bool:
+        """Whether the member's context holds one more token after this node."""
+        return self.member.room_after(node) >= 1
+
+    def is_uncertain(self, node: Node) -> bool:
+        """Whether the word that begins after this node, which has been read, is explored."""
+        adaptive = self.config.commitment == "adaptive"
+        return adaptive and margin(node.reading.top_log_probs) < self.config.margin_threshold
+
+    def _read(self, nodes: list[Node], useful: Sequence[Node] = ()) -> Requests[None]:
+        """Wait until these nodes have been read."""
+        if missing := unread(nodes):
+            yield Read(self.member_index, missing, useful)
+
+    def _branches(self, node: Node, useful: Sequence[Node]) -> Requests[list[GrowingWord]]:
+        """The `num_branches` most likely first tokens, each extended greedily to the end of its word."""
+        top, log_probs = node.reading.top, node.reading.top_log_probs
+        allowed = [token for token, value in zip(top, log_probs, strict=True) if value > -math.inf]
+        firsts = (allowed or top[:1])[: self.config.num_branches]
+        words = yield from self._extend([self._begin(node, token) for token in firsts], useful)
+        return words
+
+    def _begin(self, node: Node, token: int) -> GrowingWord:
+        """The word that begins with `token` after `node`."""
+        if token in self.eos_ids:
+            return GrowingWord(ends=True, is_done=True)
+        return GrowingWord((node.add_child(token),), self.piece(token))
+
+    def _extend(self, words: list[GrowingWord], useful: Sequence[Node] = ()) -> Requests[list[GrowingWord]]:
+        """Extend the words greedily to their ends, all at the same time."""
+        while True:
+            for word in words:
+                self._extend_as_far_as_read(word)
+            waiting = [word.nodes[-1] for word in words if not word.is_done]
+            if not waiting:
+                return words
+            yield from self._read(waiting, useful)
+
+    def _extend_as_far_as_read(self, word: GrowingWord) -> None:
+        while not word.is_done:
+            last = word.nodes[-1]
+            if self._is_closed(word):
+                word.is_done = True
+            elif last.reading is None:
+                return
+            elif self._ends_before(word, last.reading.top[0]):
+                word.is_done = True
+            else:
+                self._append(word, last.reading.top[0])
+        if word.nodes:
+            word.nodes[-1].ends_candidate = True
+
+    def _append(self, word: GrowingWord, token: int) -> None:
+        word.nodes = (*word.nodes, word.nodes[-1].add_child(token))
+        word.data += self.piece(token)
+
+    def _beams(self, node: Node, useful: Sequence[Node]) -> Requests[list[GrowingWord]]:
+        """
+        Token-level beam search cut to the word: the `num_branches` hypotheses of highest log-probability, each extended
+        by tokens that carry on its word until its greedy next token would end it (Appendix F).
+        """
+        width = self.config.num_branches
+        beams = [(value, self._begin(node, token)) for token, value in node.reading.best(width)]
+        while True:
+            yield from self._read([w.nodes[-1] for _, w in beams if not w.is_done and not self._is_closed(w)], useful)
+            for _, word in beams:
+                word.is_done = word.is_done or self._is_complete(word)
+            if all(word.is_done for _, word in beams):
+                return [word for _, word in beams]
+            grown = [longer for score, word in beams for longer in self._extensions(score, word)]
+            beams = sorted(grown, key=lambda beam: -beam[0])[:width]
+
+    def _extensions(self, score: float, word: GrowingWord) -> list[tuple[float, GrowingWord]]:
+        if word.is_done:
+            return [(score, word)]
+        last = word.nodes[-1]
+        onward = last.reading.best(self.config.num_branches, lambda token: not self._ends_before(word, token))
+        if not onward:
+            word.is_done = True
+            return [(score, word)]
+        longer = []
+        for token, log_prob in onward:
+            extended = GrowingWord(word.nodes, word.data)
+            self._append(extended, token)
+            longer.append((score + log_prob, extended))
+        return longer
+
+    def _is_complete(self, word: GrowingWord) -> bool:
+        return self._is_closed(word) or self._ends_before(word, word.nodes[-1].reading.top[0])
+
+    def _is_closed(self, word: GrowingWord) -> bool:
+        """Whether the word ends whatever follows: by its trailing space, its length or the member's context."""
+        return self.rule.is_closed(word.data, len(word.nodes)) or not self.has_room(word.nodes[-1])
+
+    def _ends_before(self, word: GrowingWord, token: int) -> bool:
+        """Whether the word ends where `token` would come next."""
+        return self.rule.is_complete(word.data, None if token in self.eos_ids else self.piece(token))
+
+    def _proposal(self, words: list[GrowingWord]) -> Proposal:
+        ids = [[node.token for node in word.nodes] for word in words]
+        texts = tuple(self.member.vocabulary.text(word) for word in ids if word)
+        return Proposal(texts, tuple(token for word in ids for token in word), any(word.ends for word in words))

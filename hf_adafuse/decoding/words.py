@@ -1,0 +1,118 @@
+"""What a word is. Strings and bytes only: knows no tokenizer, model or tensor.
+
+A word is optional leading whitespace and then a maximal run of non-whitespace. These are words:
+
+    " Paris"    before " is"; before "." it is not yet one: " Paris." is, and a newline after it begins the next word
+    "\\n\\nThe"  " don't"  " 3.14,"  "x"  "(a"
+
+and these are not: " " (no visible character), " Par" before "is" (the run goes on).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_WORD = re.compile(r"\s*\S+")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of `text`. Joined, they give `text` back; whitespace at its end belongs to the last word."""
+    words = _WORD.findall(text)
+    rest = text[sum(map(len, words)) :]
+    if words:
+        words[-1] += rest
+    elif rest:
+        words = [rest]
+    return words
+
+
+def is_mid_character(data: bytes) -> bool:
+    """Whether `data` ends with the beginning of a UTF-8 character that more bytes could complete."""
+    for length in range(1, min(3, len(data)) + 1):
+        tail = data[-length:]
+        if tail[0] & 0xC0 == 0x80:
+            continue  # a continuation byte: look further back for the byte that leads it
+        try:
+            tail.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return error.reason == "unexpected end of data"
+        return False
+    return False
+
+
+@dataclass(frozen=True)
+class WordRule:
+    """
+    When a word is complete: it has a visible character, and its text ends in whitespace, or the next greedy token
+    starts with some or ends the sequence; or it is as long as a word may be.
+
+    Args:
+        max_word_tokens (`int`): a word also ends at this many tokens.
+        word_boundary (`str`): `"whitespace"` or `"unicode"` (UAX #29).
+
+    Raises:
+        ImportError: `word_boundary="unicode"` without the library that segments.
+    """
+
+    max_word_tokens: int = 32
+    word_boundary: str = "whitespace"
+
+    def __post_init__(self) -> None:
+        if self.word_boundary == "unicode":
+            _word_breaker()
+
+    def is_closed(self, data: bytes, num_tokens: int) -> bool:
+        """Whether the word of these bytes and tokens is complete whatever follows: no look-ahead is needed."""
+        # At most three more bytes complete a character; broken bytes must not make a word endless.
+        if num_tokens >= self.max_word_tokens + (3 if is_mid_character(data) else 0):
+            return True
+        word = data.decode("utf-8", errors="replace")
+        return bool(word.strip()) and word[-1].isspace()
+
+    def is_complete(self, data: bytes, following: bytes | None) -> bool:
+        """Whether the word ends before the token `following` (`None`: an end-of-sequence token)."""
+        if following is None:
+            return True  # whitespace before the end of the sequence, too: no more can come
+        word = data.decode("utf-8", errors="replace")
+        if not word.strip() or is_mid_character(data):
+            return False
+        after = following.decode("utf-8", errors="replace")
+        if after[:1].isspace():
+            return True
+        return self.word_boundary == "unicode" and bool(after) and _is_boundary(word, after)
+
+
+def word_starts(tokens: list[bytes | None], rule: WordRule) -> list[int]:
+    """
+    Where words start in a run of greedy tokens, given as their bytes (`None`: end of sequence). The first token starts
+    one; the end `len(tokens)` is included when the last word is complete without looking further.
+    """
+    starts, data, count = [0], b"", 0
+    for index, token in enumerate(tokens):
+        if count and rule.is_complete(data, token):
+            starts.append(index)
+            data, count = b"", 0
+        data, count = data + (token or b""), count + 1
+        if token is None or rule.is_closed(data, count):
+            starts.append(index + 1)
+            data, count = b"", 0
+    return list(dict.fromkeys(starts))
+
+
+def _is_boundary(word: str, after: str) -> bool:
+    # Leading whitespace belongs to the word, so only the visible part is segmented.
+    visible = word.lstrip()
+    length = len(visible.encode("utf-16-le", "surrogatepass")) // 2  # ICU counts in UTF-16 units
+    return any(end == length for _, end in _word_breaker()(visible + after, "en").segments())
+
+
+def _word_breaker() -> Any:
+    try:
+        from icu4py.breakers import WordBreaker
+    except ImportError as error:
+        raise ImportError(
+            '`word_boundary="unicode"` needs the package icu4py. Install it with `pip install "hf_adafuse[unicode]"`.'
+        ) from error
+    return WordBreaker

@@ -1,0 +1,179 @@
+"""Everything private of transformers, accelerate, PEFT and torch that this package leans on: one place each, and why.
+`tests/test_host_internals.py` has a test for each, which fails by name when a release moves it. Knows nothing of ours.
+
+The hooks of `generate()` that `generation.py` overrides are listed here (`GENERATION_HOOKS`): they are methods there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.pytorch_utils import Conv1D
+
+__all__ = ["Conv1D", "DynamicLayer"]  # not exported at the top of transformers, and moved before: imported from here
+
+# The methods of GenerationMixin that are overridden, in the order in which `generate()` calls them, with the arguments
+# that are relied on. There is no public way to decode otherwise inside `generate()`.
+GENERATION_HOOKS = {
+    "_extract_generation_mode_kwargs": ("custom_generate", "kwargs", "synced_gpus", "assistant_model", "streamer"),
+    "_validate_generation_mode": ("generation_mode", "generation_config", "generation_mode_kwargs"),
+    "_get_logits_processor": (
+        "generation_config", "input_ids_seq_length", "encoder_input_ids", "prefix_allowed_tokens_fn",
+        "logits_processor", "device", "model_kwargs",
+    ),
+    "_sample": (
+        "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
+    ),
+}  # fmt: skip
+
+# What a layer of PEFT computes with: the names of its active adapters, and whether it leaves them all out. PEFT's own
+# `set_adapter` and `enable_adapters` set these too, but turn gradients on and off on the way.
+ADAPTER_SWITCHES = ("_active_adapter", "_disable_adapters")
+
+# The key of a generation config that transformers derived from the model's config: while it is set, loading forgets
+# every key that transformers does not know.
+FROM_MODEL_CONFIG = "_from_model_config"
+
+
+def prepared_eos_ids(generation_config: Any) -> list[int]:
+    """The end-of-sequence ids of a call: `generate()` resolves them, and keeps them only here."""
+    eos = generation_config._eos_token_tensor
+    return [] if eos is None else list(eos.flatten().tolist())
+
+
+def set_prepared_eos_ids(generation_config: Any, eos_ids: list[int], device: torch.device) -> None:
+    """What `_get_logits_processor` reads in a config that `generate()` has not prepared."""
+    generation_config._eos_token_tensor = torch.tensor(eos_ids, device=device) if eos_ids else None
+
+
+def prepared_pad_id(generation_config: Any) -> int | None:
+    """The padding id of a call: resolved by `generate()` likewise."""
+    pad = generation_config._pad_token_tensor
+    return None if pad is None else int(pad)
+
+
+def make_processors(model: Any, generation_config: Any, prompt: list[int], device: torch.device) -> Any:
+    """The logits processors of a config's flags: transformers makes them in a method of the mixin alone."""
+    return model._get_logits_processor(
+        generation_config=generation_config,
+        input_ids_seq_length=len(prompt),
+        encoder_input_ids=torch.tensor([prompt], device=device),
+        device=device,
+        model_kwargs={},
+    )
+
+
+def attention_of(model: Any) -> str | None:
+    """How a model computes attention: the public `attn_implementation` is an argument of loading, not an attribute."""
+    return getattr(model.config.get_text_config(), "_attn_implementation", None)
+
+
+def execution_device(model: Any) -> torch.device:
+    """Where a model's inputs go; of an offloaded one accelerate's hooks on its modules know it, `model.device` not."""
+    for module in model.modules():
+        device = getattr(vars(module).get("_hf_hook"), "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    return torch.device(model.device)
+
+
+def has_device_map(model: Any) -> bool:
+    """Whether accelerate has placed a model: it must not be moved then."""
+    return hasattr(model, "hf_device_map")
+
+
+def hooks_of(module: torch.nn.Module) -> list[Any]:
+    """The forward hooks on a module: torch has no public list of them."""
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether torch compiles a module: wrapped, by `module.compile()`, or with a compiled `forward`."""
+    return (
+        "_orig_mod" in module._modules
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
+
+
+def with_modules(module: Any, kind: type, modules: dict[str, Any]) -> Any:
+    """A second module of class `kind` that shares all but the modules inside: torch copies no module without them."""
+    twin: Any = object.__new__(kind)
+    vars(twin).update(vars(module), _modules=modules)
+    return twin
+
+
+def modules_inside(module: Any) -> dict[str, Any]:
+    """The modules directly inside, `None` where one is left out: `named_children` skips those and repeats."""
+    return dict(module._modules)
+
+
+def is_quantized_layer(layer: Any) -> bool:
+    """Whether a layer of a cache holds numbers of few bits: those layers have no base class of their own."""
+    return "Quantized" in type(layer).__name__
+
+
+def holds_all_keys(layer: Any) -> bool:
+    """Whether the keys of a cache's layer can be gathered by column: it has some, plain, grown by appending."""
+    return isinstance(layer, DynamicLayer) and not is_quantized_layer(layer) and bool(layer.is_initialized)
+
+
+def num_cached(cache: Any) -> int:
+    """The number of tokens of a caller's cache, of whatever kind; 0 for none. A cache of states has no length."""
+    if cache is None or not cache.layers:
+        return 0
+    holds_keys = any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+    return int(cache.get_seq_length() if holds_keys else cache.has_previous_state())
+
+
+def adapter_configs(model: Any) -> list[Any]:
+    """The configs of a model's PEFT adapters, or none."""
+    return list((getattr(model, "peft_config", None) or {}).values())
+
+
+def adapter_names(model: Any) -> tuple[str, ...]:
+    """The names of a model's PEFT adapters."""
+    return tuple(getattr(model, "peft_config", None) or {})
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside PEFT's wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def is_adapter_layer(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer of PEFT, by its switches: nothing need be installed to ask."""
+    # Not `hasattr`: some of PEFT's modules pass on the attributes of the module inside.
+    return all(switch in vars(module) or hasattr(type(module), switch) for switch in ADAPTER_SWITCHES)
+
+
+def adapters_of(layer: Any) -> Iterator[str]:
+    """The names of the adapters whose weights a layer of PEFT holds."""
+    if "_adapters" in vars(layer):  # a whole module trained, or some rows of an embedding
+        yield from layer._adapters
+        return
+    for name in layer.adapter_layer_names:
+        weights = getattr(layer, name, {})
+        yield from weights.keys() if hasattr(weights, "keys") else ()
+
+
+def has_adapter_of_each_row(module: torch.nn.Module) -> bool:
+    """Whether PEFT's `adapter_names` is in force: it hangs on a hook."""
+    hooks = module._forward_pre_hooks.values()
+    return any("adapter_names" in (getattr(hook, "keywords", None) or {}) for hook in hooks)
+
+
+def is_saved_as_adapter(model: Any) -> bool:
+    """Whether `save_pretrained` would write an adapter alone."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def repository_in_call(frame: Any) -> str | None:
+    """What `generate(custom_generate=...)` was given, in the frame that called the repository's code: transformers does
+    not pass it on."""
+    name = frame.f_locals.get("custom_generate")
+    is_host = frame.f_globals.get("__name__") == "transformers.generation.utils"
+    return name if is_host and isinstance(name, str) else None

@@ -1,0 +1,237 @@
+"""Publishing: one folder for the Hub that holds an ensemble and the code to run it, so that its users need only
+transformers. Writes files; what they do when loaded is in `repository.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from ..call.arguments import EnsembleArguments, resolve_participants
+from ..config import AdaFuseConfig
+from ..host_internals import FROM_MODEL_CONFIG, is_saved_as_adapter
+from .exported import REQUIREMENTS
+from .flatten import write_code
+from .model_card import model_card
+from .repository import plain_class, write_custom_generate
+
+ASSISTANTS = ("names", "folders")
+_UNICODE_REQUIREMENT = "icu4py>=1.2,<2"
+
+
+def export_adafuse(
+    folder: str | os.PathLike[str],
+    model: Any = None,
+    tokenizer: Any = None,
+    assistant_models: Sequence[Any] = (),
+    assistant_tokenizers: Sequence[Any] | None = None,
+    adafuse_config: AdaFuseConfig | Mapping[str, Any] | bool | None = None,
+    *,
+    assistants: str | None = None,
+    repo_id: str | None = None,
+) -> Path:
+    """
+    Write a folder that is a Hub repository of the ensemble: weights, tokenizers, settings, code and a model card. With
+    `trust_remote_code=True` it works without this package; without that, it is the plain main model.
+
+    Args:
+        folder (`str`): new or empty.
+        model (*optional*): the main model, loaded or by name. Without it the folder holds the method only, for
+            `model.generate(custom_generate=...)` with any main model.
+        tokenizer, assistant_models, assistant_tokenizers (*optional*): as in [`enable_adafuse`].
+        adafuse_config (*optional*): the settings; by default those in the main model's generation config.
+        assistants (`str`, *optional*): `"names"`: the assistants stay on the Hub. `"folders"`: the repository holds
+            them. By default, those given as Hub names are named and others are held.
+        repo_id (`str`, *optional*): its name in the model card; the folder's own when not given.
+
+    Returns:
+        the folder's path.
+
+    Raises:
+        ValueError: members, settings or a folder that cannot be used.
+    """
+    target = Path(folder)
+    _check_folder(target)
+    plan = _plan(model, tokenizer, list(assistant_models), assistant_tokenizers, adafuse_config, assistants)
+    try:
+        _write(target, plan, repo_id or target.absolute().name)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    return target
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What will be written: the main model, all members that the repository holds as (folder, model, tokenizer)."""
+
+    model: Any
+    held: list[tuple[str, Any, Any]]
+    assistants: list[str]
+    config: AdaFuseConfig
+
+
+def _plan(
+    model: Any, tokenizer: Any, assistants: list[Any], tokenizers: Sequence[Any] | None, config: Any, how: str | None
+) -> _Plan:
+    if how is not None and how not in ASSISTANTS:
+        raise ValueError(f"`assistants` must be one of {list(ASSISTANTS)}, but is {how!r}. Choose one of these.")
+    if config is False:
+        raise ValueError("`adafuse_config` must be settings, but is False. Leave it out for the defaults.")
+    held, names = _split(assistants, how)
+    if model is not None:
+        model = _load(model) if isinstance(model, (str, os.PathLike)) else model
+        _check_main(model)
+    config = AdaFuseConfig.coerce(config) or _stored_config(model)
+    if config.model_weights is not None and len(config.model_weights) != 1 + len(names):
+        raise ValueError(
+            f"`model_weights` must be one per member, but is {len(config.model_weights)} for {1 + len(names)} members. "
+            "Give the main model's weight first."
+        )
+    return _Plan(model, _pairs(model, tokenizer, held, tokenizers, len(names)), names, config)
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"`folder` must be new or empty, but {os.fspath(folder)!r} is not. Choose another one.")
+
+
+def _check_main(model: Any) -> None:
+    base = plain_class(model)
+    if not isinstance(model, PreTrainedModel) or not base.__module__.startswith("transformers."):
+        raise ValueError(
+            f"`model` must be of a class of transformers' own, but is {base.__module__}.{base.__name__}. With PEFT, "
+            "merge the adapter (`merge_and_unload()`); models with code of their own cannot be exported."
+        )
+
+
+def _split(assistants: list[Any], how: str | None) -> tuple[dict[int, Any], list[str]]:
+    """The assistants that the repository holds, by their index, and the names of all in its settings."""
+    held, names = {}, []
+    for index, assistant in enumerate(assistants):
+        is_name = isinstance(assistant, str) and not os.path.isdir(assistant)
+        if how == "names" and not is_name:
+            shown = assistant if isinstance(assistant, (str, os.PathLike)) else type(assistant).__name__
+            raise ValueError(
+                f'`assistant_models` must be Hub names with `assistants="names"`, but has {shown!r}. Give its Hub '
+                'name, or use `assistants="folders"`.'
+            )
+        if is_name and how != "folders":
+            _loading(assistant, AutoConfig.from_pretrained)  # a misspelled name is found now, not by a user
+            names.append(assistant)
+        else:
+            names.append(f"./assistant_{index + 1}")
+            held[index] = assistant
+    return held, names
+
+
+def _load(name: str | os.PathLike[str]) -> Any:
+    return _loading(name, lambda source: AutoModelForCausalLM.from_pretrained(source, dtype="auto"))
+
+
+def _loading(name: str | os.PathLike[str], load: Any) -> Any:
+    try:
+        return load(os.fspath(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{name!r} must be a local folder or a Hub name that loads, but is not. {error}") from error
+
+
+def _stored_config(model: Any) -> AdaFuseConfig:
+    stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
+    return AdaFuseConfig.coerce(stored) or AdaFuseConfig()
+
+
+def _pairs(
+    model: Any, tokenizer: Any, held: dict[int, Any], tokenizers: Sequence[Any] | None, number: int
+) -> list[tuple[str, Any, Any]]:
+    """What the repository holds, as folder, model and tokenizer; checked as for `generate()`."""
+    if tokenizers is not None and len(tokenizers) != number:
+        raise ValueError(
+            f"`assistant_tokenizers` must be one per assistant model, but is {len(tokenizers)} for {number} assistant "
+            "models. Use None in the list for a tokenizer to be found by the model's name."
+        )
+    models = [_load(given) if isinstance(given, (str, os.PathLike)) else given for given in held.values()]
+    chosen = [tokenizers[index] if tokenizers is not None else None for index in held]
+    folders = [f"assistant_{index + 1}" for index in held]
+    main = model if model is not None else (models[0] if models else None)
+    if main is None:
+        return []
+    if model is None:  # then the first assistant is looked at in the place of the main model
+        tokenizer, models, chosen = chosen[0], models[1:], chosen[1:]
+    else:
+        folders = ["", *folders]
+    arguments = EnsembleArguments(models, chosen, tokenizer=tokenizer)
+    participants = resolve_participants(main, arguments)
+    for member in participants:
+        if is_saved_as_adapter(member.model):
+            raise ValueError(
+                f"The members must be saved whole, but {member.name} has a PEFT adapter, and only that would be saved. "
+                "Merge it into the weights first."
+            )
+    return [(name, member.model, member.tokenizer) for name, member in zip(folders, participants, strict=True)]
+
+
+def _write(folder: Path, plan: _Plan, name: str) -> None:
+    for place, member, tokenizer in plan.held:
+        _save(member, folder / place)
+        tokenizer.save_pretrained(folder / place)
+    requirements = [*REQUIREMENTS, *([_UNICODE_REQUIREMENT] if plan.config.word_boundary == "unicode" else [])]
+    write_custom_generate(folder, requirements)
+    settings = {"adafuse_config": plan.config.to_dict(), "assistant_models": plan.assistants}
+    code = [folder / "custom_generate"]
+    if plan.model is not None:
+        write_code(folder, Path(__file__).with_name("modeling_adafuse.py"))
+        code.append(folder)
+        architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+        _update(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": f"modeling_adafuse.{architecture}"}})
+        # Loading one that was derived from the model's config forgets what transformers does not know.
+        _update(folder / "generation_config.json", {**settings, FROM_MODEL_CONFIG: None})
+    for path in code:
+        (path / "exported.py").write_text(_exported(settings, requirements), encoding="utf-8")
+    main = None if plan.model is None else _shown_name(plan.model)
+    base_models = [shown for shown in (main, *plan.assistants) if shown and "/" in shown and shown[0] != "."]
+    card = model_card(name, main, plan.assistants, base_models, plan.config.to_dict())
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Saves a member as its plain class: without the code of another export that it may come from."""
+    base = plain_class(model)
+    plain = base.__new__(base)
+    plain.__dict__.update(vars(model))
+    # transformers refuses to save some generation configs that it loads (Llama 2's): ours is written as it is.
+    plain.__dict__["generation_config"] = GenerationConfig()
+    plain.save_pretrained(folder)
+    stored = model.generation_config.to_json_string(keys_to_pop=["compile_config"])
+    (folder / "generation_config.json").write_text(stored, encoding="utf-8")
+
+
+def _shown_name(model: Any) -> str:
+    name = getattr(model, "name_or_path", "") or ""
+    return type(model).__name__ if not name or os.path.isdir(name) else name
+
+
+def _update(file: Path, values: Mapping[str, Any]) -> None:
+    """Sets keys of a JSON file; `None` removes."""
+    content = {**(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}), **values}
+    kept = {key: value for key, value in content.items() if key not in values or value is not None}
+    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _exported(settings: Mapping[str, Any], requirements: list[str]) -> str:
+    return f'''"""What this repository says to its own code, written by `hf-adafuse export`."""
+
+ADAFUSE_CONFIG = {settings["adafuse_config"]!r}
+
+# Hub names, or folders of this repository as "./folder".
+ASSISTANT_MODELS = {settings["assistant_models"]!r}
+
+REQUIREMENTS = {requirements!r}
+'''

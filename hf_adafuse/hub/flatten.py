@@ -1,0 +1,52 @@
+"""The code of this package as flat files: transformers takes nothing else from a repository. Knows no module by name.
+
+A Hub repository holds modules side by side, found by their `from .x import y`. Here the rooms of the package become
+such files: what an entry needs is copied, and its relative imports, found by `ast`, lose the names of rooms. What has
+been flattened can be flattened again: that is how a repository saves itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+
+def write_code(folder: str | os.PathLike[str], entry: Path) -> None:
+    """
+    Copies a module of this code, and all it imports of this code, into a flat folder.
+
+    Raises:
+        ValueError: two modules of different rooms have one name, or an import has a form that transformers overlooks.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    sources: dict[str, Path] = {}
+    waiting = [entry.resolve()]
+    while waiting:
+        path = waiting.pop()
+        if sources.setdefault(path.name, path) != path:
+            raise ValueError(f"Modules must have names of their own, but {path} and {sources[path.name]} share one.")
+        code, needed = flattened(path)
+        (target / path.name).write_text(code, encoding="utf-8")
+        waiting += [module for module in needed if module.name not in sources or sources[module.name] != module]
+
+
+def flattened(path: Path) -> tuple[str, list[Path]]:
+    """A module's source with its relative imports made flat, and the modules that they name."""
+    source = path.read_text(encoding="utf-8")
+    lines, needed = source.splitlines(keepends=True), []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or node.level == 0:
+            continue
+        if node.module is None:
+            raise ValueError(
+                f"Imports of {path} must have the form `from .x import y`, but line {node.lineno} has not."
+            )
+        *rooms, module = node.module.split(".")
+        folder = path.parents[node.level - 1].joinpath(*rooms)
+        needed.append(folder / f"{module}.py")
+        written = f"from {'.' * node.level}{node.module} import"
+        number = node.lineno - 1
+        lines[number] = lines[number].replace(written, f"from .{module} import", 1)
+    return "".join(lines), needed

@@ -1,0 +1,120 @@
+"""A repository written by `hf-adafuse export`, seen by the code inside it: its settings, its assistants, its own files.
+Works without the package. Knows no algorithm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..call.arguments import first_given, places_of
+from ..members.loading import find_tokenizer, load_assistant, load_assistant_tokenizer
+from .exported import ADAFUSE_CONFIG, ASSISTANT_MODELS, REQUIREMENTS
+from .flatten import write_code
+
+
+@dataclass(frozen=True)
+class Repository:
+    """
+    Where names of the form `"./folder"` are looked up.
+
+    Args:
+        name (`str`): a local folder or a Hub name.
+        options (`dict`): of loading from the Hub: `revision`, `token`, `cache_dir` ...
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def locate(self, name: str) -> tuple[str, dict[str, Any]]:
+        """What `from_pretrained` takes to load the member `name`."""
+        if not name.startswith("./"):
+            return name, {}
+        if os.path.isdir(self.name):
+            return os.path.abspath(os.path.join(self.name, name)), {}
+        return self.name, {"subfolder": name[2:], **self.options}
+
+
+def plain_class(model: Any) -> Any:
+    """The class of `model` without what this code, or the package, has put before it: transformers' own."""
+    base: Any = type(model)
+    while hasattr(base, "_adafuse_base"):
+        base = base._adafuse_base
+    return base
+
+
+def code_revision() -> dict[str, str]:
+    """The commit that this code was loaded from, as `revision`; nothing when it is not from the Hub."""
+    # transformers keeps the code of a Hub repository in a folder that is named after the commit.
+    commits = [part for part in Path(__file__).parts if re.fullmatch("[0-9a-f]{40}", part)]
+    return {"revision": commits[-1]} if commits else {}
+
+
+def with_settings(
+    model: Any, generation_config: Any, kwargs: dict[str, Any], explicit: Repository | None
+) -> dict[str, Any]:
+    """
+    The arguments of a `generate()` call, with what they leave open taken from where it is kept (`PLACES`).
+
+    Args:
+        model (`PreTrainedModel`): the main model.
+        generation_config (`GenerationConfig`, *optional*), kwargs (`dict`): of the call.
+        explicit (`Repository`, *optional*): this repository, where the call names it.
+
+    Raises:
+        ValueError: an assistant does not load.
+    """
+    own = Repository(getattr(model, "name_or_path", "") or "", {} if explicit else code_revision())
+    exported = {"adafuse_config": ADAFUSE_CONFIG, "assistant_models": ASSISTANT_MODELS or None}
+    place = "repository of the call" if explicit else "own repository"
+    places = {**places_of(model, kwargs, generation_config), place: exported}
+    kwargs = dict(kwargs)
+    _, kwargs["adafuse_config"] = first_given("adafuse_config", places)
+    if kwargs["adafuse_config"] is False:
+        return kwargs
+    bound = places["bound"]
+    found, assistants = first_given("assistant_models", places)
+    if found == "bound":
+        assistants = None  # the mixin knows them, and their tokenizers
+    if isinstance(assistants, (list, tuple)):
+        # "./folder" in what the user passes is a folder of the user's.
+        repository = {"call": None, "repository of the call": explicit}.get(found or "", own)
+        given = kwargs.get("assistant_tokenizers") or [None] * len(assistants)
+        pairs = [_member(repository, model, name, index) for index, name in enumerate(assistants)]
+        assistants = [assistant for assistant, _ in pairs]
+        if any(tokenizer for _, tokenizer in pairs) and len(given) == len(pairs):
+            kwargs["assistant_tokenizers"] = [mine or found for mine, (_, found) in zip(given, pairs, strict=True)]
+    kwargs["assistant_models"] = assistants
+    if kwargs.get("tokenizer") is None and getattr(bound, "tokenizer", None) is None:
+        kwargs["tokenizer"] = find_tokenizer(model, "tokenizer")
+    return kwargs
+
+
+def load_assistants(model: Any) -> dict[str, tuple[Any, Any]]:
+    """The assistants that lie in folders of the repository of `model`: their names, and models with tokenizers."""
+    names = getattr(model.generation_config, "assistant_models", None) or ASSISTANT_MODELS
+    repository = Repository(model.name_or_path, code_revision())
+    folders = [(index, name) for index, name in enumerate(names) if name.startswith("./")]
+    return {name: _member(repository, model, name, index) for index, name in folders}
+
+
+def write_custom_generate(folder: str | os.PathLike[str], requirements: list[str] | None = None) -> None:
+    """Writes the folder `custom_generate` of a repository: what `generate()` and `transformers serve` look for."""
+    target = Path(folder) / "custom_generate"
+    write_code(target, Path(__file__).with_name("generate.py"))
+    lines = REQUIREMENTS if requirements is None else requirements
+    (target / "requirements.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _member(repository: Repository | None, main: Any, assistant: Any, index: int) -> tuple[Any, Any]:
+    """An assistant with its tokenizer, loaded when it is a name: once, to the main model's device and dtype."""
+    if not isinstance(assistant, (str, os.PathLike)):
+        return assistant, None
+    name = os.fspath(assistant)
+    source, options = (name, {}) if repository is None else repository.locate(name)
+    model = load_assistant(main, name, index, source, dtype=main.dtype, **options)
+    return model, load_assistant_tokenizer(main, name, index, source, **options)

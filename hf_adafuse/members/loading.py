@@ -1,0 +1,104 @@
+"""Models and tokenizers by name, each loaded once for as long as the model lives for which it was. Checks nothing."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..host_internals import execution_device
+
+_TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# Per main model, what was loaded for it; it may be seen through several objects that are equal.
+_ASSISTANTS: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_LOADING_ERRORS = (OSError, ValueError, KeyError)
+
+
+def find_tokenizer(model: Any, argument: str) -> Any:
+    """
+    The tokenizer of a model, found by the model's name.
+
+    Raises:
+        ValueError: the model has no name, or none loads from it; `argument` is what should have been passed.
+    """
+    name = getattr(model, "name_or_path", "") or ""
+    if not name:
+        raise ValueError(
+            f"`{argument}` must be a tokenizer, but is None and the model has no name to find it by. Pass it."
+        )
+    if model not in _TOKENIZERS:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except _LOADING_ERRORS as error:
+            reason = f"none loads from the model's name {name!r} ({type(error).__name__})"
+            raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.") from error
+        # Where there are no files, transformers makes some tokenizers of the model's config alone: special tokens only.
+        if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+            reason = f"the model's name {name!r} has an empty one"
+            raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.")
+        _TOKENIZERS[model] = tokenizer
+    return _TOKENIZERS[model]
+
+
+def load_assistant(
+    main_model: Any, name: str | os.PathLike[str], index: int, source: str | None = None, **options: Any
+) -> Any:
+    """
+    An assistant by its name, on the main model's device.
+
+    Args:
+        main_model (`PreTrainedModel`): for which it is loaded, once.
+        name (`str`): a Hub name or a folder, as the user gave it.
+        index (`int`): its place among the assistants.
+        source (`str`, *optional*): where it lies, when that is not its name.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: it does not load.
+    """
+
+    def load(place: str) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(place, **options).eval()
+        return model.to(execution_device(main_model))
+
+    return _load_once("model", load, main_model, name, index, source, options)
+
+
+def load_assistant_tokenizer(
+    main_model: Any, name: str | os.PathLike[str], index: int, source: str | None = None, **options: Any
+) -> Any:
+    """The tokenizer of an assistant by the assistant's name; as [`load_assistant`]."""
+
+    def load(place: str) -> Any:
+        return AutoTokenizer.from_pretrained(place, **options)
+
+    return _load_once("tokenizer", load, main_model, name, index, source, options)
+
+
+def _load_once(
+    kind: str,
+    load: Callable[[str], Any],
+    main_model: Any,
+    name: str | os.PathLike[str],
+    index: int,
+    source: str | None,
+    options: dict[str, Any],
+) -> Any:
+    name = os.fspath(name)
+    source = name if source is None else source
+    key = (kind, source, *sorted(options.items(), key=str))
+    loaded = _ASSISTANTS.setdefault(main_model, {})
+    if key not in loaded:
+        try:
+            loaded[key] = load(source)
+        except _LOADING_ERRORS as error:
+            where = "" if source == name else f" from {source!r}"
+            raise ValueError(
+                f"`assistant_models[{index}]` must be a model, its Hub name or a folder, but {name!r} does not load"
+                f'{where} ({type(error).__name__}: {error}). Check the name; one that begins with "./" is a folder of '
+                "the repository that the main model was loaded from."
+            ) from error
+    return loaded[key]

@@ -1,0 +1,189 @@
+"""One model with its tokenizer and its token trees: read, score, commit. Knows no other member and no proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from ..trees.adapters import base_model
+from ..trees.backend import Backend, ForwardError
+from ..trees.nodes import Node
+from ..trees.pass_costs import costs_of
+from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, room_in_tree
+from .processors import RowProcessors
+from .readings import Reader, span_log_probs
+from .vocabulary import Vocabulary
+
+
+class MemberError(Exception):
+    """A forward pass of a member failed."""
+
+    def __init__(self, member: Member, reason: str) -> None:
+        super().__init__(reason)
+        self.member = member
+
+
+class Span(NamedTuple):
+    """A candidate in one member's tokens, and whether the text ends after it."""
+
+    ids: list[int]
+    ends: bool
+
+
+class Member:
+    """
+    A model that takes part.
+
+    Args:
+        name (`str`): how errors and traces call it.
+        model (`PreTrainedModel`): never changed.
+        vocabulary (`Vocabulary`): its tokenizer.
+        eos_ids (`list[int]`): its end-of-sequence ids; with none, it gives the end of the text no probability.
+        max_length (`int`, *optional*): the most tokens it reads.
+        limit (`str`): of what that is the length.
+        device (`torch.device`): where its inputs go.
+        backend (`Backend`): its token trees, of the kind that suits the model.
+
+    Attributes:
+        costs (`PassCosts`): what its passes have cost so far.
+        num_proposals (`int`), num_wins (`int`): of this call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        vocabulary: Vocabulary,
+        eos_ids: Iterable[int],
+        max_length: int | None,
+        limit: str,
+        device: torch.device,
+        backend: Backend,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.vocabulary = vocabulary
+        self.eos_ids = sorted(set(eos_ids))
+        self.max_length, self.limit = max_length, limit
+        self.device = device
+        self.backend = backend
+        self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
+        self.costs = costs_of(base_model(model), device)
+        self.num_proposals = self.num_wins = 0
+
+    def start(self, prompts: list[list[int]], processors: list[RowProcessors], num_top: int, cache: Any = None) -> None:
+        """
+        Read the prompts.
+
+        Args:
+            prompts (`list[list[int]]`): ids per prompt.
+            processors (`list[RowProcessors]`): per prompt.
+            num_top (`int`): how many of the best tokens are read after each token.
+            cache (`KeysValues`, *optional*): holds the first columns of the prompts, left-padded.
+
+        Raises:
+            MemberError: its forward pass failed.
+        """
+        trees = self.backend
+        self._reader = Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
+        self._num_prompt_tokens = [len(ids) for ids in prompts]
+        self._read(lambda: trees.prefill(prompts, cache))
+
+    def prompt_cost(self, prompt_index: int) -> int:
+        """About what reading a prompt costs: parameters times the tokens that it takes."""
+        return self.num_parameters * self._num_prompt_tokens[prompt_index]
+
+    def root(self, prompt_index: int) -> Node:
+        """The last node of a prompt's prefix."""
+        return self.backend.trees[prompt_index].root
+
+    def path(self, prompt_index: int, ids: Iterable[int]) -> list[Node]:
+        """The root, and the nodes of these ids below it; made where there are none."""
+        root = self.root(prompt_index)
+        return [root, *root.add_path(ids)]
+
+    def room_after(self, node: Node) -> float:
+        """How many tokens its context holds after a node."""
+        return float("inf") if self.max_length is None else self.max_length - 1 - node.position
+
+    def needed_to_score(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
+        """What the spans' scores need and has not been read. The last token of a span, unless the text ends there, only
+        begins the next round."""
+        paths = [self.path(prompt_index, span.ids)[: None if span.ends else -1] for span in spans]
+        return unread(node for path in paths for node in path)
+
+    def ends_of(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
+        """The nodes at which the spans end, marked as such."""
+        ends = [self.path(prompt_index, span.ids)[-1] for span in spans if span.ids]
+        for node in ends:
+            node.ends_candidate = True
+        return ends
+
+    def log_probs(self, prompt_index: int, span: Span) -> list[float]:
+        """The log-probability (nats) of each id of a span that has been read, and of the end of the text after it."""
+        readings = [node.reading for node in self.path(prompt_index, span.ids)]
+        return span_log_probs(readings, span.ids, self.eos_ids if span.ends else None)
+
+    def read(
+        self, needs: Mapping[int, tuple[list[Node], list[Node]]], likely: Callable[[int], list[Node]]
+    ) -> list[Node]:
+        """
+        One forward pass.
+
+        Args:
+            needs (`dict[int, tuple]`): of the prompts that wait: unread nodes they need, and nodes that are useful.
+            likely (`Callable`): what a prompt may need when this member is asked next.
+
+        Returns:
+            the nodes newly read: not all that are needed, where that is more than a pass should hold.
+
+        Raises:
+            MemberError: the forward pass failed.
+        """
+        backend = self.backend
+        limits = PassLimits(backend.can_prefetch, backend.is_padded, self.device.type == "cpu")
+        prompts = {}
+        for prompt_index in backend.active:
+            needed, useful = needs.get(prompt_index, ([], []))
+            tree = backend.trees[prompt_index]
+            prompts[prompt_index] = PromptNeeds(
+                needed=needed,
+                useful=unread(useful),
+                likely=lambda prompt_index=prompt_index: likely(prompt_index),  # type: ignore[misc]
+                num_held=len(tree.unsettled()) if len(backend.active) == 1 else 0,
+                prefix_length=tree.root.position,
+            )
+        planned = plan_pass(prompts, self.costs, limits)
+        nodes = [node for of_prompt in planned.values() for node in of_prompt]
+        with self.costs.measured(len(nodes)):
+            return self._read(lambda: backend.run(nodes))
+
+    def room_in_tree(self, prompt_index: int) -> int:
+        """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
+        tree = self.backend.trees[prompt_index]
+        return room_in_tree(len(tree.unsettled()), tree.root.position)
+
+    def commit(self, prompt_index: int, ids: list[int]) -> None:
+        """Make these ids part of a prompt's prefix. What was read below a forbidden token is processed only now."""
+        path = self.path(prompt_index, ids)
+        was_forbidden = any(above.reading and above.reading.forbids(node.token) for above, node in pairwise(path))
+        self.backend.commit(prompt_index, path[1:])
+        if was_forbidden:
+            root = self.root(prompt_index)
+            self._reader.read([node for node in [root, *root.run_descendants()] if node.logits is not None])
+
+    def _read(self, forward: Callable[[], list[Node]]) -> list[Node]:
+        try:
+            nodes = forward()
+            self._reader.read(nodes)
+            return nodes
+        except ForwardError as error:
+            raise MemberError(self, str(error)) from (error.__cause__ or error)
+
+
+def unread(nodes: Iterable[Node]) -> list[Node]:
+    """Those that have not been read, each once."""
+    return list({id(node): node for node in nodes if node.reading is None}.values())

@@ -1,0 +1,129 @@
+"""Who takes part: a model with its tokenizer, checked, and the backend that suits it. Knows no prompt and no call."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..host_internals import execution_device
+from ..trees.adapters import AdaptedModel, adapter_problem, base_model
+from ..trees.model_call import frequency_switch, max_length
+from ..trees.self_test import SelfTestError, choose_backend, reason_not_to_test
+from .vocabulary import Vocabulary, vocabulary_of
+
+_WARNED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A model with its tokenizer; `name` is how errors call it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self.tokenizer, getattr(self.model.config.get_text_config(), "vocab_size", None))
+
+    @property
+    def max_length(self) -> int | None:
+        return max_length(self.model.config.get_text_config())
+
+    @property
+    def frequency_switch(self) -> int | None:
+        """As of `model_call`, where its context goes beyond it."""
+        switch = frequency_switch(self.model.config.get_text_config())
+        return None if switch is None or switch >= (self.max_length or math.inf) else switch
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs go."""
+        return execution_device(self.model)
+
+    def choose_backend(self) -> str:
+        """
+        The name of the backend that runs its trees, by a self-test the first time.
+
+        Raises:
+            ValueError: no backend does.
+        """
+        base = base_model(self.model)
+        try:
+            backend = choose_backend(base, self.device)
+        except SelfTestError as error:
+            raise self.unfit(str(error)) from error
+        if backend == "reencode" and base not in _WARNED:
+            _WARNED[base] = True
+            warnings.warn(
+                f"{self.name} ({type(self.model).__name__}) works with neither a 4-D mask nor a cache: it reads the "
+                "whole text again in every forward pass, which is slow.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return backend
+
+    def unfit(self, reason: str) -> ValueError:
+        """The error that says why the model cannot take part."""
+        return ValueError(
+            "The members must give in a batch and with a cache, or at least without, the logits of plain forward "
+            f"passes, but for {self.name} ({type(self.model).__name__}) that does not hold: {reason}. Choose another "
+            "model or `attn_implementation`."
+        )
+
+    def context(self, prompts: list[list[int]]) -> tuple[int | None, str]:
+        """The most tokens that it reads after these prompts, and of what that is the length."""
+        switch = self.frequency_switch
+        if switch is not None and max(map(len, prompts)) <= switch:
+            return switch, "the rotary frequencies for short texts"
+        return self.max_length, "the context"
+
+    def own_eos_ids(self) -> list[int]:
+        """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""
+        eos = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        eos = self.tokenizer.eos_token_id if eos is None else eos
+        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+    def check(self) -> None:
+        """
+        Refuse what is not a causal language model that answers to token ids.
+
+        Raises:
+            ValueError: it is none.
+        """
+        problem = adapter_problem(self.model)
+        base: Any = base_model(self.model)
+        kind = type(base).__name__
+        if not isinstance(base, torch.nn.Module) or not hasattr(base, "config"):
+            raise ValueError(
+                f"`assistant_models` must be transformers models or names, but has {kind} as {self.name}. Load it with "
+                "AutoModelForCausalLM."
+            )
+        if isinstance(base, PreTrainedModel) and not base.can_generate():
+            raise ValueError(
+                f"The members must be causal language models, but {self.name} is a {kind}, which has no "
+                "language-modeling head. Load it with AutoModelForCausalLM."
+            )
+        if self.model.config.is_encoder_decoder:
+            raise ValueError(
+                f"The members must be decoder-only models, but {self.name} is an encoder-decoder ({kind}). Choose a "
+                "causal language model."
+            )
+        if problem is not None:
+            raise ValueError(f"The members must answer to token ids alone, but {self.name} {problem}")
+        if (reason := reason_not_to_test(base)) is not None:
+            raise self.unfit(reason)
+
+
+def assistant_name(index: int, model: Any) -> str:
+    """How errors and traces call an assistant."""
+    base = base_model(model)
+    known = getattr(base, "name_or_path", "") or type(base).__name__
+    adapter = f", adapter {model.adapter!r}" if isinstance(model, AdaptedModel) else ""
+    return f"assistant {index + 1} ({known}{adapter})"

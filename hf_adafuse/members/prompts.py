@@ -1,0 +1,124 @@
+"""Each member's ids of the prompts, checked. Runs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from .chat import loses_template
+from .participants import Participant
+
+logger = logging.get_logger(__name__)
+
+
+def assistant_prompts(
+    participants: Sequence[Participant], main_prompts: list[list[int]], given: Sequence[Any] | None
+) -> list[list[list[int]]]:
+    """
+    Per assistant, its ids of each prompt: as given; the main model's when the tokenizers are identical; else the
+    decoded prompt, encoded with the assistant's own special tokens.
+    """
+    main, *assistants = participants
+    if given is not None and len(given) != len(assistants):
+        raise ValueError(
+            f"`assistant_inputs` must be one per assistant model, but is {len(given)} for {len(assistants)} "
+            "assistant models. Use None in the list for a prompt to be made from the main model's."
+        )
+    prompts = []
+    for index, assistant in enumerate(assistants):
+        if given is not None and given[index] is not None:
+            rows = _given_rows(given[index], index, len(main_prompts), assistant)
+        elif assistant.vocabulary.is_same_as(main.vocabulary):
+            rows = [list(ids) for ids in main_prompts]
+        else:
+            texts = [main.vocabulary.prompt_text(ids) for ids in main_prompts]
+            rows = [assistant.vocabulary.encode_prompt(text) for text in texts]
+        prompts.append(rows)
+    return prompts
+
+
+def warn_of_lost_templates(
+    participants: Sequence[Participant], main_prompts: list[list[int]], assistants: Sequence[int]
+) -> None:
+    """Warn once where these members (by number) get a chat that only the main model's template has rendered."""
+    main = participants[0]
+    for k in assistants:
+        other = participants[k]
+        is_same = other.vocabulary.is_same_as(main.vocabulary)
+        if any(loses_template(main.tokenizer, ids, other.tokenizer, is_same) for ids in main_prompts):
+            logger.warning_once(
+                f"The prompt looks like a chat that the main model's chat template has rendered, but {other.name} has "
+                "a template of its own and gets only the text of that prompt. Make the inputs of all members with "
+                "`hf_adafuse.chat_inputs(messages, [tokenizer, *assistant_tokenizers])`, or use "
+                '`pipeline("adafuse-text-generation", ...)` (`hf_adafuse.AdaFusePipeline`).'
+            )
+
+
+def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
+    """Refuse prompts that the model cannot read."""
+    for row, ids in enumerate(prompts):
+        if not ids:
+            raise ValueError(
+                f"The prompt of {participant.name} must be at least one token, but is empty in row {row} (its "
+                "tokenizer adds no beginning-of-sequence token). Pass a prompt, or its ids in `assistant_inputs`."
+            )
+        if participant.max_length is not None and len(ids) > participant.max_length:
+            raise ValueError(
+                f"The prompt of {participant.name} must be at most {participant.max_length} tokens "
+                f"(`max_position_embeddings`), but is {len(ids)} tokens in row {row}. Shorten it."
+            )
+    switch, lengths = participant.frequency_switch, [len(ids) for ids in prompts]
+    if switch is not None and min(lengths) <= switch < max(lengths):
+        raise ValueError(
+            f"The prompts of {participant.name} must be all of at most {switch} tokens or all longer, for there its "
+            f"rotary frequencies change, but are of {lengths} tokens. Pass them in two calls."
+        )
+
+
+def unpadded_rows(ids: torch.Tensor, mask: torch.Tensor | None, name: str) -> list[list[int]]:
+    """The rows of a left-padded batch without their padding."""
+    rows: list[list[int]] = ids.tolist()
+    if mask is None:
+        return rows
+    if tuple(mask.shape) != tuple(ids.shape):
+        raise ValueError(
+            f"The attention mask of `{name}` must be of the shape of its ids {tuple(ids.shape)}, but is of shape "
+            f"{tuple(mask.shape)}. Pass the tokenizer's output as it is."
+        )
+    counts = mask.bool().sum(-1).tolist()
+    left_padded = torch.arange(ids.shape[1], device=mask.device) >= ids.shape[1] - mask.bool().sum(-1, keepdim=True)
+    if not torch.equal(mask.bool(), left_padded):
+        raise ValueError(
+            f"`{name}` must be padded on the left, but is padded on the right or has holes. "
+            'Set `tokenizer.padding_side = "left"`.'
+        )
+    return [row[len(row) - count :] for row, count in zip(rows, counts, strict=True)]
+
+
+def _given_rows(inputs: Any, index: int, num_rows: int, assistant: Participant) -> list[list[int]]:
+    name = f"assistant_inputs[{index}]"
+    if not isinstance(inputs, Mapping) and not hasattr(inputs, "keys"):
+        inputs = {"input_ids": inputs}
+    try:
+        ids = torch.as_tensor(inputs["input_ids"])
+        mask = inputs.get("attention_mask")
+        mask = None if mask is None else torch.as_tensor(mask)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"`{name}` must hold `input_ids` and `attention_mask` as tensors, but cannot be read as such ({error}). "
+            "Pass the output of the assistant's tokenizer, padded on the left."
+        ) from error
+    if ids.dim() == 1:
+        ids, mask = ids[None], mask[None] if mask is not None and mask.dim() == 1 else mask
+    if ids.dim() != 2 or len(ids) != num_rows:
+        raise ValueError(
+            f"`{name}` must hold {num_rows} prompts, like the main model's, but is of shape {tuple(ids.shape)}. "
+            "Tokenize the same prompts with the assistant's tokenizer."
+        )
+    padding = assistant.tokenizer.pad_token_id
+    if mask is None and padding is not None and padding not in assistant.own_eos_ids():
+        mask = ids != padding  # as `generate()` infers it
+    return unpadded_rows(ids, mask, name)

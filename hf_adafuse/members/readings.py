@@ -1,0 +1,148 @@
+"""What a member reads off the logits of nodes, after its logits processors. Calls no model and knows no cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..trees.nodes import Node
+from .processors import RowProcessors
+
+
+def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The most likely tokens, best first; equal scores in the order of their ids, on every device.
+
+    Args:
+        scores (`torch.FloatTensor` of shape `(num_rows, vocab_size)`): logits or log-probabilities.
+        num_tokens (`int`): how many to return (at most the vocabulary).
+
+    Returns:
+        scores and ids, each of shape `(num_rows, num_tokens)`.
+    """
+    num_tokens = min(num_tokens, scores.shape[-1])
+    # `topk` leaves the order of equal values open: take one more, so that a tie at the edge shows.
+    values, ids = scores.topk(min(num_tokens + 1, scores.shape[-1]), dim=-1)
+    tied = values[:, 1:] == values[:, :-1]
+    if tied.any():
+        values, ids = values.clone(), ids.clone()
+        for row in tied.any(dim=-1).nonzero().flatten().tolist():
+            sorted_row = scores[row].sort(descending=True, stable=True)
+            values[row] = sorted_row.values[: values.shape[-1]]
+            ids[row] = sorted_row.indices[: ids.shape[-1]]
+    return values[:, :num_tokens], ids[:, :num_tokens]
+
+
+class Reading:
+    """
+    What a member reads off the logits of one node.
+
+    Attributes:
+        scores (`torch.FloatTensor` of shape `(vocab_size,)`): processed logits.
+        log_total (`float`): log of the sum of their exponentials.
+        top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
+    """
+
+    __slots__ = ("log_total", "scores", "top", "top_log_probs")
+
+    def __init__(self, scores: torch.Tensor, log_total: float, top: list[int], top_log_probs: list[float]) -> None:
+        self.scores = scores
+        self.log_total = log_total
+        self.top = top
+        self.top_log_probs = top_log_probs
+
+    def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
+        """The `count` best tokens that are allowed and possible, with their log-probabilities."""
+        vocab_size = self.scores.shape[-1]
+        looked_at = min(4 * count + 16, vocab_size)
+        while True:
+            values, ids = best_tokens(self.scores[None], looked_at)
+            pairs = zip(ids[0].tolist(), (values[0].double() - self.log_total).tolist(), strict=True)
+            best = [(token, value) for token, value in pairs if value > -math.inf and allow(token)][:count]
+            if len(best) == count or looked_at == vocab_size:
+                return best
+            looked_at = min(4 * looked_at, vocab_size)
+
+    def forbids(self, token: int) -> bool:
+        """Whether the processors rule a token out."""
+        return bool(self.scores[token] == -math.inf)
+
+    def best_of(self, tokens: Sequence[int]) -> int:
+        """The most likely of these tokens; the first of equals."""
+        scores: list[float] = self.scores[list(tokens)].tolist()
+        return tokens[scores.index(max(scores))]
+
+
+def span_log_probs(readings: list[Reading], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
+    """
+    The log-probability (nats) of each id of a span, and of the end of the text after it.
+
+    Args:
+        readings (`list[Reading]`): of the node before the span, and of those of its ids as far as they are needed.
+        ids (`list[int]`): the span.
+        eos_ids (`list[int]`, *optional*): where the text ends after it, what may end it: their probabilities are
+            summed.
+    """
+    scores = [reading.scores[token] for reading, token in zip(readings, ids, strict=False)]
+    if eos_ids is not None:
+        scores.append(readings[-1].scores[list(eos_ids)].logsumexp(0))
+    values = torch.stack(scores).tolist() if scores else []
+    return [value - reading.log_total for value, reading in zip(values, readings, strict=False)]
+
+
+class Reader:
+    """
+    Reads what one member's trees have run.
+
+    Args:
+        processors (`list[RowProcessors]`): per prompt.
+        num_top (`int`): how many of the best tokens a reading holds.
+        ids_to (`Callable`): all ids of a node's prompt up to it.
+    """
+
+    def __init__(self, processors: list[RowProcessors], num_top: int, ids_to: Callable[[Node], list[int]]) -> None:
+        self._processors, self._num_top, self._ids_to = processors, num_top, ids_to
+
+    def read(self, nodes: list[Node]) -> None:
+        """Give the nodes, which have logits, their readings."""
+        if not nodes:
+            return
+        scores = self._process(nodes)
+        values, ids = best_tokens(scores, self._num_top)
+        # The largest score is taken out first and put back in float64: large logits must not cost digits.
+        largest = values[:, :1]
+        totals = (scores - largest).exp().sum(-1).log().double() + largest[:, 0].double()
+        totals = totals.nan_to_num(0.0)  # where every token is forbidden
+        log_probs = values.double() - totals[:, None]
+        rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
+        for node, row_scores, total, top, top_log_probs in rows:
+            node.reading = Reading(row_scores, total, top, top_log_probs)
+
+    def _process(self, nodes: list[Node]) -> torch.Tensor:
+        logits = torch.stack([node.logits for node in nodes if node.logits is not None])
+        if not any(self._processors):
+            return logits
+        order = {id(node): index for index, node in enumerate(nodes)}
+        groups: dict[tuple[int, int], list[int]] = {}  # texts of equal length go through the processors together
+        for index, node in enumerate(nodes):
+            groups.setdefault((node.prompt_index, node.position), []).append(index)
+        for (prompt_index, _), indices in sorted(groups.items()):  # by position: what forbids a token comes before it
+            # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
+            indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits)]
+            if indices:
+                ids = [self._ids_to(nodes[index]) for index in indices]
+                logits[indices] = self._processors[prompt_index](ids, logits[indices])
+        return logits
+
+
+def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:
+    """Whether a token on the way to the node has been forbidden, here or in an earlier reading."""
+    while node.parent is not None:
+        above = node.parent
+        scores = logits[order[id(above)]] if id(above) in order else above.reading.scores
+        if scores[node.token] == -math.inf:
+            return True
+        node = above
+    return False

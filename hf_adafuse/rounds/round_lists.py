@@ -1,0 +1,79 @@
+"""The rounds of a call as lists that know how to show themselves. Values only: knows no model.
+
+Printed they are text, in a notebook a table; otherwise they are lists: what takes a list takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..outputs import AdaFuseRound
+from .trace_html import format_html
+from .trace_text import format_trace, short_name
+
+
+class AdaFuseRounds(list[AdaFuseRound]):
+    """
+    The rounds of one prompt.
+
+    Args:
+        rounds (`Iterable[AdaFuseRound]`)
+        names (`list[str]`, *optional*): of the members, the main model first, as they are shown.
+        threshold (`float`, *optional*): the margin below which a word was uncertain; `None`: no word was.
+    """
+
+    def __init__(
+        self, rounds: Iterable[AdaFuseRound] = (), names: Sequence[str] | None = None, threshold: float | None = None
+    ) -> None:
+        super().__init__(rounds)
+        self.names = _names(names, [self])
+        self.threshold = threshold
+
+    def __str__(self) -> str:
+        return format_trace(self, self.names)
+
+    def _repr_html_(self) -> str:
+        return format_html([self], self.names, self.threshold)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+class AdaFuseRoundsBatch(list[AdaFuseRounds]):
+    """
+    The rounds of all prompts of a call, `output.rounds`.
+
+    Args:
+        prompts (`Iterable[Iterable[AdaFuseRound]]`): per prompt, its rounds.
+        names (`list[str]`, *optional*), threshold (`float`, *optional*): as for `AdaFuseRounds`.
+    """
+
+    def __init__(
+        self,
+        prompts: Iterable[Iterable[AdaFuseRound]] = (),
+        names: Sequence[str] | None = None,
+        threshold: float | None = None,
+    ) -> None:
+        rows = [list(rounds) for rounds in prompts]
+        self.names = _names(names, rows)
+        self.threshold = threshold
+        super().__init__(AdaFuseRounds(rounds, self.names, threshold) for rounds in rows)
+
+    def __str__(self) -> str:
+        if len(self) == 1:
+            return str(self[0])
+        return "\n".join(f"Prompt {number}\n\n{rounds}" for number, rounds in enumerate(self, start=1))
+
+    def _repr_html_(self) -> str:
+        return format_html(self, self.names, self.threshold)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+def _names(names: Sequence[str] | None, prompts: Sequence[Sequence[AdaFuseRound]]) -> list[str]:
+    if names is not None:
+        return [short_name(name) for name in names]
+    counts = [len(committed.margins) for rounds in prompts for committed in rounds if hasattr(committed, "margins")]
+    return [f"member {k}" for k in range(max(counts, default=0))]

@@ -1,0 +1,154 @@
+"""The rounds of a text as HTML for notebooks. Strings and numbers only: knows no model.
+
+Every style is inline and every colour a transparent tint, so that it reads on light and dark pages, and where style
+sheets are removed. Who proposed a span is told by colour and by number, never by colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ..outputs import AdaFuseRound
+from .trace_text import (
+    END,
+    format_round,
+    on_one_line,
+    ranking,
+    show_candidate,
+    show_margins,
+    show_nll,
+    summary,
+    winning_members,
+)
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart, in an order that sets the first ones far apart.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
+MAX_PROMPTS = 20
+
+_UNCERTAIN = "text-decoration:underline dotted 2px;text-underline-offset:3px"
+_END = "opacity:.75"
+_NUMBERS = "font-size:70%;opacity:.75;margin-left:1px;user-select:none;-webkit-user-select:none"
+_CELL = "text-align:left;vertical-align:top;padding:6px 16px 5px 0"
+_HEADINGS = ("round", "committed", "proposed by", "fused NLL", "ahead by", "margins", "candidates")
+
+
+def format_html(prompts: Sequence[Sequence[AdaFuseRound]], names: Sequence[str], threshold: float | None = None) -> str:
+    """
+    Per prompt its text, each span in the colours of the members that proposed it, and a table of its rounds.
+
+    Args:
+        prompts (`list[list[AdaFuseRound]]`): per prompt, its rounds; shown are the first `MAX_PROMPTS`.
+        names (`list[str]`): of the members, the main model first.
+        threshold (`float`, *optional*): the margin below which a word was uncertain; `None`: no word was.
+    """
+    parts = [_legend(names, threshold)]
+    for number, rounds in enumerate(prompts[:MAX_PROMPTS], start=1):
+        if len(prompts) > 1:
+            parts.append(f'<div style="margin-top:12px"><b>Prompt {number}</b></div>')
+        spans = "".join(_span(committed, names, threshold) for committed in rounds)
+        parts.append(f'<div style="white-space:pre-wrap;line-height:2.1;margin:6px 0">{spans}</div>')
+        parts.append(_table(rounds, threshold, is_open=len(prompts) == 1))
+    if len(prompts) > MAX_PROMPTS:
+        parts.append(f"<div>{len(prompts) - MAX_PROMPTS} more prompts are not shown; take them one by one.</div>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _legend(names: Sequence[str], threshold: float | None) -> str:
+    entries = [f"{_chip([member])} {escape(name)}" for member, name in enumerate(names)]
+    if threshold is not None:
+        entries.append(f"{_styled('uncertain word', _UNCERTAIN)} (margin below {threshold:g})")
+    entries.append("point at a span for its candidates")
+    return f'<div style="font-size:90%">{" &emsp; ".join(entries)}</div>'
+
+
+def _chip(members: Sequence[int]) -> str:
+    return f'<span style="{_colours(members)};padding:4px 6px 2px">{" ".join(map(str, members))}</span>'
+
+
+def _colours(members: Sequence[int]) -> str:
+    """A tint of the first member's colour under a bar with the colours of all."""
+    colours = [COLOURS[member % len(COLOURS)] for member in members]
+    share = 100 / len(colours)
+    stops = [f"{colour} {place * share:.0f}% {(place + 1) * share:.0f}%" for place, colour in enumerate(colours)]
+    bar = f"linear-gradient(90deg,{','.join(stops)}) top/100% 3px no-repeat"
+    return f"background:{bar},{colours[0]}40;padding:4px 0 2px"
+
+
+def _span(committed: AdaFuseRound, names: Sequence[str], threshold: float | None) -> str:
+    """What a round committed, in its place in the text."""
+    members = winning_members(committed)
+    space = _split_space(committed.text)[0] or (" " if not committed.text else "")  # an end alone stands apart
+    tip = escape(_tip(committed, names)).replace("\n", "&#10;")
+    numbers = f'<sub style="{_NUMBERS}">{" ".join(map(str, members))}</sub>'
+    words = _marked_words(committed, threshold)
+    return f'{escape(space)}<span title="{tip}" style="{_colours(members)}">{words}</span>{numbers}'
+
+
+def _marked_words(committed: AdaFuseRound, threshold: float | None) -> str:
+    """The words committed without the space before them, the uncertain ones underlined."""
+    margins = committed.margins[committed.proposer]
+    is_uncertain = [threshold is not None and margin < threshold for margin in margins]
+    is_uncertain += [False] * (len(committed.words) + 1 - len(margins))
+    shown = []
+    for index, word in enumerate(committed.words):
+        space, bare = _split_space(word)
+        shown.append(f"{escape(space) if index else ''}{_styled(bare, _UNCERTAIN if is_uncertain[index] else '')}")
+    if committed.ends:
+        style = f"{_END};{_UNCERTAIN}" if is_uncertain[len(shown)] else _END
+        shown.append(f"{' ' if shown else ''}{_styled(END, style)}")
+    return "".join(shown)
+
+
+def _styled(text: str, style: str) -> str:
+    return f'<span style="{style}">{escape(text)}</span>' if style else escape(text)
+
+
+def _split_space(text: str) -> tuple[str, str]:
+    bare = text.lstrip()
+    return text[: len(text) - len(bare)], bare
+
+
+def _tip(committed: AdaFuseRound, names: Sequence[str]) -> str:
+    """The candidates for a tooltip. Numbers first: its letters have different widths."""
+    lines = [f"fused NLL (under {', '.join(names)})"]
+    for rank in ranking(committed):
+        candidate = committed.candidates[rank]
+        mark = "\N{BLACK RIGHT-POINTING SMALL TRIANGLE}" if rank == committed.winner else "\N{FIGURE SPACE}"
+        nlls = ", ".join(map(show_nll, candidate.nlls))
+        proposers = " ".join(map(str, candidate.proposers))
+        lines.append(f"{mark} {show_nll(candidate.score)} ({nlls}) {show_candidate(candidate)} by {proposers}")
+    return "\n".join([*lines, f"margins  {show_margins(committed)}"])
+
+
+def _table(rounds: Sequence[AdaFuseRound], threshold: float | None, is_open: bool) -> str:
+    head = _row("th", _HEADINGS)
+    body = "".join(_row("td", _cells(number, committed, threshold)) for number, committed in enumerate(rounds, start=1))
+    table = f'<table style="border-collapse:collapse"><thead>{head}</thead><tbody>{body}</tbody></table>'
+    return f"<details{' open' if is_open else ''}><summary>{summary(rounds)}</summary>{table}</details>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f'<{tag} style="{_CELL}">{cell}</{tag}>' for cell in cells) + "</tr>"
+
+
+def _cells(number: int, committed: AdaFuseRound, threshold: float | None) -> list[str]:
+    members = winning_members(committed)
+    scores = [committed.candidates[rank].score for rank in ranking(committed)]
+    score = None if committed.winner is None else scores[0]
+    ahead = None if score is None or len(scores) == 1 else scores[1] - score
+    candidates = f"<pre>{escape(format_round(number, committed))}</pre>"
+    return [
+        str(number),
+        f'<span style="{_colours(members)};white-space:pre-wrap">{_on_one_row(committed, threshold)}</span>',
+        _chip(members),
+        show_nll(score),
+        show_nll(ahead),
+        show_margins(committed).replace("  ", " &ensp;"),
+        f"<details><summary>{len(committed.candidates)}</summary>{candidates}</details>",
+    ]
+
+
+def _on_one_row(committed: AdaFuseRound, threshold: float | None) -> str:
+    space, _ = _split_space(committed.text)
+    return on_one_line(space).strip(" ") + on_one_line(_marked_words(committed, threshold))

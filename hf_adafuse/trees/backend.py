@@ -1,0 +1,90 @@
+"""What every backend does with the token trees of a batch of prompts under one model. Calls no model itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .kv_cache import KeysValues
+from .nodes import Node, TokenTree
+
+
+class ForwardError(Exception):
+    """A model raised, ran out of memory or returned NaN; the reason is its `__cause__` or its text."""
+
+
+class Backend:
+    """
+    The token trees of a batch of prompts under one model. A backend adds to this class the passes, and what it keeps
+    of them.
+
+    Args:
+        model (`PreTrainedModel`): called as it is; nothing of it is changed.
+        device (`torch.device`): where its inputs go.
+
+    Attributes:
+        trees (`list[TokenTree]`): one per prompt.
+        active (`list[int]`): the indices of the prompts that still need passes.
+        num_forwards (`int`), num_tokens (`int`): what has been run so far.
+        keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
+        can_prefetch (`bool`): whether a few more nodes cost a pass little.
+    """
+
+    keeps_keys = can_prefetch = True
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.trees: Sequence[TokenTree] = []
+        self.active: list[int] = []
+        self.num_forwards = 0
+        self.num_tokens = 0
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether prompts that need fewer nodes of a pass than others are filled up."""
+        return False
+
+    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+        """
+        Read the prompts.
+
+        Args:
+            prompts (`list[list[int]]`): ids per prompt, unpadded, at least one each.
+            cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
+
+        Returns:
+            the roots, one per prompt.
+        """
+        raise NotImplementedError
+
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them; returns the nodes newly run."""
+        raise NotImplementedError
+
+    def commit(self, prompt_index: int, path: list[Node]) -> None:
+        """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
+        self.trees[prompt_index].commit(path)
+
+    def keys_values(self, prompt_index: int) -> KeysValues | None:
+        """A copy of the keys and values of a prompt's committed tokens, as far as they have been run; `None` where the
+        backend has none to give."""
+        return None
+
+    def drop(self, finished: set[int]) -> None:
+        """These prompts need no more passes and cost nothing from here on."""
+        for prompt_index in finished.intersection(self.active):
+            self.trees[prompt_index].close()
+        self.active = [prompt_index for prompt_index in self.active if prompt_index not in finished]
+
+    def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
+        """Give nodes that have been run their logits, of shape `(num_nodes, vocab_size)`."""
+        logits = logits.float()
+        if not all(map(math.isfinite, logits.amax(-1).tolist())):
+            raise ForwardError("its logits are NaN" if logits.isnan().any() else "its logits are infinite")
+        for node, node_logits in zip(nodes, logits, strict=True):
+            node.logits = node_logits
+            node.is_run = True
+        return nodes

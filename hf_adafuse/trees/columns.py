@@ -1,0 +1,125 @@
+"""Which column of the cache holds which token. The one owner of columns: it gives them out and takes them back. Knows
+no tensor and no model.
+
+Each row of the cache holds the columns of one prompt, or of several:
+
+    columns of a row    prefix of prompt 0 | prefix of prompt 1 | nodes of either, as columns were free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .nodes import Node
+
+Place = tuple[int, int]  # the row of the cache, and the column in it
+
+
+class Columns:
+    """
+    The columns of a cache of so many rows.
+
+    Attributes:
+        num_rows (`int`), width (`int`): of the cache, as far as it holds something.
+        row_of (`dict[int, int]`): the row of each prompt.
+        prefix (`dict[int, list[int]]`): per prompt, the columns of its settled tokens, in order.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.row_of: dict[int, int] = {}
+        self.prefix: dict[int, list[int]] = {}
+        self._below: dict[int, dict[Node, int]] = {}  # per prompt, the columns of its nodes that are not settled
+        self._clear([0] * num_rows)
+
+    def _clear(self, ends: list[int]) -> None:
+        self.num_rows = len(ends)
+        self._ends = ends
+        self._free = [list[int]() for _ in ends]  # per row, the columns before its end that hold nothing, ascending
+
+    @property
+    def width(self) -> int:
+        return max(self._ends, default=0)
+
+    @property
+    def num_used(self) -> int:
+        """The columns that hold something, over all rows."""
+        return sum(self._ends) - sum(map(len, self._free))
+
+    def add_prompt(self, prompt_index: int, row: int, columns: Iterable[int]) -> None:
+        """A prompt whose tokens are in these columns of a row, which have been taken."""
+        self.row_of[prompt_index] = row
+        self.prefix[prompt_index] = list(columns)
+        self._below[prompt_index] = {}
+
+    def take(self, row: int, number: int) -> list[int]:
+        """So many free columns of a row, the first ones."""
+        free, end = self._free[row], self._ends[row]
+        columns, self._free[row] = free[:number], free[number:]
+        self._ends[row] = end + number - len(columns)
+        return [*columns, *range(end, self._ends[row])]
+
+    def release(self, row: int, columns: Iterable[int]) -> None:
+        """These columns are free again."""
+        free = sorted([*self._free[row], *columns])
+        while free and free[-1] == self._ends[row] - 1:
+            self._ends[row] = free.pop()
+        self._free[row] = free
+
+    def place(self, nodes: list[Node]) -> list[int]:
+        """Give nodes of prompts of one row a column each; returns the columns."""
+        columns = self.take(self.row_of[nodes[0].prompt_index], len(nodes)) if nodes else []
+        for node, column in zip(nodes, columns, strict=True):
+            self._below[node.prompt_index][node] = column
+        return columns
+
+    def above(self, node: Node) -> list[tuple[int, Node]]:
+        """The column of each node on the way to `node`, itself among them, that has one below the prefix."""
+        below = self._below[node.prompt_index]
+        return [(below[other], other) for other in node.lineage() if other in below]
+
+    def settle(self, prompt_index: int, settled: list[Node], kept: Iterable[Node]) -> None:
+        """The columns of settled nodes become part of the prefix; of the others those stay that are kept."""
+        below = self._below[prompt_index]
+        self.prefix[prompt_index] += [below.pop(node) for node in settled]
+        self._below[prompt_index] = {node: below.pop(node) for node in kept}
+        self.release(self.row_of[prompt_index], below.values())
+
+    def drop(self, prompt_index: int) -> None:
+        """The prompt is gone, its columns are free."""
+        columns = [*self.prefix.pop(prompt_index), *self._below.pop(prompt_index).values()]
+        self.release(self.row_of.pop(prompt_index), columns)
+
+    def held(self, prompt_index: int) -> list[int]:
+        """The columns of a prompt: of its prefix, then of its nodes below."""
+        return [*self.prefix[prompt_index], *self._below[prompt_index].values()]
+
+    def rearrange(self, rows: list[list[int]]) -> list[list[Place]]:
+        """
+        Lay all columns out anew, without holes.
+
+        Args:
+            rows (`list[list[int]]`): the prompts of each new row.
+
+        Returns:
+            per new row, where the content of its columns has been until now.
+        """
+        sources = []
+        ends = []
+        for row, prompts in enumerate(rows):
+            places = [(self.row_of[prompt], column) for prompt in prompts for column in self.held(prompt)]
+            end = 0
+            for prompt in prompts:
+                end = self._move(prompt, row, end)
+            sources.append(places)
+            ends.append(end)
+        self._clear(ends)
+        return sources
+
+    def _move(self, prompt_index: int, row: int, start: int) -> int:
+        """Put a prompt's columns side by side from `start` on; returns their end."""
+        middle = start + len(self.prefix[prompt_index])
+        self.row_of[prompt_index] = row
+        self.prefix[prompt_index] = list(range(start, middle))
+        nodes = self._below[prompt_index]
+        self._below[prompt_index] = {node: column for column, node in enumerate(nodes, start=middle)}
+        return middle + len(nodes)

@@ -1,0 +1,109 @@
+"""How one model is called: which arguments its `forward` takes, under which name it takes and returns its cache. Knows
+no tree.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+
+from .adapters import AdaptedModel, base_model
+from .backend import ForwardError
+from .skinny_linear import with_skinny_linears
+
+# The names under which a `forward` takes what it remembers of earlier tokens.
+_MEMORIES = ("past_key_values", "cache_params", "state")
+# Positions of these models count from the padding id + 1.
+_OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
+
+
+def position_offset(config: Any) -> int:
+    """The position of a model's first token."""
+    is_offset = getattr(config, "model_type", None) in _OFFSET_POSITION_MODELS
+    return (config.pad_token_id or 0) + 1 if is_offset else 0
+
+
+def max_length(config: Any) -> int | None:
+    """The most tokens that the context of a model with this text config holds, where it is bounded."""
+    for name in ("max_position_embeddings", "max_seq_len"):
+        length = getattr(config, name, None)
+        if length is not None:
+            return int(length) - position_offset(config)
+    return None
+
+
+def frequency_switch(config: Any) -> int | None:
+    """
+    The number of tokens beyond which a model with this text config reads all of a text by other rotary frequencies
+    (LongRoPE), if it does: keys cached before are then of no use, nor may one pass hold texts of both kinds.
+    """
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = [ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))]
+    lengths = [rope["original_max_position_embeddings"] for rope in kinds if rope.get("rope_type") == "longrope"]
+    return min(lengths, default=None)
+
+
+class ModelCall:
+    """
+    Calls a model with the arguments that its `forward` takes, and leaves out those that it does not.
+
+    Args:
+        model (`PreTrainedModel`): called as it is; nothing of it is changed.
+        is_set_up (`bool`): whether the first pass sets up nothing on the model. RWKV rescales its weights then, and
+            notes that on itself: that pass must be its own, not that of its twin with the quick layers.
+
+    Attributes:
+        memory (`str`, *optional*): the argument that takes the cache or state; `None` where there is none.
+    """
+
+    def __init__(self, model: Any, is_set_up: bool = False) -> None:
+        self.model, self._is_set_up = model, is_set_up
+        base = base_model(base_model(model))  # inside an adapter, inside PEFT's wrapper
+        parameters = inspect.signature(base.forward).parameters
+        self._names = set(parameters)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            self._names |= set(inspect.signature(getattr(base, "base_model", base).forward).parameters)
+        self.memory = next((name for name in _MEMORIES if name in self._names), None)
+        self.offset = position_offset(model.config.get_text_config())
+
+    @functools.cached_property
+    def _quick(self) -> Any:
+        # An adapter is switched on and off on the model itself.
+        return self.model if isinstance(self.model, AdaptedModel) else with_skinny_linears(self.model)
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        memory: Any = None,
+        use_memory: bool = True,
+        last_only: bool = False,
+    ) -> tuple[torch.Tensor, Any]:
+        """
+        The logits after `ids`, and the memory that holds them too; the model makes its own where it is given none.
+
+        Raises:
+            ForwardError: whatever the model raises.
+        """
+        use_memory = use_memory and self.memory is not None
+        given: dict[str, Any] = {"input_ids": ids, "use_cache": use_memory, "return_dict": True}
+        given["attention_mask"] = mask
+        if positions is not None:
+            given["position_ids"] = positions + self.offset
+        if use_memory:
+            given[self.memory or ""] = memory
+        if last_only:
+            given["logits_to_keep"] = 1
+        given = {name: value for name, value in given.items() if name in self._names and value is not None}
+        try:
+            output = (self._quick if self._is_set_up else self.model)(**given)
+            logits = output.logits if hasattr(output, "logits") else output[0]
+        except Exception as error:
+            raise ForwardError(f"{type(error).__name__}: {error}") from error
+        self._is_set_up = True
+        returned = getattr(output, self.memory, None) if self.memory else None
+        return logits, memory if returned is None else returned

@@ -1,0 +1,151 @@
+"""Token trees as data: nodes below a committed prefix. Calls no model; knows no cache, text or word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class Node:
+    """
+    One token below (or at the end of) the committed prefix.
+
+    Attributes:
+        prompt_index (`int`): the prompt whose tree it is in.
+        position (`int`): the number of tokens before it.
+        is_run (`bool`): whether the model has read it.
+        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
+        reading: what its member made of the logits.
+        ends_candidate (`bool`): whether a candidate ends here, so that the next round may begin here.
+        snapshot: what the model remembers of the tokens up to it, where a backend keeps that per node.
+    """
+
+    __slots__ = (
+        "children", "ends_candidate", "is_run", "logits", "parent", "position", "prompt_index", "reading", "snapshot",
+        "token",
+    )  # fmt: skip
+
+    def __init__(self, token: int, parent: Node | None, prompt_index: int, position: int) -> None:
+        self.token = token
+        self.parent = parent
+        self.prompt_index = prompt_index
+        self.position = position
+        self.is_run = False
+        self.ends_candidate = False
+        self.children: dict[int, Node] = {}
+        self.logits: torch.Tensor | None = None
+        self.reading: Any = None
+        self.snapshot: Any = None
+
+    def add_child(self, token: int) -> Node:
+        """The node of `token` after this one; made, not run, where there is none."""
+        node = self.children.get(token)
+        if node is None:
+            node = self.children[token] = Node(token, self, self.prompt_index, self.position + 1)
+        return node
+
+    def add_path(self, tokens: Iterable[int]) -> list[Node]:
+        """The nodes of `tokens`, one below the other, below this one; made where there are none."""
+        nodes, node = [], self
+        for token in tokens:
+            node = node.add_child(token)
+            nodes.append(node)
+        return nodes
+
+    def lineage(self) -> list[Node]:
+        """This node and those above it, as far up as they are not settled in the prefix, top first."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def run_descendants(self) -> list[Node]:
+        """The nodes below this one that have been run, parents before children."""
+        nodes = [child for child in self.children.values() if child.is_run]
+        for node in nodes:  # grows as it goes
+            nodes.extend(child for child in node.children.values() if child.is_run)
+        return nodes
+
+
+class TokenTree:
+    """
+    One prompt's tree under one model.
+
+    Attributes:
+        ids (`list[int]`): the committed ids.
+        root (`Node`): the last of them.
+        pending (`list[Node]`): the last committed ones, as far as they are still to be run; the root is one of them.
+    """
+
+    def __init__(self, prompt_index: int, ids: list[int]) -> None:
+        self.ids = ids
+        self.pending: list[Node] = []
+        self.root = Node(ids[-1], None, prompt_index, len(ids) - 1)
+
+    @property
+    def top(self) -> Node:
+        """The first node that is not settled in the prefix; the root where all are."""
+        return self.pending[0] if self.pending else self.root
+
+    def unsettled(self) -> list[Node]:
+        """The nodes that have been run and are not yet settled in the prefix, parents before children."""
+        is_pending = bool(self.pending) and self.top.is_run
+        return ([self.top] if is_pending else []) + self.top.run_descendants()
+
+    def ids_to(self, node: Node) -> list[int]:
+        """All ids up to a node."""
+        below = []
+        while node.position > self.root.position and node.parent is not None:
+            below.append(node.token)
+            node = node.parent
+        return self.ids[: node.position + 1] + below[::-1]
+
+    def commit(self, path: list[Node]) -> list[Node]:
+        """
+        Append `path` to the prefix. What hangs below its end stays, all else is taken apart.
+
+        Returns:
+            the committed nodes that are newly settled: they have been run.
+        """
+        top = self.top
+        self.ids.extend(node.token for node in path)
+        self.pending.extend(path)
+        self.root = path[-1] if path else self.root
+        num_settled = 0
+        while num_settled < len(self.pending) and self.pending[num_settled].is_run:
+            num_settled += 1
+        settled, self.pending = self.pending[:num_settled], self.pending[num_settled:]
+        kept = self.top
+        kept.parent = None
+        if kept is not top:
+            _take_apart(top, kept)
+        return settled
+
+    def close(self) -> None:
+        """The prompt is finished: nothing below the prefix is needed any more."""
+        _take_apart(self.top)
+        self.root.logits = self.root.reading = None  # of a tensor of the whole pass
+
+
+def _take_apart(top: Node, kept: Node | None = None) -> None:
+    """Nodes refer to each other: those that are dead are parted, or their logits would wait for the collector."""
+    dead = [top]
+    for node in dead:  # grows as it goes
+        dead.extend(child for child in node.children.values() if child is not kept)
+        node.children = {}
+
+
+def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes not yet run among these and those above them, each once, parents first."""
+    missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_run}
+    return list(missing.values())
+
+
+def leaves_of(nodes: list[Node]) -> list[Node]:
+    """Those with none of the others directly below them."""
+    inner = {id(node.parent) for node in nodes}
+    return [node for node in nodes if id(node) not in inner]

@@ -1,0 +1,111 @@
+"""What a forward pass of one model costs on its device, by the number of tokens in it. Knows no tree and no decision.
+
+A small curve of seconds: as measured so far in this process, and between and before measurements by a stated prior. It
+changes which passes are run, never what is read from them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# Passes are measured by size: each counts for the smallest of these that it does not exceed; larger ones do not count.
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+# Before it is measured: the cost of a pass in terms of one of one token, between these sizes by straight lines. On CPU
+# as `hf-adafuse bench --parameters 80M --batch 1,8` printed it (seconds by tokens a pass); an accelerator waits for the
+# weights to be read, whether for one token or for many.
+CPU_PRIOR = {1: 1.0, 2: 1.9, 8: 2.2, 32: 4.0, 64: 7.0}
+ACCELERATOR_PRIOR = {1: 1.0, 64: 1.0, 512: 2.0}
+# Weights read per second, in bytes, which prices a pass of one token: memory of a desktop, of an accelerator.
+CPU_BANDWIDTH, ACCELERATOR_BANDWIDTH = 1e10, 1e12
+# A size with fewer measurements is not trusted; older ones fade.
+_FEWEST, _FADING = 3, 32
+# The curve is drawn anew after so many passes: drawing it is not free.
+_RENEWED_EVERY = 4
+
+
+class PassCosts:
+    """
+    The costs of one model's passes.
+
+    Args:
+        prior (`dict[int, float]`): seconds by number of tokens, for as long as nothing has been measured.
+        is_measured (`bool`, *optional*, defaults to `True`): whether passes are timed; else the prior is all there is.
+    """
+
+    def __init__(self, prior: Mapping[int, float], is_measured: bool = True) -> None:
+        self._prior = dict(sorted(prior.items()))
+        self._is_measured = is_measured
+        self._means = dict.fromkeys(SIZES, 0.0)
+        self._counts = dict.fromkeys(SIZES, 0)
+        self._of_prior = self._curve([])
+        self._of_all = self._of_prior
+
+    @contextmanager
+    def measured(self, num_tokens: int) -> Iterator[None]:
+        """Time one pass."""
+        start = time.perf_counter()
+        yield
+        size = next((size for size in SIZES if num_tokens <= size), None)
+        if size is None:
+            return
+        self._counts[size] += 1
+        weight = 1 / min(self._counts[size], _FADING)
+        self._means[size] += weight * (time.perf_counter() - start - self._means[size])
+        if sum(self._counts.values()) % _RENEWED_EVERY == 0:
+            self._of_all = self._curve([size for size in SIZES if self._counts[size] >= _FEWEST])
+
+    def seconds(self, num_tokens: int) -> float:
+        """Of a pass with that many tokens, or with `SIZES[-1]` where they are more."""
+        is_known = self._is_measured and not _is_distributed()
+        return (self._of_all if is_known else self._of_prior)[min(num_tokens, SIZES[-1])]
+
+    def _curve(self, known: list[int]) -> list[float]:
+        """Seconds by number of tokens: the prior, scaled by what has been measured at the known sizes near it."""
+        prior = [_on_line(self._prior, size) for size in range(SIZES[-1] + 1)]
+        scales = {size: self._means[size] / prior[size] for size in known}
+        return [seconds * _on_line(scales, size) for size, seconds in enumerate(prior)] if known else prior
+
+
+def costs_of(model: Any, device: torch.device) -> PassCosts:
+    """What has been measured of a model so far: one object for as long as the model lives and stays on its device."""
+    known = _KNOWN.setdefault(model, {})
+    key = str(device)
+    if key not in known:
+        known[key] = PassCosts(_prior_of(model, device))
+    return known[key]
+
+
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, PassCosts]] = weakref.WeakKeyDictionary()
+
+
+def _prior_of(model: Any, device: torch.device) -> dict[int, float]:
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    is_cpu = device.type == "cpu"
+    seconds = num_bytes / (CPU_BANDWIDTH if is_cpu else ACCELERATOR_BANDWIDTH)
+    return {size: seconds * cost for size, cost in (CPU_PRIOR if is_cpu else ACCELERATOR_PRIOR).items()}
+
+
+def _is_distributed() -> bool:
+    """Whether several processes share the models: their clocks differ, and all must run the same passes."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _on_line(points: Mapping[int, float], at: int) -> float:
+    """The value at `at` of the line through these points, in ascending order; level before the first one, and after
+    the last."""
+    places = list(points)
+    right = bisect.bisect_left(places, at)
+    if right == 0:
+        return points[places[0]]
+    if right == len(places):
+        return points[places[-1]]
+    left, end = places[right - 1], places[right]
+    share = (at - left) / (end - left)
+    return points[left] + share * (points[end] - points[left])

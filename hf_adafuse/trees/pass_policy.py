@@ -1,0 +1,152 @@
+"""What goes into a forward pass beside what must, whose pass is next, how far ahead is worth proposing: every decision
+that only moves costs. Pure functions over numbers and opaque nodes; the numbers are in `pass_costs`. None of it can
+change a result: a node that nobody asks for is read in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .pass_costs import PassCosts
+
+
+class Policy:
+    """The constants. Each is the best of several values by the command beside it, on two CPU cores in float32."""
+
+    # A pass is filled up to a size that costs at most this many times what it costs anyway, and to this many tokens.
+    # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1 --against greedy
+    worthwhile_ratio = 1.8
+    prefetched_tokens = 8
+    # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
+    # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
+    most_held_nodes = 14
+    tokens_per_held_node = 12
+    # In a batch each prompt may have this many nodes of a pass. hf-adafuse bench --parameters 80M --batch 8
+    batch_width = 3
+    # Where shorter rows are filled up, a pass on CPU costs by the token from here on; a prompt has so many at least.
+    padded_pass_tokens = 32
+    padded_width = 4
+    # With more columns than this each prompt has a row of the cache of its own: more costs attention to other prompts'.
+    # hf-adafuse bench --parameters 80M --prompt-tokens 20,500 --batch 8,16
+    most_shared_columns = 3072
+    # A member goes on while more than this share of the waiting prompts waits for it. hf-adafuse bench --batch 8,16
+    keeping_share = 0.4
+    # Rounds that the first member may propose ahead, and the seconds that must be won by it on average.
+    max_rounds_ahead = 2
+    least_gain = 0.0
+
+
+@dataclass(frozen=True)
+class PromptNeeds:
+    """
+    What one prompt could take of a pass.
+
+    Args:
+        needed (`list`): the nodes that somebody waits for, each once.
+        useful (`list`, *optional*): nodes that may soon be needed: ends of candidates, drafts.
+        likely (`Callable`, *optional*): nodes that may be needed when the member is asked next; asked where there is
+            room.
+        num_held (`int`, *optional*): the nodes that its tree holds already.
+        prefix_length (`int`, *optional*): tokens of its prefix.
+    """
+
+    needed: list[Any]
+    useful: Iterable[Any] = ()
+    likely: Callable[[], Iterable[Any]] = tuple
+    num_held: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """
+    What a backend allows.
+
+    Args:
+        can_prefetch (`bool`): whether more nodes than needed can cost little.
+        is_padded (`bool`): whether prompts with fewer nodes are filled up to the one with most.
+        is_cpu (`bool`): whether a pass of many tokens costs by the token.
+    """
+
+    can_prefetch: bool = True
+    is_padded: bool = False
+    is_cpu: bool = True
+
+
+def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLimits) -> dict[int, list[Any]]:
+    """
+    The nodes of one pass.
+
+    Args:
+        needs (`dict[int, PromptNeeds]`): of every prompt that is not finished, by its index.
+        costs (`PassCosts`): of the model.
+        limits (`PassLimits`): of the backend.
+
+    Returns:
+        per prompt, the nodes to run: first what is needed, not all of it where that is more than a pass should hold.
+    """
+    is_alone = len(needs) == 1
+    most = (
+        max(Policy.padded_width, Policy.padded_pass_tokens // len(needs))
+        if limits.is_padded and limits.is_cpu
+        else None
+    )
+    planned = {prompt_index: prompt.needed[:most] for prompt_index, prompt in needs.items()}
+    width = _width(max(map(len, planned.values())), len(needs), costs, limits)
+    if width == 0:
+        return planned
+    for prompt_index, prompt in needs.items():
+        needed = planned[prompt_index]
+        room = room_in_tree(prompt.num_held, prompt.prefix_length) if is_alone else width
+        if room > len(needed):
+            likely = list(prompt.likely())[: max(0, width - len(needed))]
+            planned[prompt_index] = _each_once([*needed, *prompt.useful, *likely])[:room]
+    return planned
+
+
+def _width(num_needed: int, num_prompts: int, costs: PassCosts, limits: PassLimits) -> int:
+    """How many nodes each prompt may have; 0 where there shall be none but those needed."""
+    share = Policy.prefetched_tokens // num_prompts
+    if not limits.can_prefetch:
+        return 0
+    if num_prompts == 1:
+        width = max(num_needed, worthwhile_size(num_needed, costs))
+        return width if width > 1 else 0
+    return max(num_needed, share) if limits.is_padded else max(Policy.batch_width, share)
+
+
+def worthwhile_size(num_needed: int, costs: PassCosts) -> int:
+    """The size to which a pass of so many tokens is worth filling up: `prefetched_tokens` at most."""
+    bound = Policy.worthwhile_ratio * costs.seconds(num_needed)
+    sizes = range(num_needed, Policy.prefetched_tokens + 1)
+    return max((size for size in sizes if costs.seconds(size) <= bound), default=num_needed)
+
+
+def room_in_tree(num_held: int, prefix_length: int) -> int:
+    """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
+    return max(Policy.most_held_nodes, prefix_length // Policy.tokens_per_held_node) - num_held
+
+
+def next_member(num_waiting: list[int], current: int) -> int:
+    """Whose pass is next, by the prompts that wait for each: `current` while many wait for it, else the most wanted."""
+    if num_waiting[current] > Policy.keeping_share * sum(num_waiting):
+        return current
+    return num_waiting.index(max(num_waiting))
+
+
+def pays_ahead(odds: float, turn_cost: float, saved: float) -> bool:
+    """
+    Whether the member that goes first should propose one more round ahead.
+
+    Args:
+        odds (`float`): that all rounds up to it go as that member would have them.
+        turn_cost (`float`): the seconds of its turn: lost when they do not.
+        saved (`float`): the seconds in which the other members read what it proposes: saved when they do.
+    """
+    return odds * saved - (1 - odds) * turn_cost > Policy.least_gain
+
+
+def _each_once(nodes: Iterable[Any]) -> list[Any]:
+    return list({id(node): node for node in nodes}.values())

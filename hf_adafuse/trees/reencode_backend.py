@@ -1,0 +1,51 @@
+"""Trees of models that know neither 4-D masks nor a cache: they read whole sequences again each time, which is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .backend import Backend
+from .kv_cache import KeysValues
+from .model_call import ModelCall
+from .nodes import Node, TokenTree, leaves_of, missing_nodes
+
+
+class ReencodeBackend(Backend):
+    """The trees of a batch of prompts under a model that remembers nothing; see [`Backend`] for the arguments."""
+
+    keeps_keys = can_prefetch = False
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        super().__init__(model, device)
+        self._call = ModelCall(model)
+
+    @torch.no_grad()
+    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+        """Read the prompts in one forward pass; returns the roots, one per prompt. There is no `cache`."""
+        self.trees = [TokenTree(prompt_index, list(ids)) for prompt_index, ids in enumerate(prompts)]
+        self.active = list(range(len(prompts)))
+        roots = [tree.root for tree in self.trees]
+        return self._read(roots, roots)
+
+    @torch.no_grad()
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        missing = missing_nodes(wanted)
+        return self._read(missing, leaves_of(missing)) if missing else []
+
+    def _read(self, nodes: list[Node], leaves: list[Node]) -> list[Node]:
+        """Run the nodes: each leaf's whole sequence is a row of the batch, padded on the right, where nothing looks."""
+        sequences = [self.trees[leaf.prompt_index].ids_to(leaf) for leaf in leaves]
+        width = max(map(len, sequences))
+        ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in sequences], device=self.device)
+        positions = torch.arange(width, device=self.device).expand_as(ids)
+        logits, _ = self._call(ids, positions, use_memory=False)
+        self.num_forwards += 1
+        self.num_tokens += sum(map(len, sequences))
+        entry_of = {id(node): entry for entry, leaf in enumerate(leaves) for node in leaf.lineage()}
+        places = [(entry_of[id(node)], node.position) for node in nodes]
+        entries, offsets = torch.tensor(places, device=logits.device).unbind(1)
+        return self._store(nodes, logits[entries, offsets])

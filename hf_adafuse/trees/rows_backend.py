@@ -1,0 +1,73 @@
+"""Trees of attention models that take no 4-D mask (flash-attention, ALiBi): each branch is a row of a batch that reads
+a copy of its prefix's keys. The `rows` backend.
+
+The keys and values of all nodes are kept once, in columns, as in a packed tree. A forward pass gathers for each new
+chain the columns above it, padded on the left, and reads the chain, padded on the right; the new keys go back into
+columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from .kv_cache import make_cache
+from .nodes import Node, leaves_of, missing_nodes
+from .packed_backend import ColumnBackend
+
+_ROW = 0  # all prompts share one row of the cache: each pass gathers what it reads
+
+
+class RowsBackend(ColumnBackend):
+    """The trees of a batch of prompts under an attention model; see [`Backend`] for the arguments."""
+
+    @property
+    def is_padded(self) -> bool:
+        return len(self.active) > 1
+
+    @torch.no_grad()
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        missing = missing_nodes(wanted)
+        if not missing:
+            return []
+        chains = [[node for node in leaf.lineage() if not node.is_run] for leaf in leaves_of(missing)]
+        pasts = [self._columns_above(chain[0]) for chain in chains]
+        width, length = max(map(len, pasts)), max(map(len, chains))
+        fork = make_cache(list(self.cache.gather([[(_ROW, c) for c in [0] * (width - len(p)) + p] for p in pasts])))
+        ids = [[node.token for node in chain] + [0] * (length - len(chain)) for chain in chains]
+        mask = torch.tensor(
+            [
+                [0] * (width - len(past)) + [1] * (len(past) + len(chain)) + [0] * (length - len(chain))
+                for past, chain in zip(pasts, chains, strict=True)
+            ],
+            device=self.device,
+        )
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, width:]
+        logits = self._forward(
+            torch.tensor(ids, device=self.device), positions, None if bool(mask.all()) else mask, fork
+        )
+        self.num_tokens += sum(map(len, chains))
+        found = _places(missing, chains)
+        columns = self.columns.place(missing)
+        self.cache.append(fork, [(row, width + offset) for row, offset in found], columns, self.columns.width)
+        rows, offsets = torch.tensor(found, device=logits.device).unbind(1)
+        return self._store(missing, logits[rows, offsets])
+
+    def _columns_above(self, node: Node) -> list[int]:
+        """The columns of all that a node sees before it, in order."""
+        below = self.columns.above(node.parent) if node.parent is not None else []
+        return self.columns.prefix[node.prompt_index] + [column for column, _ in below]
+
+    def _shares_row(self, num_columns: int) -> bool:
+        return True
+
+
+def _places(nodes: list[Node], chains: list[list[Node]]) -> list[tuple[int, int]]:
+    """The chain of each node, the first where it is in several, and its place in it."""
+    places: dict[int, tuple[int, int]] = {}
+    for number, chain in enumerate(chains):
+        for offset, node in enumerate(chain):
+            places.setdefault(id(node), (number, offset))
+    return [places[id(node)] for node in nodes]

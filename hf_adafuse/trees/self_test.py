@@ -1,0 +1,208 @@
+"""Which backend runs a model's trees: the first whose logits on a few made-up tokens are those of plain forward passes.
+
+A rule by architecture would be wrong for the next one; what a model does with a mask or a cache, it shows here.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..host_internals import adapter_names, attention_of, hooks_of
+from .backend import Backend, ForwardError
+from .model_call import ModelCall
+from .packed_backend import PackedBackend
+from .reencode_backend import ReencodeBackend
+from .rows_backend import RowsBackend
+from .snapshot_backend import SnapshotBackend
+from .tree_mask import hidden_limit, hidden_mask_limit
+
+# In the order in which they are tried, fastest first.
+BACKENDS: dict[str, Callable[[Any, torch.device], Backend]] = {
+    "packed": PackedBackend,
+    "rows": RowsBackend,
+    "tokenwise (several tokens)": SnapshotBackend,
+    "tokenwise": functools.partial(SnapshotBackend, max_tokens=1),
+    "tokenwise (one row)": functools.partial(SnapshotBackend, max_rows=1),
+    "reencode": ReencodeBackend,
+}
+# Two prompts of different lengths, each with two branches; all four texts are of one length. Numbers stand for tokens.
+_PROMPTS = ([0, 1, 2, 3], [4, 5, 1])
+_BRANCHES = (([6, 7], [8, 2]), ([9, 3, 5], [9, 0, 7]))
+_NUM_TOKENS = 10
+
+
+def keeps_keys(name: str) -> bool:
+    """Whether a backend keeps keys and values, and can start from those of a caller."""
+    made: Any = BACKENDS[name]
+    return bool(getattr(made, "func", made).keeps_keys)  # some are partial
+
+
+_Key = tuple[Any, ...]
+_of_class: dict[_Key, str] = {}
+_of_model: weakref.WeakKeyDictionary[Any, tuple[_Key, str]] = weakref.WeakKeyDictionary()
+
+
+class SelfTestError(ValueError):
+    """No backend gives what plain forward passes give; the text says how each one fails."""
+
+
+def choose_backend(model: Any, device: torch.device) -> str:
+    """
+    The name of the backend for a model; found by at most five forward passes where the packed tree works. Remembered
+    for all models of its class, config, dtype and attention.
+
+    Raises:
+        SelfTestError: no backend works.
+    """
+    forwards = _forwards(model)
+    key = _key(model, device, forwards)
+    if forwards:
+        known = _of_model.get(model)
+        if known is None or known[0] != key:
+            known = _of_model[model] = key, _choose(model, device)
+        return known[1]
+    if key not in _of_class:
+        _of_class[key] = _choose(model, device)
+    return _of_class[key]
+
+
+def reason_not_to_test(model: Any) -> str | None:
+    """Why no backend is even tried, or `None`."""
+    if attention_of(model) == "flex_attention":
+        return "its attention is 'flex_attention', which is compiled anew for each shape"
+    return None
+
+
+def _key(model: Any, device: torch.device, forwards: tuple[int, ...]) -> _Key:
+    config = model.config
+    return (
+        type(model).forward,
+        forwards,
+        config.to_json_string(use_diff=False),
+        model.dtype,
+        attention_of(model),
+        adapter_names(model),
+        device.type,
+    )
+
+
+def _forwards(model: Any) -> tuple[int, ...]:
+    """What this model runs that others of its class do not: a `forward` of its own (wrappers), or hooks inside."""
+    found: list[Any] = []
+    for module in model.modules():
+        if "forward" in vars(module):
+            found.append(vars(module)["forward"])
+        if module is not model:  # a hook on the whole model sees masks and caches only as they are
+            found += hooks_of(module)
+    return tuple(map(id, found))
+
+
+@torch.no_grad()
+def _choose(model: Any, device: torch.device) -> str:
+    if (reason := reason_not_to_test(model)) is not None:
+        raise SelfTestError(reason)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of attempts that fail
+        ids = _ids(model)
+        expected, tolerance = _plain_logits(model, device, ids)
+        reasons = []
+        for name, make in BACKENDS.items():
+            reason = _reason_not_to_try(name, model) or _difference(make, model, device, ids, expected, tolerance)
+            if reason is None:
+                return name
+            reasons.append(f"{name}: {reason}")
+    raise SelfTestError("; ".join(reasons))
+
+
+def _ids(model: Any) -> list[int]:
+    """Made-up ids, ordinary ones where the vocabulary is large enough."""
+    config = model.config.get_text_config()
+    size = getattr(config, "vocab_size", None) or 2
+    special = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name, None)
+        special |= set(value) if isinstance(value, (list, tuple)) else {value}
+    ordinary = [token for token in range(min(size, 1000)) if token not in special] or [0]
+    return [ordinary[(7 + 13 * index) % len(ordinary)] for index in range(_NUM_TOKENS)]
+
+
+def _plain_logits(model: Any, device: torch.device, ids: list[int]) -> tuple[torch.Tensor, float]:
+    """
+    The logits of the four texts, of shape `(4, length, vocab_size)`, by one plain forward pass; and how far others may
+    be from them, by a second pass over their beginnings, which differs by rounding alone.
+    """
+    texts = [prompt + tail for prompt, tails in zip(_PROMPTS, _BRANCHES, strict=True) for tail in tails]
+    batch = torch.tensor([[ids[index] for index in text] for text in texts], device=device)
+    call = ModelCall(model)
+    try:
+        whole, _ = call(batch, use_memory=False)
+        part, _ = call(batch[:1, :-1], use_memory=False)
+    except ForwardError as error:
+        raise SelfTestError(
+            f"a plain forward pass raises {error} (attention {attention_of(model)!r})"
+        ) from error.__cause__
+    if not (whole.isfinite().all() and part.isfinite().all()):
+        raise SelfTestError("a plain forward pass gives logits that are NaN or infinite")
+    noise = _distance(part[0], whole[0, :-1])
+    if noise > 0.3:
+        raise SelfTestError("two plain forward passes over one text differ: it is not causal, or not deterministic")
+    return whole.float(), min(0.3, max(1e-4, 8 * torch.finfo(model.dtype).eps, 8 * noise))
+
+
+def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference over positions, as a share of the spread of the expected logits."""
+    logits, expected = logits.float(), expected.float()
+    spread = (expected - expected.mean(-1, keepdim=True)).square().mean().sqrt().clamp(min=1e-12)
+    return float((logits - expected).square().mean(-1).sqrt().max() / spread)
+
+
+def _reason_not_to_try(name: str, model: Any) -> str | None:
+    if name == "packed":
+        return hidden_mask_limit(model) or hidden_limit(model)
+    if name == "rows":
+        return hidden_limit(model)
+    return None
+
+
+def _difference(
+    make: Callable[[Any, torch.device], Backend],
+    model: Any,
+    device: torch.device,
+    ids: list[int],
+    expected: torch.Tensor,
+    tolerance: float,
+) -> str | None:
+    """How a backend goes wrong on the four texts, or `None` where it does not."""
+    try:
+        backend = make(model, device)
+        roots = backend.prefill([[ids[index] for index in prompt] for prompt in _PROMPTS])
+        paths = [
+            [root, *root.add_path(ids[index] for index in tail)]
+            for root, tails in zip(roots, _BRANCHES, strict=True)
+            for tail in tails
+        ]
+        if isinstance(backend, PackedBackend):  # both in one row of the cache; then, as with long texts, a row for each
+            backend.run([path[1] for path in paths])
+            backend.most_shared_columns = 0
+        else:
+            # The second prompt alone, two sequences by several tokens: keys that hold their columns show, and states
+            # that a step of several tokens forgets. Then two sequences by one token: a state that mixes them shows.
+            backend.run([path[-1] for path in paths[2:]])
+            backend.run([path[1] for path in paths[:2]])
+        backend.run([path[-1] for path in paths])
+    except Exception as error:
+        if isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise SelfTestError(str(error)) from error
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    for path, logits in zip(paths, expected, strict=True):
+        found = torch.stack([node.logits for node in path if node.logits is not None])
+        distance = _distance(found.to(logits.device), logits[path[0].position :])
+        if not distance <= tolerance:
+            return f"its logits are off by {distance:.2g} of their spread"
+    return None

@@ -1,0 +1,179 @@
+"""Trees of models that remember by a state, wholly or in part (recurrent and hybrid models), or whose cache cannot be
+padded: a snapshot per node where chains of tokens end. The `tokenwise` backends. Knows no keys and values.
+
+Sequences are never padded: chains that have read as many tokens go together in one forward pass. A node inside a chain
+has no snapshot; when something is to follow it, the model reads again from the nearest node above it that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .backend import Backend
+from .kv_cache import KeysValues
+from .model_call import ModelCall
+from .nodes import Node, TokenTree, missing_nodes
+from .snapshots import grows, join, split
+
+_Below = dict[int, list[Node]]  # by a node's id: the nodes to read after it
+
+
+class SnapshotTree(TokenTree):
+    """One prompt's tree; `snapshot` is what the model remembers of its first `num_read` ids, all committed."""
+
+    def __init__(self, prompt_index: int, ids: list[int], snapshot: Any) -> None:
+        super().__init__(prompt_index, ids)
+        self.snapshot = self.root.snapshot = snapshot
+        self.num_read = len(ids)
+
+
+class Chain:
+    """
+    Tokens to read one after the other, up to a node after which chains branch, or nothing comes.
+
+    Args:
+        tree (`SnapshotTree`): what it belongs to.
+        first (`Node`): its first node; tokens of the prefix that are to be read again come before it.
+        below (`dict`): the nodes to read after each node.
+    """
+
+    def __init__(self, tree: SnapshotTree, first: Node, below: _Below) -> None:
+        again: list[int] = []
+        if first.parent is None:
+            self.snapshot, self.num_read = tree.snapshot, tree.num_read
+            again = tree.ids[tree.num_read : first.position]
+        else:
+            self.snapshot, self.num_read = first.parent.snapshot, first.position
+        self.nodes = [first]
+        while len(following := below.get(id(self.nodes[-1]), [])) == 1:
+            self.nodes.append(following[0])
+        self.following = following
+        self.tokens = again + [node.token for node in self.nodes]
+
+    def advance(self, count: int, snapshot: Any) -> list[tuple[int, Node]]:
+        """Take `count` tokens as read and `snapshot` as what it gave; returns the nodes read, with their offsets."""
+        num_again = len(self.tokens) - len(self.nodes)
+        read = list(enumerate(self.nodes[: max(0, count - num_again)], start=num_again))
+        self.tokens, self.nodes = self.tokens[count:], self.nodes[len(read) :]
+        self.snapshot, self.num_read = snapshot, self.num_read + count
+        if read:
+            read[-1][1].snapshot = snapshot
+        return read
+
+
+class SnapshotBackend(Backend):
+    """
+    The trees of a batch of prompts under a model with any memory.
+
+    Args:
+        model (`PreTrainedModel`), device (`torch.device`): as in [`Backend`].
+        max_tokens (`int`, *optional*): the most tokens a pass after the prompt; 1 where several at a time go wrong.
+        max_rows (`int`, *optional*): the most sequences a pass; 1 where several at a time go wrong.
+    """
+
+    keeps_keys = can_prefetch = False
+
+    def __init__(
+        self, model: Any, device: torch.device, max_tokens: int | None = None, max_rows: int | None = None
+    ) -> None:
+        super().__init__(model, device)
+        self._call, self._max_tokens, self._max_rows = ModelCall(model), max_tokens, max_rows
+        self.trees: list[SnapshotTree] = []
+
+    @torch.no_grad()
+    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+        """Read the prompts, those of one length in one pass; returns the roots, one per prompt. There is no `cache`."""
+        self.active = list(range(len(prompts)))
+        trees: dict[int, SnapshotTree] = {}
+        while waiting := [index for index in self.active if index not in trees]:
+            batch = [index for index in waiting if len(prompts[index]) == len(prompts[waiting[0]])][: self._max_rows]
+            logits, parts = self._forward([prompts[index] for index in batch], [0] * len(batch), None, last_only=True)
+            for index, part in zip(batch, parts, strict=True):
+                trees[index] = SnapshotTree(index, list(prompts[index]), part)
+            self._store([trees[index].root for index in batch], logits[:, -1])
+        self.trees = [trees[index] for index in self.active]
+        return [tree.root for tree in self.trees]
+
+    @torch.no_grad()
+    def run(self, wanted: Iterable[Node]) -> list[Node]:
+        """Run these nodes, and those above them; returns the nodes newly run."""
+        missing = missing_nodes(wanted)
+        starts, below = _plan(missing)
+        chains = [Chain(self.trees[node.prompt_index], node, below) for node in starts]
+        while chains:
+            group, count = self._next_pass(chains)
+            self._read(group, count)
+            ended = [chain for chain in group if not chain.tokens]
+            chains = [chain for chain in chains if chain.tokens]
+            chains += [Chain(self.trees[node.prompt_index], node, below) for chain in ended for node in chain.following]
+        return missing
+
+    def commit(self, prompt_index: int, path: list[Node]) -> None:
+        """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
+        tree = self.trees[prompt_index]
+        for node in tree.commit(path):
+            if node.snapshot is not None:
+                tree.snapshot, tree.num_read = node.snapshot, node.position + 1
+
+    def drop(self, finished: set[int]) -> None:
+        """These prompts need no more passes, and hold no memory from here on."""
+        for prompt_index in finished.intersection(self.active):
+            tree = self.trees[prompt_index]
+            tree.snapshot = tree.root.snapshot = None
+        super().drop(finished)
+
+    def _next_pass(self, chains: list[Chain]) -> tuple[list[Chain], int]:
+        """The chains that go together, those that are behind first, and the number of tokens that each reads."""
+        count = min(len(chain.tokens) for chain in chains)
+        if grows(chains[0].snapshot):
+            lengths = sorted({chain.num_read for chain in chains})
+            chains = [chain for chain in chains if chain.num_read == lengths[0]]
+            count = min(len(chain.tokens) for chain in chains)
+            if len(lengths) > 1:
+                count = min(count, lengths[1] - lengths[0])
+        return chains[: self._max_rows], min(count, self._max_tokens or count)
+
+    def _read(self, chains: list[Chain], count: int) -> None:
+        tokens, starts = [chain.tokens[:count] for chain in chains], [chain.num_read for chain in chains]
+        logits, snapshots = self._forward(tokens, starts, join([chain.snapshot for chain in chains]))
+        new = [
+            (node, entry, offset)
+            for entry, (chain, snapshot) in enumerate(zip(chains, snapshots, strict=True))
+            for offset, node in chain.advance(count, snapshot)
+            if not node.is_run
+        ]
+        if new:
+            entries, offsets = torch.tensor([place for _, *place in new], device=logits.device).unbind(1)
+            self._store([node for node, _, _ in new], logits[entries, offsets])
+
+    def _forward(
+        self, tokens: list[list[int]], starts: list[int], memory: Any, last_only: bool = False
+    ) -> tuple[torch.Tensor, list[Any]]:
+        """The logits of rows of tokens of one length, and what the model remembers of each row after them."""
+        ids = torch.tensor(tokens, device=self.device)
+        positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(ids.shape[1], device=self.device)
+        logits, memory = self._call(ids, positions, memory=memory, last_only=last_only)
+        self.num_forwards += 1
+        self.num_tokens += ids.numel()
+        return logits, split(memory, len(tokens))
+
+
+def _plan(missing: list[Node]) -> tuple[list[Node], _Below]:
+    """Where reading starts, and what is read after each node: what is missing, and what leads to it from a snapshot."""
+    reads = {id(node): node for node in missing}
+    for node in missing:
+        above = node.parent
+        while above is not None and above.snapshot is None and id(above) not in reads:
+            reads[id(above)] = above
+            above = above.parent
+    below: _Below = {}
+    starts = []
+    for node in reads.values():
+        if node.parent is not None and id(node.parent) in reads:
+            below.setdefault(id(node.parent), []).append(node)
+        else:
+            starts.append(node)
+    return starts, below

@@ -1,0 +1,144 @@
+"""The tensors of a batch of token trees: a cache whose columns are written in place. Which column holds what is known
+to `columns`, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from ..host_internals import DynamicLayer
+from .columns import Place
+from .kv_cache import KeysValues
+
+
+class TreeCacheLayer(DynamicLayer):
+    """One layer of a [`TreeCache`]: tensors with spare columns, written in place."""
+
+    def __init__(self, cache: TreeCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.is_initialized: bool = False
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        width = self.cache.width
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self.keys, self.values = _spare(key_states, width).zero_(), _spare(value_states, width).zero_()
+        self.cache.write(self.keys, key_states)
+        self.cache.write(self.values, value_states)
+        return self.keys[:, :, :width], self.values[:, :, :width]
+
+    def reserve(self, width: int) -> None:
+        """Make room for so many columns."""
+        if self.is_initialized and self.keys.shape[2] < width:
+            self.keys, self.values = _grown(self.keys, width), _grown(self.values, width)
+
+    def get_seq_length(self) -> int:
+        return self.cache.length
+
+
+class TreeCache(DynamicCache):
+    """
+    The keys and values of a batch of token trees. A pass writes into free columns, in place, and copies nothing of what
+    is there. A column is seen only where the mask says so.
+
+    Attributes:
+        num_rows (`int`): each row of its tensors holds one tree or several.
+        length (`int`), width (`int`): the columns of a row before and after the pass that `open` prepared.
+        is_written (`bool`): whether the pass has written into it.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+        self.length = 0
+        self.width = 0
+
+    def open(self, columns: list[list[int]], width: int) -> None:
+        """
+        Prepare a pass that writes into these columns, as many in each row; the first one into the first columns. What
+        depends on them happens here, so that `update` is the same few operations in every pass after the first (and is
+        compiled once, where the model is).
+        """
+        self.length, self.width, self.is_written = self.width, width, False
+        self._targets: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer in self.layers:
+            layer.reserve(width)
+            if layer.device not in self._targets:
+                rows = torch.arange(self.num_rows, device=layer.device)[:, None]
+                self._targets[layer.device] = rows, torch.tensor(columns, device=layer.device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        while len(self.layers) <= layer_idx:
+            self.layers.append(TreeCacheLayer(self))
+        self.is_written = True
+        return self.layers[layer_idx].update(key_states, value_states)  # type: ignore[no-any-return]
+
+    def write(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
+        """Write `new`, of shape `(num_rows, num_heads, num_new, head_dim)`, into the pass's columns."""
+        if not self._targets:
+            tensor[:, :, : new.shape[2]] = new
+            return
+        rows, columns = self._targets[tensor.device]
+        if self.num_rows == 1:
+            tensor.index_copy_(2, columns[0], new)  # quicker
+        else:
+            tensor[rows, :, columns] = new.transpose(1, 2)
+
+    def fill(self, layers: KeysValues) -> None:
+        """Begin with these keys and values, as wide in every row."""
+        if layers:
+            width = layers[0][0].shape[2]
+            self.open([list(range(width))] * self.num_rows, width)
+            for index, (keys, values) in enumerate(layers):
+                self.update(keys, values, index)
+
+    def rearrange(self, sources: list[list[Place]]) -> None:
+        """New rows, each with the columns that were at these places; all else is gone."""
+        self.num_rows, self.width = len(sources), max(map(len, sources), default=0)
+        padded = [[*places, *[(0, 0)] * (self.width - len(places))] for places in sources]
+        for layer, (keys, values) in zip(self.layers, self.gather(padded), strict=True):
+            layer.keys, layer.values = _grown(keys, self.width), _grown(values, self.width)
+
+    def gather(self, sources: list[list[Place]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Per layer, copies of the keys and values at these places, as many in each row."""
+        index = torch.tensor(sources, dtype=torch.long).view(len(sources), len(sources[0]), 2)
+        for layer in self.layers:
+            yield _pick(layer.keys, index), _pick(layer.values, index)
+
+    def append(self, other: DynamicCache, sources: list[Place], columns: list[int], width: int) -> None:
+        """Write what another cache holds at these places into these columns of the only row."""
+        self.open([columns], width)
+        index = torch.tensor([sources])
+        for layer_idx, layer in enumerate(other.layers):
+            self.update(_pick(layer.keys, index), _pick(layer.values, index), layer_idx)
+
+
+def _pick(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    rows, columns = places.to(tensor.device).unbind(-1)
+    if len(tensor) == 1:  # the quick way
+        picked = tensor[0].index_select(1, columns.flatten())  # (num_heads, batch_size * num_columns, head_dim)
+        return picked.view(len(picked), *columns.shape, picked.shape[-1]).transpose(0, 1)
+    # Indexing by two tensors apart puts their dimensions first: (batch_size, num_columns, num_heads, head_dim).
+    return tensor[rows, :, columns].transpose(1, 2)
+
+
+def _spare(like: torch.Tensor, width: int) -> torch.Tensor:
+    """A tensor for `width` columns and some to come, so that it grows seldom and holds little more than it must."""
+    batch_size, num_heads, _, head_dim = like.shape
+    return like.new_empty((batch_size, num_heads, width + max(4, width // 20), head_dim))
+
+
+def _grown(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    larger, num_columns = _spare(tensor, width), tensor.shape[2]
+    larger[:, :, :num_columns] = tensor
+    larger[:, :, num_columns:] = 0  # no NaN: it would survive that a mask hides it
+    return larger

@@ -1,0 +1,104 @@
+"""The 4-D mask with which one forward pass holds a batch of token trees. Knows positions and columns, not tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..host_internals import attention_of
+
+_MASKED_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def hidden_limit(model: Any) -> str | None:
+    """
+    Why neither a packed tree nor padded rows may be tried on this model: what a self-test of a few tokens would not
+    see. `None` where it would.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS
+    if kinds or getattr(config, "attention_chunk_size", None) is not None:
+        return f"it has layers of the kinds {sorted(kinds) or ['chunked_attention']}"
+    return None
+
+
+def hidden_mask_limit(model: Any) -> str | None:
+    """Why a packed tree may not be tried on this model, where padded rows may."""
+    attention = attention_of(model)
+    if attention not in ("sdpa", "eager"):  # flex_attention with a 4-D mask aborts the interpreter
+        return f"its attention is {attention!r}"
+    if model.config.get_text_config().model_type == "gpt_neo":
+        return "its attention has local windows by column"
+    return None
+
+
+class MaskMaker:
+    """
+    Masks in the form that `create_masks_for_generate` gives this model: one tensor, or one per kind of layer.
+
+    Additive, of the model's dtype: the form that both sdpa and eager attention read correctly.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        config = model.config.get_text_config()
+        self.dtype, self.device = model.dtype, device
+        self.window = getattr(config, "sliding_window", None)
+        self.kinds = sorted(set(config.layer_types)) if hasattr(config, "layer_types") else None
+        self._shown, self._hidden = torch.tensor([0, torch.finfo(self.dtype).min], dtype=self.dtype)
+        self.forget()
+
+    def forget(self) -> None:
+        """The columns are laid out anew."""
+        self._num_placed: dict[int, int] = {}
+        # Per prompt, the position of each column that holds its prefix, -1 for the others; on CPU: few numbers.
+        self._prefixes = torch.full((0, 0), -1, dtype=torch.int32)
+
+    def place(self, prompt_index: int, columns: list[int], width: int) -> None:
+        """The prefix of a prompt is in these of `width` columns, in this order; it only grows."""
+        rows, room = self._prefixes.shape
+        if prompt_index >= rows or width > room:
+            larger = (0, max(room, width + width // 4) - room, 0, max(rows, prompt_index + 1) - rows)
+            self._prefixes = torch.nn.functional.pad(self._prefixes, larger, value=-1)
+        known, number = self._num_placed.get(prompt_index, 0), len(columns)
+        if known < number:
+            self._prefixes[prompt_index, columns[known:]] = torch.arange(known, number, dtype=torch.int32)
+            self._num_placed[prompt_index] = number
+
+    def make(
+        self, prompts: torch.Tensor, positions: torch.Tensor, seen: list[tuple[int, int, int]], width: int
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """
+        Args:
+            prompts (`torch.LongTensor` of shape `(num_rows, num_queries)`): the prompt of each query, which has been
+                placed; on CPU.
+            positions (`torch.LongTensor` of shape `(num_rows, num_queries)`): of the queries, on CPU.
+            seen (`list[tuple[int, int, int]]`): what queries see below the prefix, themselves among it: the query's
+                number, over all rows, the column, and how far before the query it is.
+            width (`int`): the number of columns.
+        """
+        if self.kinds is None:
+            return self._mask(prompts, positions, seen, width, self.window)
+        windows = {kind: self.window if kind == "sliding_attention" else None for kind in self.kinds}
+        masks = {window: self._mask(prompts, positions, seen, width, window) for window in set(windows.values())}
+        return {kind: masks[window] for kind, window in windows.items()}
+
+    def _mask(
+        self,
+        prompts: torch.Tensor,
+        positions: torch.Tensor,
+        seen: list[tuple[int, int, int]],
+        width: int,
+        window: int | None,
+    ) -> torch.Tensor:
+        prefixes = self._prefixes[:, :width]
+        if window is None:
+            masks = torch.where(prefixes >= 0, self._shown, self._hidden)
+            mask = masks.index_select(0, prompts.flatten()).view(*prompts.shape, width)
+        else:
+            prefixes = prefixes[prompts]
+            is_near = (prefixes >= 0) & (prefixes > positions[:, :, None] - window)
+            mask = torch.where(is_near, self._shown, self._hidden)
+        below = [query * width + column for query, column, gap in seen if window is None or gap < window]
+        mask.view(-1)[below] = 0
+        return mask[:, None].to(self.device)

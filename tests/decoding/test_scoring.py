@@ -1,0 +1,55 @@
+"""Numbers read from logits, on hand-built values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hf_adafuse.decoding.scoring import first_lowest, fused_score, margin, span_nll
+from hf_adafuse.members.readings import best_tokens
+
+
+def test_best_tokens_breaks_ties_by_id():
+    scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    values, ids = best_tokens(scores, 2)
+    assert ids.tolist() == [[1, 2], [0, 1], [0, 1]]
+    assert values.tolist() == [[3.0, 3.0], [0.0, 0.0], [5.0, 4.0]]
+    assert best_tokens(scores, 9)[1].tolist()[0] == [1, 2, 4, 3, 0]
+
+
+def test_best_tokens_in_a_large_vocabulary_with_few_values():
+    torch.manual_seed(0)
+    scores = torch.randint(0, 50, (4, 5000)).to(torch.bfloat16).float()
+    _, ids = best_tokens(scores, 5)
+    assert ids.tolist() == scores.sort(dim=-1, descending=True, stable=True).indices[:, :5].tolist()
+
+
+def test_margin():
+    assert margin([math.log(0.8), math.log(0.1)]) == pytest.approx(0.7)
+    assert margin([0.0]) == 1.0
+    assert margin([-math.inf, -math.inf]) == 0.0
+
+
+def test_span_nll():
+    assert span_nll([math.log(0.5), math.log(0.25)]) == pytest.approx(1.5 * math.log(2))
+    assert span_nll([math.log(0.5), math.log(0.25)], num_bytes=6) == pytest.approx(0.5 * math.log(2))
+    assert span_nll([]) is None
+    assert span_nll([-math.inf, -1.0]) == math.inf
+
+
+def test_fused_score():
+    assert fused_score([1.0, 3.0], [1.0, 1.0]) == 2.0
+    assert fused_score([1.0, 3.0], [3.0, 1.0]) == 1.5
+    assert fused_score([1.0, None, 3.0], [1.0, 9.0, 1.0]) == 2.0
+    assert fused_score([None], [1.0]) == math.inf
+    assert fused_score([0.1, math.inf], [1.0, 1.0]) == math.inf
+    nlls = [0.1, 0.2, 0.3, 1e-9]
+    assert len({fused_score([nlls[i] for i in order], [1.0] * 4) for order in ([0, 1, 2, 3], [3, 1, 0, 2])}) == 1
+
+
+def test_first_lowest():
+    assert first_lowest([2.0, 1.0, 1.0]) == 1
+    assert first_lowest([1.0 + 5e-7, 1.0]) == 0
+    assert first_lowest([1.0 + 5e-6, 1.0]) == 1

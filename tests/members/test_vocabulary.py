@@ -1,0 +1,85 @@
+"""One tokenizer seen as text: every kind, every law."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import CORPUS, TOKENIZERS, byte_level, unigram, wordpiece
+from tokenizers import AddedToken
+
+from hf_adafuse.members.vocabulary import Vocabulary, vocabulary_of
+
+SPANS = [" Paris", "x", " was there.", "\n\nThe", " don't", " 3.14,", "\n    return x", "  two", "foo ", " a b c", "'s"]
+EVERYTHING = [*SPANS, " 今天", " Él 😀", "\t", "</s>", "<|end|>", " \u00a0x", "e\u0301"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_an_exact_encoding_decodes_back(name):
+    vocabulary = vocabulary_of(TOKENIZERS[name]())
+    for span in [*EVERYTHING, *CORPUS]:
+        encoding = vocabulary.encode(span)
+        assert encoding.exact == (vocabulary.text(encoding.ids) == span)
+        if encoding.exact and name != "wordpiece":
+            assert b"".join(map(vocabulary.piece, encoding.ids)).decode() == span
+
+
+@pytest.mark.parametrize("name", ["byte_level", "trailing_space", "sentencepiece"])
+def test_byte_vocabularies_represent_everything(name):
+    vocabulary = vocabulary_of(TOKENIZERS[name]())
+    assert [span for span in EVERYTHING if not vocabulary.encode(span).exact] == []
+
+
+@pytest.mark.parametrize("name", ["unigram", "characters"])
+def test_others_represent_what_they_know(name):
+    vocabulary = vocabulary_of(TOKENIZERS[name]())
+    assert [span for span in SPANS if not vocabulary.encode(span).exact and "\n" not in span] == []
+    assert not vocabulary.encode(" 😀").exact and vocabulary.encode(" 😀").ids
+
+
+def test_wordpiece_is_lossy():
+    vocabulary = vocabulary_of(wordpiece())
+    assert vocabulary.encode(" the cat").exact
+    assert vocabulary.text(vocabulary.encode(" Paris").ids) == " paris" and not vocabulary.encode(" Paris").exact
+    assert vocabulary.piece(vocabulary.encode(" cat").ids[0]) == b" cat"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_span_is_a_continuation(name):
+    """The ids of prompt and span together decode to prompt and span."""
+    tokenizer = TOKENIZERS[name]()
+    vocabulary = vocabulary_of(tokenizer)
+    prompt = tokenizer("there was a cat").input_ids
+    for span in SPANS:
+        encoding = vocabulary.encode(span)
+        if encoding.exact:
+            assert vocabulary.prompt_text(prompt + encoding.ids) == "there was a cat" + span
+
+
+def test_special_tokens_are_invisible_and_cannot_be_injected():
+    tokenizer = byte_level()
+    vocabulary = Vocabulary(tokenizer)
+    assert vocabulary.piece(tokenizer.eos_token_id) == b"" == vocabulary.text([tokenizer.eos_token_id]).encode()
+    assert tokenizer.eos_token_id not in vocabulary.encode("a<|end|>b").ids
+    assert vocabulary.piece(len(tokenizer) + 5) == b""
+
+
+def test_ids_without_an_embedding_are_never_produced():
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("Lily", normalized=False)])
+    assert Vocabulary(tokenizer).encode(" Lily").ids[-1] == len(tokenizer) - 1
+    assert not Vocabulary(tokenizer, vocab_size=len(tokenizer) - 1).encode(" Lily").exact
+
+
+def test_vocabularies_are_made_once_and_the_tokenizer_is_not_touched():
+    tokenizer = unigram()
+    before = tokenizer.backend_tokenizer.to_str()
+    assert vocabulary_of(tokenizer) is vocabulary_of(tokenizer)
+    vocabulary_of(tokenizer).encode(" </s>")
+    assert tokenizer.backend_tokenizer.to_str() == before
+    first = vocabulary_of(tokenizer)
+    tokenizer.add_tokens(["Lily"])
+    assert vocabulary_of(tokenizer) is not first
+
+
+def test_identical_tokenizers():
+    assert Vocabulary(byte_level()).is_same_as(Vocabulary(byte_level()))
+    assert not Vocabulary(byte_level()).is_same_as(Vocabulary(unigram()))

@@ -1,0 +1,76 @@
+"""LongRoPE: beyond a length a model reads the whole text by other rotary frequencies; no pass or cache mixes them."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from cases import Case, assert_equal
+from kinds import BYTES, peaked
+from reference import reference_decode
+from tiny import TOKENIZERS, tiny_model
+from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
+
+from hf_adafuse import AdaFuseConfig
+
+SWITCH = 12
+SHORT, LONG = "She", "the cat, and there was a big tree in the park."
+
+
+@functools.cache
+def phi():
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    factors = dict(short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[4.0, 9.0, 16.0, 30.0])
+    rope = dict(rope_type="longrope", original_max_position_embeddings=SWITCH, rope_theta=10000.0, **factors)
+    tokens = dict(vocab_size=len(BYTES), bos_token_id=0, eos_token_id=0, pad_token_id=2)
+    config = Phi3Config(rope_parameters=rope, initializer_range=0.3, max_position_embeddings=512, **sizes, **tokens)
+    config.original_max_position_embeddings = SWITCH
+    return peaked(Phi3ForCausalLM(config))
+
+
+def case_of(role, prompts, n=12):
+    members = [(phi(), BYTES), (tiny_model("llama", "characters", 1), TOKENIZERS["characters"]())]
+    models, tokenizers = zip(*(members if role == "main" else members[::-1]), strict=True)
+    return Case(list(models), list(tokenizers), AdaFuseConfig(max_words=2, max_word_tokens=3), prompts, n)
+
+
+def test_the_frequencies_change_there():
+    ids = torch.arange(20, 20 + SWITCH + 1)[None]
+    with torch.no_grad():
+        short, long = phi()(ids[:, :-1]).logits, phi()(ids).logits[:, :-1]
+    assert (short - long).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("role", ["main", "assistant"])
+def test_longer_texts_equal_the_oracle(role, look_ahead):
+    assert_equal(case_of(role, [LONG, LONG[4:], LONG[9:]]))
+    look_ahead(2, is_flat=True)
+    assert_equal(case_of(role, [LONG]))
+
+
+@pytest.mark.parametrize("role", ["main", "assistant"])
+def test_a_text_that_begins_below_ends_there(role, look_ahead):
+    look_ahead(2, is_flat=True)
+    case = case_of(role, [SHORT], n=30)
+    members = case.ref_members()
+    members[0 if role == "main" else 1].max_length = SWITCH
+    (row,), _, _ = case.main_ids()
+    expected, _ = reference_decode(members, case.member_prompts(row), case.config, 30)
+    with pytest.warns(UserWarning, match=rf"outgrows the rotary frequencies for short texts of .* \({SWITCH} tokens\)"):
+        output = case.fast()
+    assert output.sequences[0, len(row) :].tolist() == expected != []
+
+
+def test_prompts_of_both_kinds_are_refused():
+    with pytest.raises(ValueError, match=rf"main model must be all of at most {SWITCH} tokens or all longer"):
+        case_of("main", [SHORT, LONG]).fast()
+
+
+def test_a_cache_of_the_other_frequencies_is_not_used():
+    case = case_of("main", [LONG])
+    ids, past = case.main_ids()[1], DynamicCache()
+    with torch.no_grad():
+        phi()(ids[:, :SWITCH], past_key_values=past)
+    assert torch.equal(case.fast(past_key_values=past).sequences, case.fast().sequences)

@@ -1,0 +1,174 @@
+"""Linear layers by parts: the same products, by a model that shares all with the caller's and leaves it alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate.hooks import ModelHook, add_hook_to_module
+from tiny import TOKENIZERS, tiny_model
+from torch.nn.utils.parametrizations import weight_norm
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from transformers import RwkvConfig, RwkvForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from hf_adafuse import enable_adafuse
+from hf_adafuse.trees.model_call import ModelCall
+from hf_adafuse.trees.self_test import choose_backend
+from hf_adafuse.trees.skinny_linear import MAX_TOKENS, linear, with_skinny_linears
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes of the products that layers ask for, by parts or not."""
+    shapes = []
+    place = "hf_adafuse.trees.skinny_linear.linear"
+    monkeypatch.setattr(place, lambda x, *rest: shapes.append(tuple(x.shape)) or linear(x, *rest))
+    return shapes
+
+
+def own(*args):
+    return copy.deepcopy(tiny_model(*args))
+
+
+def state(model):
+    return [dict(vars(module)) for module in model.modules()]
+
+
+@pytest.mark.parametrize("num_outputs", [3, 8, 96, 97, 103])
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 16), (3, 5, 16), (MAX_TOKENS, 16), (MAX_TOKENS + 1, 16), (0, 16)])
+def test_a_product_by_parts_is_the_product(shape, num_outputs):
+    torch.manual_seed(num_outputs)
+    inputs, weight, bias = torch.randn(shape), torch.randn(num_outputs, 16), torch.randn(num_outputs)
+    across = weight.t().contiguous().t()  # as `Conv1D` has it
+    for given in ((weight, bias), (weight, None), (across, bias)):
+        torch.testing.assert_close(linear(inputs, *given), F.linear(inputs, *given), rtol=1e-5, atol=1e-5)
+    assert linear(inputs, weight).is_contiguous()
+
+
+def test_parts_are_multiplied_one_by_one(monkeypatch):
+    batches = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: batches.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
+    linear(torch.randn(2, 3, 16), torch.randn(96, 16))
+    linear(torch.randn(2, 3, 16), torch.randn(2 * 11 * 5, 16))
+    assert batches == [((8, 6, 16), (8, 16, 12)), ((10, 6, 16), (10, 16, 11))]
+    linear(torch.randn(MAX_TOKENS + 1, 16), torch.randn(96, 16))
+    linear(torch.randn(2, 3, 16), torch.randn(97, 16))
+    assert len(batches) == 2
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", torch.nn.Linear), ("gpt2", Conv1D)])
+def test_a_model_that_multiplies_by_parts(architecture, kind, products):
+    model = own(architecture, "byte_level", 0)
+    num_layers = sum(type(module) in (torch.nn.Linear, kind) for module in model.modules())
+    ids, before = torch.tensor([[3, 5, 7]]), state(model)
+    twin = with_skinny_linears(model)
+    torch.testing.assert_close(twin(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert len(products) == num_layers > 4
+    assert state(model) == before
+    assert list(map(id, twin.parameters())) == list(map(id, model.parameters()))
+    assert type(twin) is type(model) and all(isinstance(a, type(b)) for a, b in zip(twin.modules(), model.modules()))
+    copy.deepcopy(model)(ids)
+    assert len(products) == num_layers
+
+
+def _quantized(model):
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def _hooked(model):
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            add_hook_to_module(module, ModelHook())
+    return model
+
+
+def _compiled_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def _compiled_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+LEFT_ALONE = {
+    "quantized": _quantized,
+    "hooked": _hooked,
+    "forward compiled": _compiled_forward,
+    "compiled in place": _compiled_in_place,
+    "compiled": lambda m: torch.compile(m, backend="eager"),
+    "compiled in a wrapper": lambda m: _compiled_in_place(torch.nn.Sequential(m)),
+    "bfloat16": lambda m: m.to(torch.bfloat16),
+    "another device": lambda m: m.to("meta"),
+}
+
+
+@pytest.mark.parametrize("change", LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
+def test_models_left_alone(change):
+    model = own("llama", "byte_level", 0)
+    assert with_skinny_linears(model) is not model
+    changed = change(model)
+    assert with_skinny_linears(changed) is changed
+
+
+def test_one_thread_has_no_parts(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    model = own("llama", "byte_level", 0)
+    assert with_skinny_linears(model) is model
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*jit:DeprecationWarning")
+def test_layers_left_alone_among_others(products):
+    layers = [torch.nn.Linear(8, 8) for _ in range(5)]
+    weight_norm(layers[0])
+    layers[1].weight = torch.nn.Parameter(layers[1].weight.detach().to_sparse_csr(), requires_grad=False)
+    layers[2] = torch.jit.trace(layers[2], torch.randn(1, 8))
+    add_hook_to_module(layers[3], ModelHook())
+    model, inputs = torch.nn.Sequential(*layers), torch.randn(3, 8)
+    twin = with_skinny_linears(model)
+    torch.testing.assert_close(twin(inputs), model(inputs))
+    assert len(products) == 1 and twin is not model
+
+
+def test_a_model_that_rescales_its_weights_does_so_once(products):
+    """RWKV does in its first pass: the weights, which all share, and a note on itself."""
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=32, hidden_size=16, attention_hidden_size=16, intermediate_size=16)
+    model = RwkvForCausalLM(RwkvConfig(num_hidden_layers=3, rescale_every=1, **sizes)).eval()
+    plain, ids = copy.deepcopy(model), torch.tensor([[3, 5, 7]])
+    expected = plain(ids, use_cache=False).logits
+    choose_backend(model, torch.device("cpu"))
+    for call in (ModelCall(model), ModelCall(copy.deepcopy(model)), ModelCall(model)):
+        for _ in range(2):
+            logits, _ = call(ids, use_memory=False)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert products
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+def test_autocast_is_heeded():
+    inputs, layer = torch.randn(3, 8), torch.nn.Linear(8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(inputs, layer.weight, layer.bias).dtype is layer(inputs).dtype is torch.bfloat16
+
+
+def test_generate_multiplies_by_parts(products):
+    main, assistant = own("llama", "byte_level", 0), own("gpt2", "characters", 1)
+    tokenizers = [TOKENIZERS[name]() for name in ("byte_level", "characters")]
+    ids = tokenizers[0]("the cat", return_tensors="pt").input_ids
+    enable_adafuse(main, [assistant], tokenizers[1:], tokenizers[0])
+    before = state(main), state(assistant)
+    main.generate(ids, adafuse_config=True, max_new_tokens=8)
+    assert len(products) > 100
+    assert (state(main), state(assistant)) == before
