@@ -26,6 +26,13 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
 
 
+def add_stop_argument(parser: argparse.ArgumentParser) -> None:
+    """Texts to stop after."""
+    parser.add_argument(
+        "--stop", action="append", type=_text, metavar="TEXT", help="stop after this text; may be given several times"
+    )
+
+
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """One flag per field of `AdaFuseConfig`. Not given: as in the main model's generation config, or the default."""
     group = parser.add_argument_group("settings of AdaFuse")
@@ -58,12 +65,42 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
 def read_prompt(given: str | None) -> str:
     """The prompt: the argument, or standard input for `None` and `-`, without the newline at its end."""
     if given is not None and given != "-":
-        return given
-    if given is None and sys.stdin.isatty():
+        prompt = given
+    elif given is None and sys.stdin.isatty():
         raise ValueError("The prompt must be given, as an argument or on standard input, but is not. Quote it.")
-    text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    else:
+        prompt = _standard_input()
+    if not is_unicode(prompt):
+        raise ValueError("The prompt must be text in UTF-8, but has bytes that are not. Convert it.")
+    return prompt
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a tokenizer can read the text. Python reads a byte that is not UTF-8 as half of a surrogate pair."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def count(text: str) -> int:
+    """The type of a flag: a whole number of at least 1."""
+    # Not `isdigit`: it is true of "²", which is no number to `int`.
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
+    return int(text)
+
+
+def _standard_input() -> str:
+    try:
+        text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The prompt must be text in {error.encoding}, but is not: {error}. Convert it.") from None
     if not text:
         raise ValueError("The prompt must not be empty, but standard input is. Pass the prompt as an argument.")
+    return text
+
+
+def _text(text: str) -> str:
+    if not is_unicode(text):
+        raise argparse.ArgumentTypeError(f"must be text in UTF-8, but is {text!r}")
     return text
 
 

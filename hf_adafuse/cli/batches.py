@@ -13,8 +13,8 @@ import torch
 
 from ..decoding.progress import AdaFuseDecodingError
 from ..generation import enable_adafuse
+from ..host_internals import execution_device
 from ..members.chat import chat_inputs, pad_left
-from ..members.participants import Participant
 from .arguments import adafuse_config
 from .members import Pair
 from .questions import Question
@@ -45,7 +45,7 @@ class Answerer:
             tokenizer=self._tokenizers[0],
             adafuse_config=adafuse_config(args, model),
         )
-        self._device = Participant("", model, self._tokenizers[0]).device
+        self._device = execution_device(model)
 
     def answer(self, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
         """

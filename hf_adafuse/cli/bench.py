@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import count
+
 if TYPE_CHECKING:
     from ..benchmarks.results import Measurement
     from ..benchmarks.targets import Target
@@ -75,10 +77,10 @@ def _add_what_is_measured(what: Any) -> None:
     add("--prompt-tokens", "20,500,2000", "lengths of the prompts")
     add("--batch", "1,8", "numbers of prompts at a time")
     add("--branches", "1,3", "numbers of branches B")
-    add("--new-tokens", "64", "tokens to generate, the main model's", _count, "N")
-    add("--repeats", "3", "of which the medians are taken", _count, "N")
-    add("--texts", "1", "batches of different prompts, of the largest batch; smaller ones read the same", _count, "N")
-    add("--threads", "2", "CPU threads", _count, "N")
+    add("--new-tokens", "64", "tokens to generate, the main model's", count, "N")
+    add("--repeats", "3", "of which the medians are taken", count, "N")
+    add("--texts", "1", "batches of different prompts, of the largest batch; smaller ones read the same", count, "N")
+    add("--threads", "2", "CPU threads", count, "N")
     add("--against", _AGAINST, "what to compare with, see below", _names, "NAME,...")
     what.add_argument("--prompt-file", metavar="FILE", help="cut prompts from this text (default: built-in prose)")
     what.add_argument(
@@ -177,13 +179,7 @@ def _size(text: str) -> int:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be whole numbers of at least 1, but is {text!r}")
-    return int(text)
+    return tuple(count(part) for part in text.split(","))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from .arguments import count
+
 HELP = "show two small models that ship with the package decode together, and what it gains"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.add_argument("--questions", type=_count, metavar="N", help="ask the first N questions of the test set")
+    parser.add_argument("--questions", type=count, metavar="N", help="ask the first N questions of the test set")
     parser.add_argument("--folder", help="members of your own training (python -m hf_adafuse.demo.train)")
     parser.add_argument("--json", action="store_true", help="write one JSON object instead of text")
 
@@ -22,9 +24,3 @@ def run(args: argparse.Namespace) -> int:
         questions=DEFAULT_QUESTIONS if args.questions is None else args.questions, json=args.json, folder=args.folder
     )
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
-    return int(text)

@@ -9,7 +9,7 @@ import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, read_prompt
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, add_stop_argument, read_prompt
 
 if TYPE_CHECKING:
     from .members import Pair
@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("prompt", nargs="?", help="the text to go on from; - or nothing: standard input")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of the main model (default: 128)")
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="stop after this text; may be given several times"
-    )
+    add_stop_argument(parser)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="write one JSON object instead: prompt, text, rounds, stats")
     shape.add_argument("--trace", action="store_true", help="write [each round] in brackets, then all candidates")
@@ -76,11 +74,11 @@ def as_question(prompt: str) -> str:
 
 def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer: TextWriter | None) -> Any:
     from ..generation import enable_adafuse
-    from ..members.participants import Participant
+    from ..host_internals import execution_device
 
     (model, tokenizer), *assistants = members
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    device = Participant("", model, tokenizer).device
+    device = execution_device(model)
     return enable_adafuse(model).generate(
         input_ids=inputs["input_ids"].to(device).long(),
         attention_mask=inputs["attention_mask"].to(device),

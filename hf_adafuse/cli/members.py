@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
+
+from ..host_internals import has_device_map
+from ..hub.export import loading
 
 Pair = tuple[Any, Any]
 
@@ -48,12 +49,12 @@ def load_members(
     names = [model, *assistants]
     tokenizers = []
     for name in names:  # before the first weights: a misspelled name is found at once
-        with _loading(name):
+        with loading(name):
             tokenizers.append(AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code))
     options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
     models = []
     for name in names:
-        with _loading(name):
+        with loading(name):
             models.append(_on_device(AutoModelForCausalLM.from_pretrained(name, **options).eval()))
     return list(zip(models, tokenizers, strict=True))
 
@@ -67,14 +68,6 @@ def default_pair() -> list[Pair]:
 
 
 def _on_device(model: Any) -> Any:
-    if hasattr(model, "hf_device_map") or not torch.cuda.is_available():
+    if has_device_map(model) or not torch.cuda.is_available():
         return model
     return model.to("cuda")
-
-
-@contextmanager
-def _loading(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise ValueError(f"{name!r} must be a local folder or a Hub name that loads, but is not. {error}") from error

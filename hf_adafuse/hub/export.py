@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from ..call.arguments import EnsembleArguments, resolve_participants
@@ -124,7 +126,8 @@ def _split(assistants: list[Any], how: str | None) -> tuple[dict[int, Any], list
                 'name, or use `assistants="folders"`.'
             )
         if is_name and how != "folders":
-            _loading(assistant, AutoConfig.from_pretrained)  # a misspelled name is found now, not by a user
+            with loading(assistant):  # a misspelled name is found now, not by a user
+                AutoConfig.from_pretrained(assistant)
             names.append(assistant)
         else:
             names.append(f"./assistant_{index + 1}")
@@ -133,13 +136,21 @@ def _split(assistants: list[Any], how: str | None) -> tuple[dict[int, Any], list
 
 
 def _load(name: str | os.PathLike[str]) -> Any:
-    return _loading(name, lambda source: AutoModelForCausalLM.from_pretrained(source, dtype="auto"))
+    with loading(name):
+        return AutoModelForCausalLM.from_pretrained(os.fspath(name), dtype="auto")
 
 
-def _loading(name: str | os.PathLike[str], load: Any) -> Any:
+@contextmanager
+def loading(name: str | os.PathLike[str]) -> Iterator[None]:
+    """
+    Around what loads a member by a name that the user gave.
+
+    Raises:
+        ValueError: it does not load.
+    """
     try:
-        return load(os.fspath(name))
-    except (OSError, ValueError, KeyError) as error:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ValueError(f"{name!r} must be a local folder or a Hub name that loads, but is not. {error}") from error
 
 
