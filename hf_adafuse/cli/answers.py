@@ -31,7 +31,8 @@ class Answers:
 
     def __init__(self, path: Path, questions: Sequence[Question], process: int = 0, num_processes: int = 1) -> None:
         self.path = path
-        self._is_main, self._is_alone = process == 0, num_processes == 1
+        self._is_main = process == 0
+        self._is_alone = num_processes == 1
         self._lock: Any = None
         self._own = path.with_name(f"{path.name}.part{process}")
         self._questions = {question.line: question for question in questions}
@@ -149,13 +150,30 @@ class Answers:
         )
 
 
+def check_output(path: Path) -> None:
+    """
+    Refuse what cannot hold answers, before it is opened: a device may be read without end.
+
+    Raises:
+        ValueError: it is there, and no regular file.
+    """
+    if path.exists() and not path.is_file():
+        is_device = path.is_char_device() or path.is_block_device()
+        kind = "a folder" if path.is_dir() else "a device" if is_device else "a pipe or a socket"
+        raise ValueError(f"`--output` must be a regular file, but {str(path)!r} is {kind}. Choose another name.")
+
+
 def _check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
     try:
         earlier = json.loads(sidecar.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{str(sidecar)!r} must hold the earlier run's settings, but is not JSON ({error}).") from None
+        raise ValueError(
+            f"{str(sidecar)!r} must hold the earlier run's settings, but is not JSON ({error}). Start over with "
+            "--overwrite."
+        ) from None
     for name in {**earlier, **settings}:
-        before, now = earlier.get(name), settings.get(name)
+        before = earlier.get(name)
+        now = settings.get(name)
         if before != now:
             raise ValueError(
                 f"`--{name.replace('_', '-')}` must be {_shown(before)}, as in the earlier run that wrote "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import string
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from .arguments import is_unicode
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
@@ -47,13 +50,17 @@ class Template:
         try:
             self._parts = [(_unescaped(part), field) for part, field in _parsed(text)]
         except ValueError as error:
-            raise ValueError(f"`--template` must be text with fields as {{name}}, but is {text!r}: {error}.") from None
+            raise ValueError(
+                f"`--template` must be text with fields as {{name}}, but is {text!r}: {error}. Write other "
+                "braces twice."
+            ) from None
         if not any(field for _, field in self._parts):
             raise ValueError(f"`--template` must have a field as {{name}}, but is {text!r}. Name one of the input's.")
 
     def fill(self, record: dict[str, Any]) -> str:
         """The prompt of a record. Raises `ValueError` with what is wrong with it."""
-        prompt, is_blank = "", True
+        prompt = ""
+        is_blank = True
         for part, field in self._parts:
             prompt += part
             if field is None:
@@ -65,10 +72,11 @@ class Template:
                 raise ValueError(f"must have the field {field!r}, but its fields are: {have}")
             value = record[field]
             value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            prompt, is_blank = prompt + value, is_blank and not value.strip()
+            prompt += value
+            is_blank = is_blank and not value.strip()
         if is_blank:
             raise ValueError("must make a prompt, but the template's fields are empty in it")
-        if any("\ud800" <= char <= "\udfff" for char in prompt):
+        if not is_unicode(prompt):
             raise ValueError("must be valid Unicode text, but has half of a surrogate pair")
         return prompt
 
@@ -91,7 +99,9 @@ def read_questions(
     path = Path(source)
     if source == "-" or path.is_file():
         if split or subset:
-            raise ValueError(f"`--split` and `--subset` must be left out with a file, but are given for {source!r}.")
+            raise ValueError(
+                f"`--split` and `--subset` must be left out with a file, but are given for {source!r}. Drop them."
+            )
         with nullcontext(sys.stdin.buffer) if source == "-" else path.open("rb") as lines:
             questions = list(_of_lines(lines, template))
     elif path.suffix in (".jsonl", ".json") or (not split and not path.is_dir()):
@@ -100,7 +110,7 @@ def read_questions(
             "Check the name."
         )
     else:
-        questions = [_question(number, row, template) for number, row in enumerate(_rows(source, split, subset), 1)]
+        questions = list(_of_lines(_rows(source, split, subset), template))
     if not questions:
         raise ValueError(f"The questions must not be empty, but {source!r} is. Write one JSON object per line.")
     return questions
@@ -111,7 +121,8 @@ def _of_lines(lines: Iterable[bytes], template: Template) -> Iterator[Question]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            record = json.loads(text, parse_float=_number, parse_constant=_number)
         except (ValueError, RecursionError) as error:
             yield Question(number, None, None, f"must be a JSON object, but is not JSON in UTF-8 ({error})")
             continue
@@ -127,7 +138,16 @@ def _question(number: int, record: Any, template: Template) -> Question:
         return Question(number, record, None, str(error))
 
 
-def _rows(name: str, split: str | None, subset: str | None) -> Iterator[Any]:
+def _number(text: str) -> float:
+    """A number of the input. Python reads NaN and 1e999, but could not write either as JSON again."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
+def _rows(name: str, split: str | None, subset: str | None) -> Iterator[bytes]:
+    """The rows of a dataset, as lines of JSON."""
     if not split:
         raise ValueError(f"`--split` must be given with a dataset, but is not for {name!r}. Name one, e.g. test.")
     try:
@@ -138,7 +158,7 @@ def _rows(name: str, split: str | None, subset: str | None) -> Iterator[Any]:
             'pip install "hf_adafuse[datasets]", or give a JSONL file.'
         ) from error
     for row in load_dataset(name, subset, split=split):
-        yield json.loads(json.dumps(dict(row), default=str))  # dates, images: what JSON does not know, as text
+        yield json.dumps(dict(row), default=str).encode()  # dates, images: what JSON does not know, as text
 
 
 def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
@@ -149,7 +169,8 @@ def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _unescaped(text: str) -> str:
-    pieces, rest = [], text
+    pieces = []
+    rest = text
     while rest:
         escape = rest[:2]
         pieces.append(_ESCAPES.get(escape, rest[0]))

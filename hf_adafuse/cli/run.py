@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import AdaFuseConfig
-from .answers import Answers
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments
+from .answers import Answers, check_output
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, add_stop_argument, count
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
     parser.add_argument("--split", help="of a dataset")
     parser.add_argument("--subset", help="of a dataset")
-    parser.add_argument("--batch-size", type=_count, default=8, metavar="N", help="prompts at a time (default: 8)")
-    parser.add_argument("--max-new-tokens", type=_count, default=128, metavar="N", help="per answer (default: 128)")
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="stop after this text; may be given several times"
-    )
+    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="prompts at a time (default: 8)")
+    parser.add_argument("--max-new-tokens", type=count, default=128, metavar="N", help="per answer (default: 128)")
+    add_stop_argument(parser)
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
@@ -74,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
+    check_output(Path(args.output))
     template = Template(args.template or _default_template(args.model))
     questions = read_questions(args.questions, template, args.split, args.subset)
     if args.on_error == "stop":
@@ -116,11 +115,9 @@ def _answer_all(
                 record["stopped"] = True  # the next run asks it again
             report.add(answers.write(record))
             if "error" in record:
-                where = f"line {record['line']} of {args.questions}: {record['error']}"
-                advice = (
-                    f" The answers before it are in {args.output}; started again, the run goes on." if stops else ""
-                )
-                report.say(f"{'error' if stops else 'warning'}: {where}.{advice}")
+                problem = _problem(record["line"], args.questions, record["error"])
+                advice = f" The answers before it are in {args.output}; started again, the run goes on."
+                report.say(f"error: {problem}{advice}" if stops else f"warning: {problem}")
             if stops:
                 return True
     return False
@@ -149,7 +146,13 @@ def _check_lines(questions: list[Question], source: str) -> None:
     bad = [question for question in questions if question.error is not None]
     if bad:
         others = f" So have {len(bad) - 1} others." if len(bad) > 1 else ""
-        raise ValueError(f"line {bad[0].line} of {source}: {bad[0].error}.{others} Mend it, or pass --on-error skip.")
+        problem = _problem(bad[0].line, source, str(bad[0].error))
+        raise ValueError(f"{problem}{others} Mend it, or pass --on-error skip.")
+
+
+def _problem(line: int, source: str, error: str) -> str:
+    """A sentence; `generate()` ends its own errors with a period, a bad line's has none."""
+    return f"line {line} of {source}: {error.removesuffix('.')}."
 
 
 def _default_template(model: str | None) -> str:
@@ -175,11 +178,16 @@ class _Report:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         shows = sys.stderr.isatty() if args.progress is None else args.progress
-        self._output, self._is_main = args.output, is_main
+        self._output = args.output
+        self._is_main = is_main
         self._bar: Any = tqdm(
             total=total, initial=written, unit=" answers", disable=not (shows and is_main), file=sys.stderr
         )
-        self._total, self._written, self._new, self._errors, self._words = total, written, 0, 0, 0
+        self._total = total
+        self._written = written
+        self._new = 0
+        self._errors = 0
+        self._words = 0
         self._start = time.monotonic()
 
     def add(self, records: list[dict[str, Any]]) -> None:
@@ -206,9 +214,3 @@ class _Report:
 
     def _rate(self) -> str:
         return f"{self._words / max(time.monotonic() - self._start, 1e-9):.1f} words/s"
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
-    return int(text)
