@@ -1,0 +1,205 @@
+"""Who waits for whom: made-up members that read what they are told, and prompts written as small generators."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_adafuse.decoding.requests import Read, with_sizes
+from hf_adafuse.decoding.scheduler import Scheduler
+from hf_adafuse.trees.pass_policy import Policy
+
+
+@pytest.fixture(autouse=True)
+def _keeping_share(monkeypatch):
+    monkeypatch.setattr(Policy, "keeping_share", 0.4)
+
+
+class FakeMember:
+    """Reads at most so many of the nodes that each prompt waits for; nodes are any values."""
+
+    def __init__(self, name, log, most=100):
+        self.name, self.log, self.most = name, log, most
+
+    def read(self, needs, likely):
+        self.log.append((self.name, {prompt: list(nodes) for prompt, (nodes, _) in needs.items()}))
+        self.useful = {prompt: useful for prompt, (_, useful) in needs.items()}
+        self.likely = likely
+        return [node for nodes, _ in needs.values() for node in nodes[: self.most]]
+
+
+def prompt(*requests, events=None, name=""):
+    """What a prompt does: these requests, as pairs of a member's index and nodes, one after the other."""
+    for member_index, nodes in requests:
+        yield Read(member_index, list(nodes))
+        if events is not None:
+            events.append(name)
+
+
+def run(prompts, num_members=2, most=100, on_pause=lambda ready: None):
+    """The passes: of which member, and what each prompt waited for."""
+    log = []
+    members = [FakeMember("AB"[index], log, most) for index in range(num_members)]
+    Scheduler(members, [None] * num_members, on_pause).run(prompts)
+    return log
+
+
+def test_prompts_that_need_the_same_member_share_a_pass():
+    prompts = {3: prompt((0, "ab")), 5: prompt((0, "c")), 8: prompt((0, "d"))}
+    assert run(prompts) == [("A", {3: ["a", "b"], 5: ["c"], 8: ["d"]})]
+
+
+def test_each_goes_on_when_it_has_been_served():
+    prompts = {0: prompt((0, "a"), (0, "b"), (0, "c")), 1: prompt((0, "d"))}
+    assert run(prompts) == [("A", {0: ["a"], 1: ["d"]}), ("A", {0: ["b"]}), ("A", {0: ["c"]})]
+
+
+def test_a_prompt_that_is_partly_served_waits_for_the_rest():
+    events = []
+    prompts = {0: prompt((0, "abc"), events=events, name=0), 1: prompt((0, "d"), (0, "e"), events=events, name=1)}
+    # Two nodes each: prompt 1 goes on at once, prompt 0 only with all its nodes.
+    assert run(prompts, most=2) == [("A", {0: ["a", "b", "c"], 1: ["d"]}), ("A", {0: ["c"], 1: ["e"]})]
+    assert events == [1, 0, 1]
+
+
+def test_what_is_read_for_another_prompt_or_by_chance_need_not_be_read_again():
+    log = []
+
+    class Generous(FakeMember):
+        def read(self, needs, likely):
+            super().read(needs, likely)
+            return ["a", "b", "x"]
+
+    member = Generous("A", log)
+    Scheduler([member], [None], lambda ready: None).run({0: prompt((0, "ab")), 1: prompt((0, "b"))})
+    assert log == [("A", {0: ["a", "b"], 1: ["b"]})]
+
+
+def test_the_member_goes_on_while_many_wait_for_it_then_the_most_wanted():
+    prompts = {
+        0: prompt((0, "a"), (0, "b"), (1, "c")),
+        1: prompt((0, "d"), (1, "e")),
+        2: prompt((0, "f"), (1, "g")),
+    }
+    assert run(prompts) == [
+        ("A", {0: ["a"], 1: ["d"], 2: ["f"]}),
+        # One of three waits for A, no more than 0.4 of them: B is next.
+        ("B", {1: ["e"], 2: ["g"]}),
+        ("A", {0: ["b"]}),
+        ("B", {0: ["c"]}),
+    ]
+
+
+def test_a_member_for_which_half_of_them_wait_goes_on():
+    prompts = {0: prompt((0, "a"), (0, "b")), 1: prompt((0, "d"), (1, "e"))}
+    assert run(prompts) == [("A", {0: ["a"], 1: ["d"]}), ("A", {0: ["b"]}), ("B", {1: ["e"]})]
+
+
+def test_the_first_pass_is_the_most_wanted_members():
+    assert run({0: prompt((1, "a"))}) == [("B", {0: ["a"]})]
+    # Two of three wait for B.
+    prompts = {0: prompt((0, "a")), 1: prompt((1, "b")), 2: prompt((1, "c"))}
+    assert run(prompts) == [("B", {1: ["b"], 2: ["c"]}), ("A", {0: ["a"]})]
+
+
+def test_prompts_with_nothing_to_ask_are_done():
+    done = []
+
+    def silent():
+        done.append(True)
+        return
+        yield
+
+    assert run({0: silent(), 1: silent()}) == [] and done == [True, True]
+    assert run({}) == []
+
+
+def test_whoever_is_on_pause_is_told_before_each_pass():
+    told, log = [], []
+    members = [FakeMember("A", log), FakeMember("B", log, most=1)]
+    prompts = {0: prompt((0, "a"), (1, "bc")), 1: prompt((0, "d")), 2: prompt((0, "e"), (1, "f"))}
+    scheduler = Scheduler(members, [None, None], lambda ready: told.append((list(ready), len(log))))
+    scheduler.run(prompts)
+    # Who has moved on, and how many passes had been run by then: at first all; of the second pass prompt 0 waits on for
+    # its second node; and once more at the end.
+    assert told == [([0, 1, 2], 0), ([0, 1, 2], 1), ([2], 2), ([0], 3)]
+
+
+def test_the_prompts_of_the_pass_that_is_run_are_known():
+    served = []
+
+    class Watched(FakeMember):
+        def read(self, needs, likely):
+            served.append(scheduler.served)
+            return super().read(needs, likely)
+
+    scheduler = Scheduler([Watched("A", []), Watched("B", [])], [None, None], lambda ready: None)
+    assert scheduler.served == []
+    scheduler.run({4: prompt((0, "a"), (1, "b")), 7: prompt((0, "c"))})
+    assert served == [[4, 7], [4]]
+
+
+def test_what_is_useful_and_likely_goes_with_the_pass():
+    def asks():
+        yield Read(0, ["a"], ("u", "v"))
+        yield Read(1, ["b"])
+
+    members, likely = [FakeMember("A", []), FakeMember("B", [])], [lambda row: ["x"], lambda row: ["y"]]
+    Scheduler(members, likely, lambda ready: None).run({6: asks()})
+    assert (members[0].useful, members[1].useful) == ({6: ["u", "v"]}, {6: []})
+    assert [member.likely for member in members] == likely  # each its own
+
+
+def test_an_error_of_a_member_comes_through():
+    class Broken(FakeMember):
+        def read(self, needs, likely):
+            raise RuntimeError("no memory left")
+
+    scheduler = Scheduler([Broken("A", [])], [None], lambda ready: None)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        scheduler.run({2: prompt((0, "a"))})
+    assert scheduler.served == [2]
+
+
+# Requests
+
+
+def drain(requests):
+    """All that is asked for, and what is returned."""
+    asked = []
+    while True:
+        try:
+            asked.append(next(requests))
+        except StopIteration as stop:
+            return asked, stop.value
+
+
+def test_with_sizes_counts_the_nodes_of_each_request():
+    def asks():
+        yield Read(0, ["a", "b", "c"])
+        yield Read(1, ["d"], ("u", "v"))
+        return "done"
+
+    asked, returned = drain(with_sizes(asks()))
+    assert asked == [Read(0, ["a", "b", "c"]), Read(1, ["d"], ("u", "v"))]
+    assert returned == ("done", [3, 1])
+
+
+def test_with_sizes_counts_before_the_request_is_served():
+    requests = with_sizes(prompt((0, "abc"), (0, "d")))
+    next(requests).nodes.clear()  # as the scheduler does, once they are read
+    assert drain(requests) == ([Read(0, ["d"])], (None, [3, 1]))
+
+
+def test_with_sizes_of_nothing():
+    assert drain(with_sizes(prompt())) == ([], (None, []))
+
+
+def test_with_sizes_hands_an_error_on():
+    def fails():
+        yield Read(0, ["a"])
+        raise RuntimeError("it went wrong")
+
+    requests = with_sizes(fails())
+    next(requests)
+    with pytest.raises(RuntimeError, match="it went wrong"):
+        next(requests)

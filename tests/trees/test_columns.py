@@ -1,0 +1,398 @@
+"""Columns of a cache, walked at random beside a naive table of what is where; tensors with recognisable values."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from hf_adafuse.trees.columns import Columns
+from hf_adafuse.trees.nodes import Node
+from hf_adafuse.trees.tree_cache import TreeCache
+
+# Columns
+
+
+def path(prompt_index, length):
+    """A chain of nodes below nothing."""
+    top = Node(0, None, prompt_index, 0)
+    return [top, *top.add_path(range(1, length))]
+
+
+def one_prompt(length=3):
+    columns = Columns(1)
+    columns.add_prompt(0, 0, columns.take(0, length))
+    return columns
+
+
+def test_at_first_nothing_is_held():
+    columns = Columns(2)
+    assert (columns.num_rows, columns.width, columns.num_used) == (2, 0, 0)
+    assert Columns(0).width == 0
+
+
+def test_the_first_free_columns_are_taken():
+    columns = Columns(2)
+    assert columns.take(0, 5) == [0, 1, 2, 3, 4]
+    columns.release(0, [3, 1])
+    assert (columns.width, columns.num_used) == (5, 3)
+    assert columns.take(0, 3) == [1, 3, 5]  # two holes, then the end
+    assert columns.take(1, 2) == [0, 1]  # rows do not know each other
+    assert columns.take(1, 0) == []
+    assert (columns.width, columns.num_used) == (6, 8)
+
+
+def test_the_end_moves_back_over_free_columns():
+    columns = Columns(1)
+    columns.take(0, 6)
+    columns.release(0, [2, 3])
+    columns.release(0, [5])
+    assert (columns.width, columns.num_used) == (5, 3)  # column 4 is held
+    columns.release(0, [4])
+    assert (columns.width, columns.num_used) == (2, 2)
+    assert columns.take(0, 2) == [2, 3]
+
+
+def test_a_prompt_without_its_padding():
+    columns = Columns(1)
+    taken = columns.take(0, 4)
+    columns.add_prompt(7, 0, taken[2:])
+    columns.release(0, taken[:2])
+    assert columns.prefix == {7: [2, 3]} and columns.row_of == {7: 0}
+    assert (columns.width, columns.num_used) == (4, 2)
+    assert columns.place(path(7, 3)) == [0, 1, 4]
+
+
+def test_nodes_are_placed_in_order_and_found_from_below():
+    columns, nodes = one_prompt(), path(0, 4)
+    assert columns.place(nodes[1:3]) == [3, 4]
+    assert columns.above(nodes[3]) == [(3, nodes[1]), (4, nodes[2])]  # itself has none, nor has the first
+    assert columns.above(nodes[1]) == [(3, nodes[1])]
+    assert columns.held(0) == [0, 1, 2, 3, 4]
+    assert columns.place([]) == []
+
+
+def test_what_is_settled_joins_the_prefix_and_the_rest_is_free():
+    columns, nodes = one_prompt(), path(0, 3)
+    dead, late = nodes[0].add_child(9), nodes[2].add_child(8)
+    assert columns.place([dead, *nodes]) == [3, 4, 5, 6]
+    columns.settle(0, nodes[:2], [nodes[2]])
+    assert columns.prefix[0] == [0, 1, 2, 4, 5]
+    assert columns.held(0) == [0, 1, 2, 4, 5, 6]
+    assert columns.above(late) == [(6, nodes[2])]
+    assert (columns.width, columns.num_used) == (7, 6)
+    assert columns.place([late]) == [3]
+    columns.settle(0, [nodes[2]], [late])
+    assert columns.prefix[0] == [0, 1, 2, 4, 5, 6]  # in the order of the text
+    columns.settle(0, [late], [])
+    assert columns.prefix[0] == [0, 1, 2, 4, 5, 6, 3]
+
+
+def test_a_prompt_that_is_gone_leaves_its_columns_to_the_others():
+    columns = Columns(1)
+    for prompt_index in range(2):
+        columns.add_prompt(prompt_index, 0, columns.take(0, 2))
+    columns.place(path(0, 2))
+    columns.drop(0)
+    assert columns.row_of == {1: 0} and columns.prefix == {1: [2, 3]}
+    assert (columns.width, columns.num_used) == (4, 2)
+    assert columns.place(path(1, 3)) == [0, 1, 4]
+
+
+def test_rows_are_laid_out_anew_without_holes():
+    columns = Columns(3)
+    for prompt_index in range(3):
+        columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3 + prompt_index)[prompt_index:])
+        columns.release(prompt_index, range(prompt_index))  # as if left-padded
+    nodes = path(2, 2)
+    columns.place(nodes)  # into 0 and 1, the columns of the padding
+    sources = columns.rearrange([[2, 0], [1]])
+    assert sources == [[(2, 2), (2, 3), (2, 4), (2, 0), (2, 1), (0, 0), (0, 1), (0, 2)], [(1, 1), (1, 2), (1, 3)]]
+    assert columns.row_of == {2: 0, 0: 0, 1: 1}
+    assert columns.prefix == {2: [0, 1, 2], 0: [5, 6, 7], 1: [0, 1, 2]}
+    assert columns.above(nodes[1]) == [(3, nodes[0]), (4, nodes[1])]
+    assert (columns.num_rows, columns.width, columns.num_used) == (2, 8, 11)
+    assert columns.take(1, 1) == [3]
+
+
+@dataclass
+class Table:
+    """The naive model: what each place of the cache holds, and what each prompt has."""
+
+    content: dict = field(default_factory=dict)  # by place: what is there
+    prefix: dict = field(default_factory=dict)  # by prompt: what must be in its prefix, in order
+    nodes: dict = field(default_factory=dict)  # by prompt: those that have a column below the prefix
+    ends: dict = field(default_factory=dict)  # by prompt: the node to go on from
+
+    def first_free(self, row, number):
+        held = {column for at, column in self.content if at == row}
+        return [column for column in range(len(held) + number) if column not in held][:number]
+
+    def forget(self, things):
+        self.content = {place: thing for place, thing in self.content.items() if thing not in things}
+
+
+class Walk:
+    """Random operations on columns and, the naive way, on a table."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        num_prompts = self.rng.randint(1, 4)
+        self.columns, self.table = Columns(num_prompts), Table()
+        width = self.rng.randint(4, 9)
+        for prompt_index in range(num_prompts):
+            pad = self.rng.randint(0, 3)
+            taken = self.columns.take(prompt_index, width)
+            assert taken == list(range(width))
+            self.columns.add_prompt(prompt_index, prompt_index, taken[pad:])
+            self.columns.release(prompt_index, taken[:pad])
+            texts = [f"{prompt_index}: {column}" for column in taken[pad:]]
+            self.table.content |= {(prompt_index, column): text for column, text in zip(taken[pad:], texts)}
+            self.table.prefix[prompt_index], self.table.nodes[prompt_index] = texts, []
+            self.table.ends[prompt_index] = Node(0, None, prompt_index, width)
+
+    def prompts(self):
+        return sorted(self.table.prefix)
+
+    def place(self):
+        """New nodes of some prompts of one row."""
+        row = self.columns.row_of[self.rng.choice(self.prompts())]
+        new = []
+        for prompt_index in self.prompts():
+            if self.columns.row_of[prompt_index] == row:
+                for _ in range(self.rng.randint(0, 3)):
+                    places = [self.table.ends[prompt_index], *self.table.nodes[prompt_index]]
+                    parent = self.rng.choice(places)
+                    new.append(parent.add_child(len(parent.children)))
+                    self.table.nodes[prompt_index].append(new[-1])
+        expected = self.table.first_free(row, len(new))
+        assert self.columns.place(new) == expected
+        self.table.content |= {(row, column): node for column, node in zip(expected, new)}
+
+    def take(self):
+        """Filler: columns that are taken and given back."""
+        row = self.rng.randrange(self.columns.num_rows)
+        expected = self.table.first_free(row, self.rng.randint(0, 4))
+        assert self.columns.take(row, len(expected)) == expected
+        self.columns.release(row, self.rng.sample(expected, len(expected)))
+
+    def settle(self):
+        """Some steps down the tree; some of what is off the path goes."""
+        prompt_index = self.rng.choice(self.prompts())
+        nodes, node, settled = self.table.nodes[prompt_index], self.table.ends[prompt_index], []
+        while (below := [child for child in node.children.values() if child in nodes]) and self.rng.random() < 0.7:
+            node = self.rng.choice(below)
+            settled.append(node)
+        kept = [other for other in nodes if other not in settled and self.rng.random() < 0.6]
+        self.columns.settle(prompt_index, settled, kept)
+        self.table.forget([other for other in nodes if other not in settled and other not in kept])
+        self.table.prefix[prompt_index] += settled
+        self.table.nodes[prompt_index], self.table.ends[prompt_index] = kept, node
+
+    def drop(self):
+        if len(self.prompts()) > 1:
+            prompt_index = self.rng.choice(self.prompts())
+            self.columns.drop(prompt_index)
+            self.table.forget(self.table.prefix.pop(prompt_index))
+            self.table.forget(self.table.nodes.pop(prompt_index))
+
+    def rearrange(self):
+        """Each prompt into a row, at random; the content moves by what is said to be its source."""
+        prompts = self.prompts()
+        self.rng.shuffle(prompts)
+        rows = [[] for _ in range(self.rng.randint(1, len(prompts)))]
+        for number, prompt_index in enumerate(prompts):
+            rows[number if number < len(rows) else self.rng.randrange(len(rows))].append(prompt_index)
+        old = self.table.content
+        sources = self.columns.rearrange(rows)
+        self.table.content = {
+            (row, column): old[place] for row, places in enumerate(sources) for column, place in enumerate(places)
+        }
+        assert sorted(place for places in sources for place in places) == sorted(old)  # each once, none lost
+        assert [self.columns.row_of[prompt] for row in rows for prompt in row] == [
+            number for number, row in enumerate(rows) for _ in row
+        ]
+        assert self.columns.num_used == sum(map(len, sources))
+        assert self.columns.width == max(map(len, sources))  # no holes
+
+    def check(self):
+        columns, content = self.columns, self.table.content
+        held = [(columns.row_of[prompt], column) for prompt in self.prompts() for column in columns.held(prompt)]
+        assert len(set(held)) == len(held)  # no column twice
+        assert set(held) == set(content)
+        assert columns.num_used == len(content)
+        assert columns.width == 1 + max(column for _, column in content)
+        assert sorted(columns.prefix) == sorted(columns.row_of) == self.prompts()
+        for prompt_index in self.prompts():
+            row = columns.row_of[prompt_index]
+            assert [content[row, column] for column in columns.prefix[prompt_index]] == self.table.prefix[prompt_index]
+            for node in self.table.nodes[prompt_index]:
+                seen = columns.above(node)
+                placed = [other for other in node.lineage() if other in self.table.nodes[prompt_index]]
+                assert [other for _, other in seen] == placed
+                assert [content[row, column] for column, _ in seen] == placed
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_walk(seed):
+    walk = Walk(seed)
+    walk.check()
+    steps = [walk.place] * 6 + [walk.settle] * 3 + [walk.take] * 2 + [walk.rearrange] * 2 + [walk.drop]
+    for step in walk.rng.choices(steps, k=60):
+        step()
+        walk.check()
+
+
+# The tensors
+
+NUM_LAYERS, NUM_HEADS, HEAD_DIM = 2, 3, 2
+
+
+def numbers(cells, layer):
+    """Keys whose every number says where it is: `cells` are rows of numbers, one for each column."""
+    heads, dims = torch.arange(NUM_HEADS)[:, None, None] / 10, torch.arange(HEAD_DIM) / 100
+    return torch.tensor(cells, dtype=torch.float64)[:, None, :, None] + heads + dims + 1000 * layer
+
+
+def state(cells):
+    """Keys and values of both layers."""
+    return [(numbers(cells, layer), -numbers(cells, layer)) for layer in range(NUM_LAYERS)]
+
+
+def write(cache, columns, width, cells):
+    """One pass, as a model makes it; returns what each layer sees."""
+    cache.open(columns, width)
+    return [cache.update(keys, values, layer) for layer, (keys, values) in enumerate(state(cells))]
+
+
+def assert_holds(layers, cells):
+    layers = list(layers)
+    assert len(layers) == NUM_LAYERS
+    for (keys, values), (expected_keys, expected_values) in zip(layers, state(cells)):
+        torch.testing.assert_close(keys, expected_keys, rtol=0, atol=0)
+        torch.testing.assert_close(values, expected_values, rtol=0, atol=0)
+
+
+def contents(cache):
+    return [(layer.keys[:, :, : cache.width], layer.values[:, :, : cache.width]) for layer in cache.layers]
+
+
+def filled(cells):
+    cache = TreeCache(len(cells))
+    cache.fill(state(cells))
+    return cache
+
+
+def test_a_cache_begins_with_what_it_is_given():
+    cache = filled([[10, 11, 12], [20, 21, 22]])
+    assert (cache.width, len(cache.layers)) == (3, NUM_LAYERS)
+    assert_holds(contents(cache), [[10, 11, 12], [20, 21, 22]])
+
+
+def test_a_cache_may_begin_empty():
+    cache = TreeCache(2)
+    cache.fill([])
+    assert (cache.width, len(cache.layers)) == (0, 0)
+    assert_holds(write(cache, [[0, 1], [0, 1]], 2, [[10, 11], [20, 21]]), [[10, 11], [20, 21]])
+
+
+@pytest.mark.parametrize("cells", [[[10, 11, 12]], [[10, 11, 12], [20, 21, 22]]], ids=["one_row", "two_rows"])
+def test_a_pass_writes_into_its_columns_and_sees_all(cells):
+    cache = filled(cells)
+    new = [[number + 5, number + 6] for number, *_ in cells]
+    columns = [[1, 4], [4, 0]][: len(cells)]
+    seen = write(cache, columns, 5, new)
+    assert cache.is_written and cache.get_seq_length() == 3 and cache.width == 5
+    expected = state([[10, 15, 12, 0, 16], [26, 21, 22, 0, 25]][: len(cells)])
+    for found, layer in zip(seen, expected):
+        for tensor, numbers_there in zip(found, layer):
+            numbers_there[:, :, 3] = 0  # nothing has been written there, NaN neither
+            torch.testing.assert_close(tensor, numbers_there, rtol=0, atol=0)
+
+
+def test_a_cache_that_was_not_written_says_so():
+    cache = filled([[10, 11]])
+    cache.open([[2]], 3)
+    assert not cache.is_written
+
+
+def test_what_is_gathered_is_what_was_there():
+    cache = filled([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
+    assert_holds(cache.gather([[(2, 1)], [(0, 0)]]), [[31], [10]])
+    assert_holds(cache.gather([[(0, 2), (1, 0), (0, 2)]]), [[12, 20, 12]])
+
+
+def test_what_is_gathered_of_one_row_is_what_was_there():
+    cache = filled([[10, 11, 12, 13]])
+    assert_holds(cache.gather([[(0, 3), (0, 0)], [(0, 1), (0, 1)]]), [[13, 10], [11, 11]])
+
+
+def test_what_is_gathered_is_a_copy():
+    cache = filled([[10, 11]])
+    gathered = list(cache.gather([[(0, 0), (0, 1)]]))
+    cache.layers[0].keys.zero_()
+    assert_holds(gathered, [[10, 11]])
+
+
+@pytest.mark.parametrize(
+    ("cells", "sources", "expected"),
+    [
+        (
+            [[10, 11, 12], [20, 21, 22]],
+            [[(1, 2), (1, 0), (0, 1), (0, 0), (1, 1)]],
+            [[22, 20, 11, 10, 21]],
+        ),
+        ([[10, 11, 12, 13]], [[(0, 3), (0, 1)], [(0, 0), (0, 2)]], [[13, 11], [10, 12]]),
+        ([[10, 11], [20, 21]], [[(0, 0), (0, 1)]], [[10, 11]]),
+        ([[10, 11], [20, 21], [30, 31]], [[(2, 0)], [(1, 1)]], [[30], [21]]),
+    ],
+    ids=["into_one_row", "out_of_one_row", "without_a_row", "fewer_rows"],
+)
+def test_rows_are_made_of_the_columns_at_their_places(cells, sources, expected):
+    cache = filled(cells)
+    cache.rearrange(sources)
+    assert (cache.num_rows, cache.width) == (len(expected), len(expected[0]))
+    assert_holds(contents(cache), expected)
+
+
+def test_a_shorter_row_holds_its_columns_first():
+    cache = filled([[10, 11, 12], [20, 21, 22]])
+    cache.rearrange([[(1, 1)], [(0, 2), (0, 0), (1, 0)]])
+    assert_holds([(keys[:1, :, :1], values[:1, :, :1]) for keys, values in contents(cache)], [[21]])
+    assert_holds([(keys[1:], values[1:]) for keys, values in contents(cache)], [[12, 10, 20]])
+
+
+def test_a_cache_goes_on_after_it_was_laid_out_anew():
+    cache = filled([[10, 11, 12], [20, 21, 22]])
+    cache.rearrange([[(1, 2), (0, 0)]])
+    assert cache.num_rows == 1
+    assert_holds(write(cache, [[3, 2]], 4, [[50, 51]]), [[22, 10, 51, 50]])
+    assert cache.get_seq_length() == 2
+
+
+@pytest.mark.parametrize("width", [4, 40])
+def test_columns_of_another_cache_are_appended(width):
+    cache, other = filled([[10, 11, 12]]), DynamicCache()
+    for layer, (keys, values) in enumerate(state([[50, 51, 52], [60, 61, 62]])):
+        other.update(keys, values, layer)
+    cache.append(other, [(1, 2), (0, 0)], [3, 1], width)
+    assert (cache.length, cache.width) == (3, width)
+    assert_holds([(keys[:, :, :4], values[:, :, :4]) for keys, values in contents(cache)], [[10, 50, 12, 62]])
+    assert not any(tensor[:, :, 4:].any() for layer in contents(cache) for tensor in layer)
+
+
+def test_columns_and_tensors_agree():
+    """What `rearrange` of columns says is what `rearrange` of the tensors does."""
+    columns, cache = Columns(2), filled([[10, 11, 12], [20, 21, 22]])
+    for prompt_index in range(2):
+        columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3))
+    first, second = path(0, 2), path(1, 2)
+    write(cache, [columns.place(first), columns.place(second)], columns.width, [[50, 51], [60, 61]])
+    columns.settle(0, first[1:], [])  # the other is free: a hole
+    columns.settle(1, second[:1], second[1:])
+    cache.rearrange(columns.rearrange([[1, 0]]))
+    assert_holds(contents(cache), [[20, 21, 22, 60, 61, 10, 11, 12, 51]])
+    assert columns.prefix == {1: [0, 1, 2, 3], 0: [5, 6, 7, 8]} and columns.width == cache.width == 9

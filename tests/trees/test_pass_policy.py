@@ -1,0 +1,288 @@
+"""What goes into a pass, whose pass is next, what pays ahead: on made-up curves of costs and opaque nodes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hf_adafuse.trees.pass_costs import PassCosts
+from hf_adafuse.trees.pass_policy import (
+    PassLimits,
+    Policy,
+    PromptNeeds,
+    next_member,
+    pays_ahead,
+    plan_pass,
+    room_in_tree,
+    worthwhile_size,
+)
+
+CONSTANTS = dict(
+    worthwhile_ratio=1.8,
+    prefetched_tokens=8,
+    most_held_nodes=14,
+    tokens_per_held_node=12,
+    batch_width=3,
+    padded_pass_tokens=32,
+    padded_width=4,
+    keeping_share=0.4,
+    least_gain=0.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _constants(monkeypatch, look_ahead):
+    """The expectations below are derived from these, whatever the policy is tuned to (`look_ahead` sets some too)."""
+    for name, value in CONSTANTS.items():
+        assert hasattr(Policy, name)
+        monkeypatch.setattr(Policy, name, value)
+
+
+def curve(points):
+    return PassCosts(points, is_measured=False)
+
+
+FLAT = curve({1: 1.0})
+STEEP = curve({1: 1.0, 2: 2.0, 4: 8.0, 8: 64.0})
+RISING = curve({1: 1.0, 65: 17.0})  # a quarter more for each token after the first
+PADDED = PassLimits(is_padded=True)
+
+
+def nodes(number):
+    return [object() for _ in range(number)]
+
+
+def never():
+    raise AssertionError("was asked for likely nodes")
+
+
+# How far a pass is filled up
+
+
+@pytest.mark.parametrize(
+    ("costs", "num_needed", "expected"),
+    [
+        (FLAT, 1, 8),
+        (FLAT, 8, 8),
+        (FLAT, 9, 9),  # larger than what is ever filled up
+        (STEEP, 1, 1),  # 2 > 1.8
+        (STEEP, 2, 2),  # three tokens cost 5 > 3.6
+        (RISING, 1, 4),  # 1.75 <= 1.8 < 2
+        (RISING, 3, 7),  # 1.5 * 1.8 = 2.7, between 2.5 and 2.75
+        (RISING, 4, 8),  # 1.75 * 1.8 = 3.15 would do for 9
+        (curve({1: 1.0, 2: 2.0, 4: 1.5}), 1, 8),  # over the hump
+    ],
+)
+def test_worthwhile_size(costs, num_needed, expected):
+    assert worthwhile_size(num_needed, costs) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_held", "prefix_length", "expected"),
+    [
+        (0, 0, 14),
+        (14, 0, 0),
+        (20, 0, -6),
+        (3, 179, 11),  # 179 // 12 = 14, no more than there is anyway
+        (3, 180, 12),
+    ],
+)
+def test_room_in_tree(num_held, prefix_length, expected):
+    assert room_in_tree(num_held, prefix_length) == expected
+
+
+# A prompt alone
+
+
+def test_alone_a_pass_is_filled_with_what_is_useful_then_with_what_is_likely():
+    needed, useful, likely = nodes(2), nodes(3), nodes(20)
+    planned = plan_pass({5: PromptNeeds(needed, useful, lambda: likely)}, FLAT, PassLimits())
+    assert planned == {5: needed + useful + likely[:6]}  # 8 - 2 likely ones
+
+
+def test_alone_a_pass_of_one_that_is_not_worth_filling_holds_what_is_needed():
+    needed = nodes(1)
+    assert plan_pass({0: PromptNeeds(needed, nodes(3), never)}, STEEP, PassLimits()) == {0: needed}
+
+
+def test_alone_a_slowly_rising_curve_leaves_some_room():
+    needed, likely = nodes(1), nodes(20)
+    planned = plan_pass({0: PromptNeeds(needed, likely=lambda: likely)}, RISING, PassLimits())
+    assert planned == {0: needed + likely[:3]}  # four cost 1.75
+
+
+@pytest.mark.parametrize(
+    ("num_held", "prefix_length", "expected"),
+    [(0, 0, 10), (9, 0, 5), (12, 0, 2), (12, 300, 10)],  # 300 // 12 - 12 = 13 is more than there is
+)
+def test_alone_room_in_the_tree_bounds_what_comes_along(num_held, prefix_length, expected):
+    needed, useful, likely = nodes(1), nodes(2), nodes(7)
+    prompt = PromptNeeds(needed, useful, lambda: likely, num_held, prefix_length)
+    assert plan_pass({0: prompt}, FLAT, PassLimits()) == {0: (needed + useful + likely)[:expected]}
+
+
+@pytest.mark.parametrize("num_held", [11, 14, 40])
+def test_alone_without_room_what_is_needed_is_run_and_nobody_asks_what_is_likely(num_held):
+    needed = nodes(3)
+    prompt = PromptNeeds(needed, nodes(2), never, num_held)
+    assert plan_pass({0: prompt}, FLAT, PassLimits()) == {0: needed}
+
+
+def test_each_node_goes_once():
+    needed, useful, likely = nodes(2), nodes(2), nodes(2)
+    twice = PromptNeeds(needed, [needed[1], *useful, useful[0]], lambda: [useful[1], *likely, needed[0]])
+    assert plan_pass({0: twice}, FLAT, PassLimits()) == {0: needed + useful + likely}
+
+
+# A batch
+
+
+def test_in_a_batch_each_prompt_has_its_share_whatever_it_costs():
+    needed, useful, likely = nodes(1), nodes(1), nodes(9)
+    needs = {
+        3: PromptNeeds(needed, useful, lambda: likely),
+        4: PromptNeeds([], likely=lambda: likely),
+        6: PromptNeeds([], useful),
+    }
+    # 8 // 3 is less than 3.
+    expected = {3: [*needed, *useful, likely[0]], 4: likely[:3], 6: useful}
+    assert plan_pass(needs, STEEP, PassLimits()) == expected
+
+
+def test_two_prompts_have_four_nodes_each_however_full_their_trees_are():
+    likely = nodes(9)
+    needs = {row: PromptNeeds(nodes(1), likely=lambda: likely, num_held=50) for row in range(2)}
+    assert plan_pass(needs, FLAT, PassLimits()) == {row: [*needs[row].needed, *likely[:3]] for row in range(2)}
+
+
+def test_in_a_batch_a_prompt_that_needs_more_than_its_share_has_all_of_it_and_no_more():
+    needs = {0: PromptNeeds(nodes(50), nodes(2), never), 1: PromptNeeds(nodes(4), nodes(2), never)}
+    assert plan_pass(needs, FLAT, PassLimits()) == {row: needs[row].needed for row in range(2)}
+
+
+# Where shorter rows are filled up
+
+
+def test_padded_rows_are_filled_up_to_the_widest():
+    likely = nodes(9)
+    needs = {0: PromptNeeds(nodes(6), nodes(1), never), 1: PromptNeeds(nodes(2), likely=lambda: likely)}
+    expected = {0: needs[0].needed, 1: [*needs[1].needed, *likely[:4]]}
+    assert plan_pass(needs, FLAT, PADDED) == expected
+
+
+def test_padded_rows_are_at_least_as_wide_as_their_share():
+    likely = nodes(9)
+    needs = {row: PromptNeeds(nodes(1), likely=lambda: likely) for row in range(2)}
+    assert plan_pass(needs, STEEP, PADDED) == {row: [*needs[row].needed, *likely[:3]] for row in range(2)}  # 8 // 2
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "expected"),
+    [(1, 32), (2, 16), (3, 10), (8, 4), (16, 4)],  # 32 tokens a pass, but four for each at least
+)
+@pytest.mark.parametrize("can_prefetch", [True, False])
+def test_what_exceeds_a_padded_pass_on_cpu_waits(num_prompts, expected, can_prefetch):
+    needs = {row: PromptNeeds(nodes(40 if row == 0 else 1)) for row in range(num_prompts)}
+    planned = plan_pass(needs, FLAT, PassLimits(can_prefetch, is_padded=True))
+    assert planned == {row: prompt.needed[:expected] for row, prompt in needs.items()}
+
+
+@pytest.mark.parametrize("limits", [PassLimits(is_padded=True, is_cpu=False), PassLimits()])
+def test_nothing_waits_on_an_accelerator_or_without_padding(limits):
+    needs = {0: PromptNeeds(nodes(40)), 1: PromptNeeds(nodes(1))}
+    assert plan_pass(needs, FLAT, limits) == {row: prompt.needed for row, prompt in needs.items()}
+
+
+def test_what_waited_goes_in_the_next_passes():
+    waiting, passes = {0: nodes(37), 1: nodes(20)}, []
+    while any(waiting.values()):
+        planned = plan_pass({row: PromptNeeds(left) for row, left in waiting.items()}, FLAT, PADDED)
+        passes.append([len(planned[row]) for row in range(2)])
+        waiting = {row: [node for node in left if node not in planned[row]] for row, left in waiting.items()}
+    assert passes == [[16, 16], [16, 4], [5, 0]]
+
+
+# In general
+
+
+@pytest.mark.parametrize("limits", [PassLimits(False), PassLimits(False, is_cpu=False)])
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_a_backend_that_cannot_prefetch_runs_what_is_needed(num_prompts, limits):
+    needs = {row: PromptNeeds(nodes(2), nodes(2), never) for row in range(num_prompts)}
+    assert plan_pass(needs, FLAT, limits) == {row: prompt.needed for row, prompt in needs.items()}
+
+
+def test_likely_nodes_are_not_asked_for_where_the_pass_is_full():
+    prompt = PromptNeeds(nodes(8), likely=never)  # 8 are needed: none of the likely ones would go
+    assert plan_pass({0: prompt}, FLAT, PassLimits()) == {0: prompt.needed}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_needed_comes_first_and_nothing_comes_twice(seed):
+    rng = random.Random(seed)
+    needs = {}
+    for row in rng.sample(range(40), rng.randint(1, 20)):
+        pool = nodes(30)
+        useful, likely = rng.choices(pool, k=5), rng.choices(pool, k=5)
+        needed = rng.sample(pool, rng.randint(0, 30))
+        needs[row] = PromptNeeds(needed, useful, lambda likely=likely: likely, rng.randint(0, 20), rng.randint(0, 400))
+    limits = PassLimits(rng.random() < 0.8, rng.random() < 0.5, rng.random() < 0.5)
+    planned = plan_pass(needs, rng.choice([FLAT, STEEP, RISING]), limits)
+    most = max(4, 32 // len(needs)) if limits.is_padded and limits.is_cpu else 30
+    assert planned.keys() == needs.keys()
+    for row, prompt in needs.items():
+        first = prompt.needed[:most]
+        assert planned[row][: len(first)] == first
+        assert len(set(planned[row])) == len(planned[row])
+        assert set(planned[row]) <= {*prompt.needed, *prompt.useful, *prompt.likely()}
+
+
+# Whose pass is next
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "current", "expected"),
+    [
+        ([3, 4], 0, 0),  # 3 > 0.4 * 7
+        ([2, 3], 0, 1),  # 2 is just 0.4 * 5
+        ([2, 3], 1, 1),
+        ([3, 1, 3], 1, 0),  # the first of the most wanted
+        ([0, 0, 1], 0, 2),
+        ([0, 1], 1, 1),
+        ([0, 0], 1, 0),  # nobody waits for it
+    ],
+)
+def test_next_member(num_waiting, current, expected):
+    assert next_member(num_waiting, current) == expected
+
+
+# What pays ahead
+
+
+@pytest.mark.parametrize(
+    ("odds", "turn_cost", "saved", "expected"),
+    [
+        (0.5, 1.0, 1.0, False),  # nothing is won
+        (0.5, 1.0, 1.25, True),
+        (0.5, 1.25, 1.0, False),
+        (0.75, 3.0, 1.0, False),  # 0.75 - 0.25 * 3
+        (0.75, 2.0, 1.0, True),
+        (1.0, 100.0, 0.5, True),  # nothing can be lost
+        (1.0, 100.0, 0.0, False),
+        (0.0, 0.0, 100.0, False),
+    ],
+)
+def test_pays_ahead(odds, turn_cost, saved, expected):
+    assert pays_ahead(odds, turn_cost, saved) is expected
+
+
+@pytest.mark.parametrize(("least_gain", "expected"), [(0.25, True), (0.5, False)])
+def test_the_gain_must_be_more_than_the_least(monkeypatch, least_gain, expected):
+    monkeypatch.setattr(Policy, "least_gain", least_gain)
+    assert pays_ahead(0.5, 1.0, 2.0) is expected  # 0.5 * 2 - 0.5 * 1 = 0.5
+
+
+def test_the_constants_are_those_of_the_policy():
+    names = {name for name in vars(Policy) if not name.startswith("_")}
+    assert names - set(CONSTANTS) == {"most_shared_columns", "max_rounds_ahead"}
