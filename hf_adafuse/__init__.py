@@ -1,4 +1,26 @@
-"""AdaFuse: adaptive word-level ensemble decoding of several language models inside transformers' `generate()`."""
+"""AdaFuse: adaptive word-level ensemble decoding of several language models inside transformers' `generate()`.
+
+One base with several LoRA adapters is several members that share all weights. The main model runs with the adapter that
+is active, an assistant with the one it is named with:
+
+```python
+>>> from peft import LoraConfig, get_peft_model
+>>> from transformers import AutoModelForCausalLM, AutoTokenizer
+>>> from hf_adafuse import enable_adafuse
+
+>>> name = "mistralai/Mistral-7B-Instruct-v0.3"
+>>> tokenizer = AutoTokenizer.from_pretrained(name)
+>>> shared = get_peft_model(AutoModelForCausalLM.from_pretrained(name), LoraConfig(), "law")
+>>> shared.add_adapter("tales", LoraConfig())
+>>> tales = dict(assistant_models=[(shared, "tales")], assistant_tokenizers=[tokenizer])
+>>> model = enable_adafuse(shared.get_base_model(), **tales, tokenizer=tokenizer)
+>>> inputs = tokenizer("Once upon a time", return_tensors="pt")
+>>> output = model.generate(**inputs, max_new_tokens=16, return_dict_in_generate=True)
+>>> len(output.stats["members"])
+2
+
+```
+"""
 
 from typing import Any
 

@@ -18,6 +18,18 @@ class AdaFuseConfig:
     """
     Settings of adaptive word-level ensemble decoding (AdaFuse, arXiv 2601.06022, section 3), with the paper's defaults.
 
+    To keep settings with a model, save them beside its weights in a fresh generation config. One that transformers has
+    derived from the model's config will not do: it drops what it does not know when it is loaded again.
+
+    ```python
+    >>> from transformers import GenerationConfig
+
+    >>> GenerationConfig(adafuse_config={"num_branches": 5}).save_pretrained("my-model")
+    >>> GenerationConfig.from_pretrained("my-model").adafuse_config
+    {'num_branches': 5}
+
+    ```
+
     Args:
         margin_threshold (`float`, *optional*, defaults to 0.7):
             tau: a word whose first token has p(1) - p(2) >= tau is taken greedily and the span goes on; below it the

@@ -17,7 +17,7 @@ from hf_adafuse.trees.pass_policy import Policy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", type=int, default=80, help="random cases compared with the oracle")
+    parser.addoption("--cases", type=int, default=320, help="random cases compared with the oracle")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

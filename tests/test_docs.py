@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "hf_adafuse/demo/models"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
+MAX_README_LINES = 220
+
 # .ci/run runs the commands below these comments, in environments of their own.
 RUN_BY_CI = ("<!-- run-command -->", "<!-- test-command -->")
 
@@ -83,9 +85,10 @@ def for_chats(tokenizer):
     return tokenizer
 
 
-# PEFT still asks transformers for an attribute under its old name.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
+def test_readme_is_short():
+    assert len(README.splitlines()) <= MAX_README_LINES
+
+
 def test_readme_python_blocks_run(stand_ins, capsys):
     namespace = {"__name__": "__main__"}  # of all blocks: a later one may go on from an earlier one
     found = list(blocks(README, "python"))
@@ -144,6 +147,8 @@ def test_every_example_is_found():
     assert sum(not example.source.startswith("#") for example in found) == written > 0
 
 
+# PEFT still asks transformers for an attribute under its old name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("example", docstring_examples(), ids=lambda test: test.name)
 def test_docstring_examples_run(example, stand_ins):
     report = []

@@ -4,11 +4,14 @@ Files and functions are allowed a few lines more than the house rule (250 and 40
 """
 
 import ast
+import re
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "hf_adafuse"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "hf_adafuse"
 
 # The house, from the ground up. A module imports only what stands before it: in its own line, or in a line above.
 # The room "" is the package's own folder: what a user imports, and what everything may know.
@@ -37,6 +40,7 @@ MAX_FUNCTION_LINES = 45
 
 ORDER = [f"{room}.{name}".lstrip(".") for room, names in HOUSE for name in names.split()]
 ROOMS = list(dict.fromkeys(room for room, _ in HOUSE if room))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 HOUSE_SOURCES = {
     name: source for path, source in SOURCES.items() if (name := path.removesuffix(".py").replace("/", ".")) in ORDER
@@ -96,6 +100,27 @@ def test_names_are_unique_across_rooms():
     """The export puts the modules of all rooms into one folder."""
     names = [name.rpartition(".")[2] for name in ORDER]
     assert len(names) == len(set(names))
+
+
+def picture():
+    """The first column of the picture of the house in the README, whose top is the house's: what each line names."""
+    (block,) = re.findall(r"^## Contributing\n.*?^```\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    return [re.split(" {2,}", line)[0] for line in block.splitlines()]
+
+
+def test_the_picture_in_the_readme_shows_the_house():
+    floors = []
+    for room, group in groupby(reversed(HOUSE), key=lambda line: line[0]):
+        names = [name for _, names in reversed(list(group)) for name in names.split() if name != "__init__"]
+        floors.append(f"{room}/" if room else ", ".join(names))
+    around, *shown = picture()
+    assert shown == floors
+    assert sorted(around.split(", ")) == sorted(name for name in AROUND if (PACKAGE / name).is_dir())
+
+
+def test_the_picture_says_where_to_start_reading():
+    (path,) = re.findall(r"start reading at (\S+)$", README, flags=re.MULTILINE)
+    assert path.removeprefix("hf_adafuse/") in SOURCES
 
 
 def test_few_modules_stand_at_the_top():
