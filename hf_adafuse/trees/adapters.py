@@ -68,6 +68,7 @@ class AdaptedModel:
 
     @contextmanager
     def _active(self) -> Iterator[None]:
+        active, disabled = ADAPTER_SWITCHES
         # Some layers have a switch of their own only once it has been moved: they shall not have one after us.
         before = [
             {name: vars(layer)[name] for name in ADAPTER_SWITCHES if name in vars(layer)} for layer in self._layers
@@ -75,9 +76,9 @@ class AdaptedModel:
         try:
             for layer in self._layers:
                 held = self.adapter is not None and self.adapter in adapters_of(layer)
-                layer._disable_adapters = not held  # a layer that is not of this adapter is as it is without any
+                setattr(layer, disabled, not held)  # a layer that is not of this adapter is as it is without any
                 if held:
-                    layer._active_adapter = [self.adapter]
+                    setattr(layer, active, [self.adapter])
             yield
         finally:
             for layer, switches in zip(self._layers, before, strict=True):

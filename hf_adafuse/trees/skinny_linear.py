@@ -82,7 +82,7 @@ def _twin(module: Any, known: dict[int, Any]) -> Any:
 
 
 def _is_eligible(layer: Any) -> bool:
-    weight = layer._parameters.get("weight")
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
     return (
         type(weight) is torch.nn.Parameter
         and weight.device.type == "cpu"

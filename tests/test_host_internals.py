@@ -1,0 +1,523 @@
+"""Every private name of the host that the package leans on is what it leans on: with real models, caches and adapters.
+
+A test for each name of `host_internals`, so that the release that moves one says which. `test_private_names` holds that
+nothing else of the package uses them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import accelerate
+import pytest
+import torch
+from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
+from adapted import PEFT_WARNINGS, base_of, own, with_adapters
+from kinds import model_of
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from tiny import tiny_model
+from transformers import (
+    DynamicCache,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaForCausalLM,
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    StaticCache,
+    cache_utils,
+    dynamic_module_utils,
+)
+
+from hf_adafuse import host_internals
+from hf_adafuse.generation import AdaFuseGenerationMixin
+from hf_adafuse.host_internals import (
+    ADAPTER_SWITCHES,
+    FROM_MODEL_CONFIG,
+    GENERATION_HOOKS,
+    Conv1D,
+    DynamicLayer,
+    adapter_configs,
+    adapter_names,
+    adapters_of,
+    attention_of,
+    execution_device,
+    has_adapter_of_each_row,
+    has_device_map,
+    holds_all_keys,
+    hooks_of,
+    is_adapter_layer,
+    is_compiled,
+    is_quantized_layer,
+    is_saved_as_adapter,
+    make_processors,
+    modules_inside,
+    num_cached,
+    prepared_eos_ids,
+    prepared_pad_id,
+    repository_in_call,
+    set_prepared_eos_ids,
+    unwrapped,
+    with_modules,
+)
+
+pytestmark = PEFT_WARNINGS
+
+CPU = torch.device("cpu")
+IDS = torch.tensor([[5, 6, 7]])
+
+
+def generate(model, **kwargs):
+    return model.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=2, do_sample=False, **kwargs)
+
+
+def test_every_name_has_a_test_here():
+    public = {name for name, value in vars(host_internals).items() if inspect.isfunction(value) and name[0] != "_"}
+    public = {name for name in public if vars(host_internals)[name].__module__ == host_internals.__name__}
+    public |= {name for name in vars(host_internals) if name.isupper()} | set(host_internals.__all__)
+    tests = [node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if is_test(node)]
+    named = {inner.id for test in tests for inner in ast.walk(test) if isinstance(inner, ast.Name)}
+    assert sorted(public - named) == []
+    assert len(public) > 20
+
+
+def is_test(node):
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+
+
+# transformers: generation
+
+
+@pytest.mark.parametrize("name", GENERATION_HOOKS)
+def test_a_hook_takes_the_arguments_that_are_relied_on(name):
+    hook = getattr(GenerationMixin, name, None)
+    assert callable(hook), f"GenerationMixin has no method {name}"
+    given = list(inspect.signature(hook).parameters)
+    assert [argument for argument in GENERATION_HOOKS[name] if argument not in given] == []
+    if name != "_get_logits_processor":  # the others are passed on by position
+        assert given[1 : 1 + len(GENERATION_HOOKS[name])] == list(GENERATION_HOOKS[name])
+
+
+def test_the_hooks_are_those_that_are_overridden():
+    ours = {name for name, value in vars(AdaFuseGenerationMixin).items() if inspect.isfunction(value)}
+    assert sorted(name for name in ours if hasattr(GenerationMixin, name)) == sorted([*GENERATION_HOOKS, "generate"])
+    # The third argument is called otherwise in ours: the host gives it by its place, as below.
+    assert list(inspect.signature(AdaFuseGenerationMixin._validate_generation_mode).parameters)[3] == "mode_kwargs"
+
+
+@pytest.fixture
+def hook_calls(monkeypatch):
+    """What `generate()` calls the hooks of a Llama with: name, positional and named arguments, result."""
+    calls = []
+
+    def watch(name):
+        hook = getattr(LlamaForCausalLM, name)
+
+        def watched(self, *args, **kwargs):
+            calls.append([name, args, kwargs, None])
+            calls[-1][3] = result = hook(self, *args, **kwargs)
+            return result
+
+        monkeypatch.setattr(LlamaForCausalLM, name, watched)
+
+    for name in GENERATION_HOOKS:
+        watch(name)
+    return calls
+
+
+def test_generate_calls_the_hooks_in_this_order(hook_calls):
+    generate(own())
+    assert [name for name, *_ in hook_calls] == list(GENERATION_HOOKS)
+
+
+def test_generate_passes_on_what_the_hooks_return(hook_calls, monkeypatch):
+    assert "_extract_generation_mode_kwargs" in GENERATION_HOOKS
+    extract, sample = LlamaForCausalLM._extract_generation_mode_kwargs, LlamaForCausalLM._sample
+    marks = []
+
+    def prefix_allowed(row, ids):
+        return list(range(300))
+
+    def marked(self, *args, **kwargs):
+        return {**extract(self, *args, **kwargs), "mark": "ours"}
+
+    def caught(self, *args, mark, **kwargs):
+        marks.append(mark)
+        return sample(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "_extract_generation_mode_kwargs", marked)
+    monkeypatch.setattr(LlamaForCausalLM, "_sample", caught)
+    custom = [RepetitionPenaltyLogitsProcessor(1.5)]
+    generate(own(), prefix_allowed_tokens_fn=prefix_allowed, logits_processor=custom)
+    assert marks == ["ours"]  # what we put there comes to `_sample` as an argument
+    _, validation, processing, sampling = hook_calls
+    _, (mode, _, mode_kwargs), named, _ = validation
+    assert (mode, mode_kwargs["mark"], named) == ("greedy_search", "ours", {})  # the third by its place
+    assert processing[2]["prefix_allowed_tokens_fn"] is prefix_allowed
+    assert processing[2]["logits_processor"] == custom
+    _, args, kwargs, _ = sampling
+    bound = inspect.signature(GenerationMixin._sample).bind(None, *args, **kwargs).arguments
+    assert bound["logits_processor"] is processing[3]  # ours hangs on it
+
+
+def prepared_config(monkeypatch, model, **kwargs):
+    """The generation config that `generate()` hands to `_sample`."""
+    caught = []
+
+    def catch(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        caught.append(generation_config)
+        return input_ids
+
+    monkeypatch.setattr(type(model), "_sample", catch)
+    generate(model, **kwargs)
+    (config,) = caught
+    return config
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, [0, 1]), ({"eos_token_id": 7}, [7]), ({"eos_token_id": [9, 3]}, [9, 3])],
+)
+def test_the_end_of_sequence_ids_of_a_call_are_prepared(monkeypatch, given, expected):
+    assert prepared_eos_ids(prepared_config(monkeypatch, own(), **given)) == expected
+
+
+def test_the_padding_id_of_a_call_is_prepared(monkeypatch):
+    assert prepared_pad_id(prepared_config(monkeypatch, own())) == 2
+    assert prepared_pad_id(prepared_config(monkeypatch, own(), pad_token_id=8)) == 8
+
+
+def test_where_there_are_no_such_ids_none_are_prepared(monkeypatch):
+    model = own()
+    model.config.eos_token_id = model.config.pad_token_id = None
+    model.generation_config = GenerationConfig()
+    config = prepared_config(monkeypatch, model)
+    assert prepared_eos_ids(config) == [] and prepared_pad_id(config) is None
+
+
+def test_processors_are_made_of_flags_and_the_ids_that_are_set():
+    config = GenerationConfig(min_new_tokens=2, encoder_repetition_penalty=2.0, repetition_penalty=2.0, num_beams=1)
+    set_prepared_eos_ids(config, [4, 7], CPU)
+    assert prepared_eos_ids(config) == [4, 7]
+    processors = make_processors(tiny_model(), config, [1, 2], CPU)
+    kinds = (
+        EncoderRepetitionPenaltyLogitsProcessor,
+        RepetitionPenaltyLogitsProcessor,
+        MinNewTokensLengthLogitsProcessor,
+    )
+    assert sorted(map(type, processors), key=str) == sorted(kinds, key=str)
+    scores = processors(torch.tensor([[1, 2, 3]]), torch.ones(1, 9))[0].tolist()
+    # 1 and 2 are of the prompt, which is favoured, but repeated; 3 is only repeated; one new token is not enough.
+    assert scores == [1.0, 1.0, 1.0, 0.5, -float("inf"), 1.0, 1.0, -float("inf"), 1.0]
+    scores = processors(torch.tensor([[1, 2, 3, 3]]), torch.ones(1, 9))[0].tolist()
+    assert scores == [1.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_no_ids_are_set():
+    config = GenerationConfig(min_new_tokens=2, num_beams=1)
+    set_prepared_eos_ids(config, [], CPU)
+    assert prepared_eos_ids(config) == []
+    assert make_processors(tiny_model(), config, [1, 2], CPU) == []
+
+
+@pytest.mark.parametrize(("value", "is_kept"), [(True, False), (None, True)])
+def test_a_config_derived_from_the_models_forgets_unknown_keys(tmp_path, value, is_kept):
+    derived = GenerationConfig.from_model_config(tiny_model().config)
+    assert vars(derived)[FROM_MODEL_CONFIG] is True
+    settings = {FROM_MODEL_CONFIG: value, "max_new_tokens": 5, "not_of_transformers": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    loaded = GenerationConfig.from_pretrained(tmp_path)
+    assert loaded.max_new_tokens == 5
+    assert hasattr(loaded, "not_of_transformers") is is_kept
+
+
+REPOSITORY = """
+import sys
+from hf_adafuse.host_internals import repository_in_call
+
+def generate(model, inputs=None, **kwargs):
+    return repository_in_call(sys._getframe(1))
+"""
+
+
+def test_the_repository_of_a_call_is_found_in_its_frame(tmp_path, monkeypatch):
+    (tmp_path / "recipe" / "custom_generate").mkdir(parents=True)
+    (tmp_path / "recipe" / "custom_generate" / "generate.py").write_text(REPOSITORY, encoding="utf-8")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = str(tmp_path / "recipe")
+    assert generate(own(), custom_generate=folder, trust_remote_code=True) == folder
+    custom_generate = folder  # a name like that of the host's, elsewhere
+    assert custom_generate and repository_in_call(sys._getframe()) is None
+
+
+def test_a_function_as_custom_generate_is_no_repository():
+    def decode(model, input_ids, **kwargs):
+        return repository_in_call(sys._getframe(1))
+
+    assert generate(own(), custom_generate=decode) is None
+
+
+# transformers: models and layers
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_how_a_model_computes_attention(attention):
+    assert attention_of(tiny_model(attention=attention)) == attention
+
+
+def test_a_config_may_say_nothing_of_attention():
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+    assert attention_of(SimpleNamespace(config=config)) is None
+
+
+def test_the_layers_of_gpt2_are_conv1d_with_the_weight_across():
+    layer = tiny_model("gpt2").transformer.h[0].attn.c_attn
+    assert type(layer) is Conv1D
+    inputs = torch.randn(2, 32)
+    torch.testing.assert_close(layer(inputs), torch.nn.functional.linear(inputs, layer.weight.t(), layer.bias))
+
+
+# Caches
+
+
+def filled(cache):
+    """A cache after a pass of three tokens through two layers."""
+    for index in range(2):
+        cache.update(torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), index)
+    return cache
+
+
+def test_a_dynamic_cache_is_of_dynamic_layers():
+    layers = filled(DynamicCache()).layers
+    assert [type(layer) for layer in layers] == [DynamicLayer, DynamicLayer]
+    assert layers[0].keys.shape == layers[0].values.shape == (1, 2, 3, 8)
+    fresh = DynamicLayer()
+    assert fresh.is_initialized is False and layers[0].is_initialized is True
+
+
+def layer_kinds():
+    """Every kind of layer that a cache of transformers may have."""
+    kinds = [kind for kind in vars(cache_utils).values() if isinstance(kind, type) and kind.__name__.endswith("Layer")]
+    assert DynamicLayer in kinds and len(kinds) > 6
+    return [kind for kind in kinds if not inspect.isabstract(kind)]
+
+
+def test_the_layers_with_few_bits_are_told_by_their_names():
+    few_bits = {kind.__name__ for kind in layer_kinds() if hasattr(kind, "_quantize")}
+    told = {kind.__name__ for kind in layer_kinds() if is_quantized_layer(object.__new__(kind))}
+    assert told == few_bits and {"QuantoQuantizedLayer", "HQQQuantizedLayer"} <= told
+
+
+def test_only_a_dynamic_layer_in_use_holds_all_keys():
+    assert holds_all_keys(filled(DynamicCache()).layers[0])
+    assert not holds_all_keys(DynamicLayer())  # nothing yet
+    assert not holds_all_keys(filled(StaticCache(tiny_model().config, max_cache_len=8)).layers[0])
+    states = model_of("mamba")(IDS, use_cache=True).cache_params.layers
+    assert not any(map(holds_all_keys, states))
+    quantized = object.__new__(cache_utils.QuantoQuantizedLayer)
+    quantized.is_initialized = True
+    assert isinstance(quantized, DynamicLayer) and not holds_all_keys(quantized)
+
+
+def test_the_length_of_a_cache_of_any_kind():
+    assert num_cached(None) == 0
+    assert num_cached(DynamicCache()) == 0
+    assert num_cached(filled(DynamicCache())) == 3
+    assert num_cached(tiny_model("mistral")(IDS, use_cache=True).past_key_values) == 3  # sliding
+    assert num_cached(filled(StaticCache(tiny_model().config, max_cache_len=8))) == 3
+    assert num_cached(model_of("qwen3_next")(IDS, use_cache=True).past_key_values) == 3  # states and keys
+
+
+def test_a_cache_of_states_has_no_length_only_something_or_nothing():
+    model = model_of("mamba")
+    assert num_cached(DynamicCache(config=model.config)) == 0
+    assert num_cached(model(IDS, use_cache=True).cache_params) == 1
+
+
+# accelerate
+
+
+def test_inputs_of_an_offloaded_model_go_where_its_hooks_say():
+    model = accelerate.cpu_offload(own(), execution_device=CPU)
+    assert model.device.type == "meta"  # what the model itself says
+    assert execution_device(model) == CPU
+    assert execution_device(tiny_model()) == CPU
+
+
+def test_the_device_of_a_hook_may_be_a_name_or_missing():
+    model = own().to("meta")
+    assert execution_device(model) == torch.device("meta")
+    add_hook_to_module(model, ModelHook())  # one that knows of no device
+    assert execution_device(model) == torch.device("meta")
+    add_hook_to_module(model.model, AlignDevicesHook(execution_device="cpu"))
+    assert execution_device(model) == CPU
+
+
+def test_a_model_that_was_placed_has_a_device_map():
+    assert has_device_map(accelerate.dispatch_model(own(), device_map={"": "cpu"}, force_hooks=True))
+    assert not has_device_map(tiny_model())
+
+
+# torch
+
+
+def test_the_hooks_on_a_module():
+    def before(module, args):
+        pass
+
+    def after(module, args, output):
+        pass
+
+    module = torch.nn.Linear(2, 2)
+    assert hooks_of(module) == []
+    handles = module.register_forward_pre_hook(before), module.register_forward_hook(after)
+    assert set(hooks_of(module)) == {before, after}
+    for handle in handles:
+        handle.remove()
+    assert hooks_of(module) == []
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in_place", "forward"])
+def test_a_compiled_module_is_told(how):
+    module = torch.nn.Linear(2, 2)
+    assert not is_compiled(module)
+    if how == "wrapped":  # each of them compiles nothing before it is called
+        module = torch.compile(module, backend="eager")
+    elif how == "in_place":
+        module.compile(backend="eager")
+    else:
+        module.forward = torch.compile(module.forward, backend="eager")
+    assert is_compiled(module)
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(2, 2)
+        self.again = self.first
+        self.none = None
+        self.register_module("left_out", None)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.scale * self.first(x)
+
+
+def test_the_modules_inside():
+    outer = Outer()
+    inside = modules_inside(outer)
+    assert inside == {"first": outer.first, "again": outer.first, "left_out": None}
+    inside.clear()  # a copy
+    assert len(modules_inside(outer)) == 3
+
+
+def test_a_twin_shares_all_but_the_modules_inside():
+    class Doubled(Outer):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    outer, other = Outer(), torch.nn.Linear(2, 2)
+    outer.kept = "anything"
+    twin = with_modules(outer, Doubled, {"first": other})
+    assert type(twin) is Doubled and twin.kept == "anything"
+    assert twin.first is other and twin.scale is outer.scale and modules_inside(twin) == {"first": other}
+    assert modules_inside(outer)["first"] is outer.first is not other
+    x = torch.ones(1, 2)
+    assert torch.equal(twin(x), 4 * other(x)) and torch.equal(outer(x), 2 * outer.first(x))
+    handle = outer.register_forward_hook(lambda module, args, output: output + 1)
+    assert torch.equal(twin(x), 4 * other(x) + 1)  # hooks too
+    handle.remove()
+
+
+# PEFT
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["peft", "native"])
+def test_the_adapters_of_a_model(native):
+    model = with_adapters(native=native)
+    assert adapter_names(model) == adapter_names(base_of(model)) == ("law", "tales")
+    assert [config.r for config in adapter_configs(model)] == [4, 4]
+    assert adapter_names(tiny_model()) == () and adapter_configs(tiny_model()) == []
+
+
+def test_the_model_inside_its_wrapper():
+    model = with_adapters()
+    assert unwrapped(model) is model.get_base_model() is not model
+    assert unwrapped(base_of(model)) is base_of(model)
+    native, plain = with_adapters(native=True), tiny_model()
+    assert unwrapped(native) is native and unwrapped(plain) is plain
+
+
+@pytest.mark.parametrize("kind", ["same_layers", "other_layers", "embeddings", "embedding_rows"])
+def test_a_layer_of_peft_is_told_by_its_switches_and_names_its_adapters(kind):
+    model = with_adapters(kind)
+    layers = [module for module in model.modules() if is_adapter_layer(module)]
+    ours, theirs = set(map(id, layers)), (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    assert ours == {
+        id(module)
+        for module in model.modules()
+        if isinstance(module, theirs) and not isinstance(module, torch.nn.ModuleDict)
+    }
+    # What a layer holds is what its parameters are called.
+    for layer in layers:
+        names = {name for name in ("law", "tales") for key, _ in layer.named_parameters() if name in key.split(".")}
+        assert set(adapters_of(layer)) == names != set()
+    assert not any(map(is_adapter_layer, tiny_model().modules()))
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("kind", ["same_layers", "embedding_rows"])
+def test_the_switches_do_what_peft_does_with_them(kind):
+    active, disabled = ADAPTER_SWITCHES
+    model, twin = (with_adapters(kind) for _ in range(2))
+    layers = [module for module in model.modules() if is_adapter_layer(module)]
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    law = logits_of(model)
+    for layer in layers:
+        assert getattr(layer, active) in ("law", ["law"]) and getattr(layer, disabled) is False
+        setattr(layer, disabled, "tales" not in adapters_of(layer))
+        if "tales" in adapters_of(layer):
+            setattr(layer, active, ["tales"])
+    twin.set_adapter("tales")
+    assert torch.equal(logits_of(model), logits_of(twin)) and not torch.equal(law, logits_of(twin))
+    for layer in layers:
+        setattr(layer, disabled, True)
+    with twin.disable_adapter():
+        assert torch.equal(logits_of(model), logits_of(twin))
+    assert [parameter.requires_grad for parameter in model.parameters()] == trained
+
+
+def test_an_adapter_for_each_row_hangs_on_a_hook():
+    model, seen = with_adapters(), []
+    layer = base_of(model).model.layers[0].self_attn.q_proj
+
+    def look(module, args):
+        seen.append(has_adapter_of_each_row(layer))
+
+    base_of(model).model.layers[0].register_forward_pre_hook(look)
+    model(IDS, adapter_names=["tales"])
+    model(IDS)
+    assert seen == [True, False]
+
+
+def test_an_adapter_that_transformers_added_is_saved_alone(tmp_path):
+    model = with_adapters(native=True)
+    assert is_saved_as_adapter(model)
+    model.save_pretrained(tmp_path / "native")
+    assert {path.name for path in (tmp_path / "native").glob("*.safetensors")} == {"adapter_model.safetensors"}
+    inside = base_of(with_adapters())
+    assert not is_saved_as_adapter(inside) and not is_saved_as_adapter(tiny_model())
+    copy.deepcopy(tiny_model()).save_pretrained(tmp_path / "plain")
+    assert {path.name for path in (tmp_path / "plain").glob("*.safetensors")} == {"model.safetensors"}
