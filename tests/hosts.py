@@ -9,10 +9,15 @@ import torch
 from cases import Case
 from reference import reference_decode
 from tiny import TOKENIZERS, tiny_model
+from transformers import LogitsProcessor
 
 from hf_adafuse import AdaFuseConfig, AdaFuseOutput
 
 PROMPTS = ("Once upon a time", "there was a cat on the tree. The")
+LONG = (
+    "Two foxes jump over 17 lazy dogs, again, and then he sat.",
+    "My old green bus is big, but Zoe ran home before 9.",
+)
 TWO = ("llama/byte_level/0", "qwen3/sentencepiece/1")
 PAD_IS_EOS = ("qwen3/sentencepiece/2", "gpt2/byte_level/1")
 CHARACTERS = ("mistral/characters/0", "llama/byte_level/2", "gpt2/sentencepiece/0")
@@ -64,3 +69,14 @@ def eager_to_end(case: Case) -> Case:
         head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
         head.bias.data[tokenizer.eos_token_id] = 1e3
     return case
+
+
+class Forbid(LogitsProcessor):
+    def __init__(self, ids):
+        self.ids, self.seen = sorted(ids), []
+
+    def __call__(self, input_ids, scores):
+        self.seen += input_ids.tolist()
+        scores = scores.clone()
+        scores[:, self.ids] = -torch.inf
+        return scores

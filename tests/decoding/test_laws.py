@@ -114,15 +114,17 @@ def test_6_the_spans_are_the_text(name):
             assert "".join(words) == spans == "".join(split_words(spans))
 
 
-@pytest.mark.parametrize("number", range(5000, 5016))
+# Cases whose text ends in its first round, or never leaves it: there is no end of a round to go on from.
+ONE_ROUND = {5001, 5007, 5014, 5015}
+
+
+@pytest.mark.parametrize("number", sorted({*range(5000, 5020)} - ONE_ROUND))
 def test_7_continuing_at_the_end_of_a_round_is_one_longer_call(number):
     case = random_case(number)
     case.prompts, case.max_new_tokens = case.prompts[:1], 20
     whole = case.fast()
     ends = [sum(r.num_tokens for r in whole.rounds[0][:n]) for n in range(1, len(whole.rounds[0]))]
-    if not ends:
-        case.prompts = [PROMPTS[5]]
-        return
+    assert ends, "a text of one round: choose another case"
     cut = ends[len(ends) // 2]
     case.max_new_tokens = cut
     first = case.fast()

@@ -9,105 +9,16 @@ import weakref
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from tiny import TOKENIZERS, tiny_model
+from adapted import BYTES, KINDS, PEFT_WARNINGS, base_of, call, merged, own, same, switches, with_adapters
+from peft import PeftModel
+from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import AdaFuseDecodingError, AdaFuseOutput, enable_adafuse
 from hf_adafuse.generation import AdaFuseGenerationMixin
 from hf_adafuse.trees.adapters import weak_reference
 
-pytestmark = [
-    # PEFT still asks transformers for an attribute under its old name.
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-    # It says so of every second adapter that transformers adds.
-    pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning"),
-]
-
-BYTES = TOKENIZERS["byte_level"]()
-ATTENTION, MLP = ["q_proj", "v_proj"], ["up_proj", "down_proj"]
-
-
-def lora(targets=ATTENTION, **kwargs):
-    """An adapter that changes what the model says."""
-    return LoraConfig(
-        r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM", **kwargs
-    )
-
-
-# The configurations of the adapters "law" and "tales".
-KINDS = {
-    "same_layers": (lora(), lora()),
-    "other_layers": (lora(), lora(MLP, modules_to_save=["lm_head"])),
-    "embeddings": (lora(["lm_head", "embed_tokens"]), lora(["embed_tokens", "q_proj"])),
-    "embedding_rows": (
-        lora(trainable_token_indices=[5, 60]),
-        lora(MLP, trainable_token_indices=[60, 70], use_rslora=True),
-    ),
-}
-
-
-def own(*args, **kwargs):
-    return copy.deepcopy(tiny_model(*args, **kwargs))
-
-
-def randomize(model):
-    """Give the adapters' weights that begin as copies of the model's values of their own."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "modules_to_save" in name or "trainable_tokens_delta" in name:
-                parameter.add_(torch.randn(parameter.shape) * parameter.std() * 0.5)
-    return model
-
-
-def with_adapters(kind="same_layers", native=False):
-    """A model with the adapters "law", which is active, and "tales": a `PeftModel`, or as transformers adds them."""
-    model = own()
-    torch.manual_seed(0)
-    first, second = copy.deepcopy(KINDS[kind])
-    if native:
-        model.add_adapter(first, "law")
-        model.add_adapter(second, "tales")
-        model.set_adapter("law")
-    else:
-        model = get_peft_model(model, first, adapter_name="law")
-        model.add_adapter("tales", second)
-    return randomize(model).eval()
-
-
-def base_of(model):
-    return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def merged(kind, name):
-    """The plain model that the adapter makes."""
-    model = with_adapters(kind)
-    model.set_adapter(name)
-    return model.merge_and_unload().eval()
-
-
-def call(main, assistants, prompt="Once upon a time", max_new_tokens=10, **kwargs):
-    ids = BYTES([prompt], return_tensors="pt").input_ids if isinstance(prompt, str) else prompt
-    kwargs = {"return_dict_in_generate": True, "assistant_tokenizers": [BYTES] * len(assistants)} | kwargs
-    return main.generate(input_ids=ids, attention_mask=torch.ones_like(ids), tokenizer=BYTES, do_sample=False,
-                         assistant_models=assistants, max_new_tokens=max_new_tokens, **kwargs)  # fmt: skip
-
-
-def same(output, expected):
-    """The same text by the same rounds, and by the same numbers but for rounding."""
-    assert output.sequences.tolist() == expected.sequences.tolist()
-    for committed, other in zip(output.rounds[0], expected.rounds[0], strict=True):
-        assert committed.text == other.text
-        nlls = [candidate.nlls for candidate in committed.candidates]
-        assert nlls == [pytest.approx(candidate.nlls, abs=1e-3) for candidate in other.candidates]
-
-
-def switches(model):
-    """What a caller sees of the adapters: which are active, which are trained."""
-    layers = [module for module in base_of(model).modules() if "_disable_adapters" in vars(module)]
-    active = [(copy.copy(layer._active_adapter), layer._disable_adapters) for layer in layers]
-    assert len(active) > 1
-    return active, [parameter.requires_grad for parameter in model.parameters()]
+pytestmark = PEFT_WARNINGS
 
 
 # With the adapters that transformers adds, both must be of the same modules: its `set_adapter` asks each for each.
@@ -264,48 +175,3 @@ def test_adapters_in_low_precision():
     nlls, expected = (out.rounds[0][0].candidates[0].nlls for out in (output, exact))
     assert output.rounds[0][0].candidates[0].text == exact.rounds[0][0].candidates[0].text
     assert nlls == pytest.approx(expected, rel=0.1)
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("pair", "match"),
-    [
-        (lambda model: (model, "c"), r"`assistant_models\[0\]` must name an adapter .*\['law', 'tales'\].* names 'c'"),
-        (lambda model: (own(), None), r"`assistant_models\[0\]` must name an adapter .*\[\], or None, but names None"),
-        (lambda model: (model, 3), r"`assistant_models\[0\]` must be a model or a pair .*\('PeftModelFor.*', 3\)"),
-        (lambda model: (model,), "must be a model or a pair"),
-        (lambda model: ("gpt2", "tales"), r"must be a model or a pair .*\('gpt2', 'tales'\). Load the model"),
-    ],
-    ids=["unknown", "without", "no_name", "no_pair", "no_model"],
-)
-def test_wrong_pairs_are_refused(pair, match):
-    model = with_adapters()
-    with pytest.raises(ValueError, match=match):
-        call(enable_adafuse(own()), [pair(model)])
-
-
-@pytest.mark.parametrize("config", [PromptTuningConfig, PrefixTuningConfig])
-@pytest.mark.parametrize("as_pair", [False, True])
-def test_prompt_learning_is_refused(config, as_pair):
-    model = get_peft_model(own(), config(num_virtual_tokens=3, task_type="CAUSAL_LM"))
-    given = (model, "default") if as_pair else model
-    with pytest.raises(ValueError, match=r"must answer to token ids alone, but .*uses prompt learning"):
-        call(enable_adafuse(own()), [given])
-    with pytest.raises(ValueError, match=r"with PEFT, enable the base model \(`get_base_model\(\)`\)"):
-        enable_adafuse(model)
-
-
-@pytest.mark.parametrize("as_pair", [False, True])
-def test_activated_lora_is_refused(as_pair):
-    model = get_peft_model(own(), lora(alora_invocation_tokens=[5, 6]))
-    with pytest.raises(ValueError, match="uses activated LoRA"):
-        call(enable_adafuse(own()), [(model, "default") if as_pair else model])
-
-
-def test_an_adapter_for_each_row_is_refused():
-    model = with_adapters()
-    enable_adafuse(base_of(model))
-    with pytest.raises(ValueError, match="the main model has `adapter_names`"):
-        call(model, [own()], adapter_names=["tales"])

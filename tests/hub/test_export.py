@@ -1,0 +1,106 @@
+"""What an export writes, keeps and needs, and what it refuses without leaving a folder."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import re
+import sys
+
+import pytest
+import torch
+from project import setup_cfg
+from tiny import TOKENIZERS, tiny_model
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers.dynamic_module_utils import get_imports
+
+from hf_adafuse import export_adafuse
+from hf_adafuse.cli import main as command
+from hf_adafuse.hub import modeling_adafuse
+from hf_adafuse.hub.exported import REQUIREMENTS
+from hf_adafuse.hub.repository import Repository
+
+
+def test_code_in_a_repository_needs_transformers_and_torch_only(tmp_path):
+    folder = export_adafuse(tmp_path / "method", adafuse_config={"word_boundary": "unicode"})
+    requirements = (folder / "custom_generate" / "requirements.txt").read_text().splitlines()
+    known = [line for line in setup_cfg()["options"]["install_requires"].splitlines() if line]
+    assert set(REQUIREMENTS) <= set(known)
+    assert requirements == [*REQUIREMENTS, setup_cfg()["options.extras_require"]["unicode"].strip()]
+    files = {path.stem: path for path in (folder / "custom_generate").glob("*.py")}
+    assert {"generate", "decoder", "words"} <= set(files) and not {"export", "__init__"} & set(files)
+    for path in files.values():
+        assert {name for name in get_imports(path) if name not in sys.stdlib_module_names} <= {"torch", "transformers"}
+        nodes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+        assert {node.module for node in nodes if node.level} <= set(files), path.name
+
+
+def test_generation_config_keeps_what_it_held(tmp_path):
+    model = copy.deepcopy(tiny_model())
+    model.generation_config.temperature = 0.6  # as in Llama 2: loads, but is refused by a strict save
+    model.generation_config._original_object_hash = hash(model.generation_config)
+    folder = export_adafuse(tmp_path / "full", model, TOKENIZERS["byte_level"](), adafuse_config={"max_words": 2})
+    stored = AutoModelForCausalLM.from_pretrained(folder).generation_config
+    assert (stored.temperature, stored.adafuse_config["max_words"], stored.assistant_models) == (0.6, 2, [])
+    card = (folder / "README.md").read_text("utf-8")
+    head = dict(re.findall(r"^(\w+): (.+)$", card.split("---")[1], flags=re.MULTILINE))
+    assert json.loads(head["library_name"]) == "transformers"
+    assert json.loads(head["pipeline_tag"]) == "text-generation"
+    assert "custom_generate" in json.loads(head["tags"])
+
+
+def test_auto_map_serves_transformers_classes_only(tmp_path):
+    cls = modeling_adafuse.LlamaForCausalLM
+    assert (
+        cls is modeling_adafuse.LlamaForCausalLM and issubclass(cls, LlamaForCausalLM) and cls is not LlamaForCausalLM
+    )
+    assert cls.__name__ == "LlamaForCausalLM" and cls.__module__ == modeling_adafuse.__name__
+    for name in ("LlamaConfig", "_private", "Unknown"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(modeling_adafuse, name)
+    with pytest.raises(ValueError, match="`push_to_hub` must be False here"):
+        cls(tiny_model().config).save_pretrained(tmp_path / "new", push_to_hub=True)
+
+
+def with_adapter():
+    model = copy.copy(tiny_model())
+    model._hf_peft_config_loaded = True
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("./a", ("org/name", {"subfolder": "a", "revision": "x"})), ("org/a", ("org/a", {})), ("/a/b", ("/a/b", {}))],
+)
+def test_names_are_looked_up_in_the_repository(name, place):
+    assert Repository("org/name", {"revision": "x"}).locate(name) == place
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(assistants="all"), r"`assistants` must be one of \['names', 'folders'\], but is 'all'"),
+        (dict(adafuse_config=False), "`adafuse_config` must be settings, but is False"),
+        (dict(assistant_models=[tiny_model()], assistants="names"), "must be Hub names .* but has 'LlamaForCausalLM'"),
+        (dict(assistant_models=["tiny/none"]), "'tiny/none' must be a local folder or a Hub name that loads"),
+        (dict(model="tiny/none"), "'tiny/none' must be a local folder or a Hub name that loads"),
+        (dict(model=torch.nn.Linear(1, 1)), "`model` must be of a class of transformers' own"),
+        (dict(model=tiny_model(), adafuse_config={"model_weights": [1, 2]}), "but is 2 for 1 members"),
+        (dict(model=with_adapter(), tokenizer=TOKENIZERS["byte_level"]()), "the main model has a PEFT adapter"),
+        (dict(model=tiny_model()), "`tokenizer` must be a tokenizer, but is None"),
+        (dict(assistant_tokenizers=[None]), "must be one per assistant model, but is 1 for 0"),
+    ],
+)
+def test_refusals_leave_no_folder(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        export_adafuse(tmp_path / "new", **arguments)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert command(["export", str(tmp_path), "--method-only"]) == 2
+    assert "`folder` must be new or empty" in capsys.readouterr().err
+    assert command(["export", str(tmp_path / "new"), "--method-only", "--model", "A"]) == 2
+    assert "`--model` must be left out with `--method-only`" in capsys.readouterr().err
