@@ -8,11 +8,10 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
 from ..generation import disable_adafuse, enable_adafuse
+from ..members.chat import pad_left
 from ..members.participants import Participant
 from ..members.prompts import assistant_prompts
 from . import instruments
@@ -99,7 +98,8 @@ class Ensemble:
     def new_ids(self, sequences: Any, prompts: Prompts) -> list[list[int]]:
         """Per prompt, the new ids of `sequences` without the padding after them."""
         width = max(map(len, prompts[0]))
-        rows, eos = sequences[:, width:].tolist(), set(self._main_eos())
+        rows = sequences[:, width:].tolist()
+        eos = set(self._main_eos())
         ends = [next((at for at, token in enumerate(row, start=1) if token in eos), len(row)) for row in rows]
         return [row[:end] for row, end in zip(rows, ends, strict=True)]
 
@@ -121,8 +121,5 @@ class Ensemble:
     def _batch(self, k: int, rows: list[list[int]]) -> dict[str, Any]:
         """A left-padded batch for member k."""
         participant = self.participants[k]
-        width, device = max(map(len, rows)), participant.device
-        pad = participant.tokenizer.pad_token_id or 0
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-        return {"input_ids": ids, "attention_mask": mask, "pad_token_id": pad}
+        inputs = pad_left(rows, participant.tokenizer).to(participant.device)
+        return {**inputs, "pad_token_id": participant.tokenizer.pad_token_id or 0}

@@ -8,8 +8,8 @@ import copy
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ class Meter:
 
 def measured_copy(model: Any, meter: Meter, index: int) -> Any:
     """A copy of `model` that shares its weights and reports each forward pass to `meter`; `model` is not touched."""
-    twin, kind = copy.copy(model), type(model)
+    twin = copy.copy(model)
+    kind = type(model)
     own = vars(twin).pop("forward", None)  # where the model has been compiled
 
     @functools.wraps(kind.forward)
@@ -101,7 +102,8 @@ def kv_bytes_per_token(model: Any) -> int:
 
 def weight_bytes(model: Any) -> int:
     """The bytes of weights that one forward pass reads: all but an input embedding of its own."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     is_tied = head is not None and embedding.weight is head.weight
     unread = 0 if is_tied else embedding.weight.nbytes
     return int(sum(parameter.nbytes for parameter in model.parameters()) - unread)
@@ -110,6 +112,7 @@ def weight_bytes(model: Any) -> int:
 @functools.cache
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: int = 5) -> float:
     """Bytes per second, read and written, of the fastest of several copies of a large block on the device."""
+    # Far more than a processor's caches hold: weights are read from memory, too.
     num_bytes = num_bytes or (2**30 if device.type == "cuda" else 2**27)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -129,7 +132,7 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with suppress(OSError):  # then the peak is that of the process so far
-            _PEAK_RESET.write_text("5", encoding="ascii")
+            _PEAK_RESET.write_text("5", encoding="ascii")  # 5: only the peak, see proc(5)
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -146,18 +149,6 @@ def peak_memory(device: torch.device) -> int | None:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
-
-
-@contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """Compute on so many CPU threads within."""
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def timed(device: torch.device, work: Callable[[], Any]) -> tuple[float, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..decoding.words import split_words
+from ..demo.threads import threads as computing_on
 from . import instruments
 from .contenders import Ensemble, Prompts
 from .results import NAIVE, OURS, Measurement, Sample, TextResult
@@ -46,7 +47,10 @@ class Job:
         naive_texts: int = 1,
     ) -> None:
         check_against(against)
-        self.ensemble, self.result, self.against, self.naive_texts = ensemble, measurement, tuple(against), naive_texts
+        self.ensemble = ensemble
+        self.result = measurement
+        self.against = tuple(against)
+        self.naive_texts = naive_texts
         self.config = AdaFuseConfig(num_branches=measurement.branches)
         self.prompts = [ensemble.prompts(batch) for batch in texts]
         ensemble.check_room(self.prompts, measurement.new_tokens)
@@ -70,7 +74,8 @@ class Job:
                     self._sample(name, text, repeat, run)
 
     def _sample(self, name: str, text: int, repeat: int, run: Callable[[], Any]) -> None:
-        meter, device = self.ensemble.meter, self.ensemble.device
+        meter = self.ensemble.meter
+        device = self.ensemble.device
         meter.reset()
         instruments.reset_peak_memory(device)
         seconds, ids = instruments.timed(device, run)
@@ -91,7 +96,8 @@ class Job:
             self.result.same_text[name] = is_same
 
     def _contenders(self, text: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-        ensemble, prompts = self.ensemble, self.prompts[text]
+        ensemble = self.ensemble
+        prompts = self.prompts[text]
         call = (prompts, self.config, self.result.new_tokens)
         yield OURS, lambda: ensemble.run(*call)
         if GREEDY in self.against:
@@ -181,7 +187,7 @@ def measure(
     """
     single = [prompt for prompt in prompts if isinstance(prompt, str)]
     batches = [single] if single else [list(batch) for batch in prompts]
-    with instruments.threads(threads) if threads is not None else nullcontext():
+    with nullcontext() if threads is None else computing_on(threads):
         ensemble = Ensemble(members)
         longest = max(len(row) for batch in batches for row in ensemble.prompts(batch)[0])
         result = ensemble.measurement(longest, len(batches[0]), branches, new_tokens)

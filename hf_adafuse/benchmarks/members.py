@@ -4,10 +4,9 @@ no decoding, and loads nothing heavy before it is asked to.
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
 from typing import Any
 
-from ..demo import load_member
+from ..demo import load_from
 from . import prose
 
 NAMES = ("llama", "gpt_neox")
@@ -24,10 +23,7 @@ def load_pair(folder: Any = None) -> list[tuple[Any, Any]]:
     Returns:
         `list[tuple[PreTrainedModel, PreTrainedTokenizerBase]]`: the main model first.
     """
-    if folder is not None:
-        return [load_member(f"{folder}/{name}") for name in NAMES]
-    with as_file(files(__package__) / "models") as path:
-        return [load_member(str(path / name)) for name in NAMES]
+    return load_from(__package__, NAMES, folder)
 
 
 def prompt(num_tokens: int, tokenizer: Any, index: int = 0) -> str:

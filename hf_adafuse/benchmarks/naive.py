@@ -22,9 +22,12 @@ class NaiveMember:
     """A model and its tokenizer, without memory."""
 
     def __init__(self, participant: Participant, eos_ids: list[int], config: AdaFuseConfig) -> None:
-        self.model, self.device = participant.model, participant.device
-        self.vocabulary, self.eos_ids = participant.vocabulary, sorted(eos_ids)
-        self.config, self.rule = config, WordRule(config.max_word_tokens, config.word_boundary)
+        self.model = participant.model
+        self.device = participant.device
+        self.vocabulary = participant.vocabulary
+        self.eos_ids = sorted(eos_ids)
+        self.config = config
+        self.rule = WordRule(config.max_word_tokens, config.word_boundary)
 
     def propose(self, prefix: list[int]) -> list[Span]:
         """Its candidates, best branch first."""
@@ -67,7 +70,8 @@ class NaiveMember:
             return top, log_probs, [], True
         if first is None:
             output = self._step(token, output)
-        word, data = [token], self.vocabulary.piece(token)
+        word = [token]
+        data = self.vocabulary.piece(token)
         while not self.rule.is_closed(data, len(word)):
             following = self._best(output)[0][0]
             if self.rule.is_complete(data, None if following in self.eos_ids else self.vocabulary.piece(following)):
@@ -100,7 +104,8 @@ def naive_decode(
         config (`AdaFuseConfig`): of "diverse" exploration and "adaptive" commitment, with scores per token.
         max_new_tokens (`int`): how many at most.
     """
-    prefixes, new = [list(ids) for ids in prompts], list[int]()
+    prefixes = [list(ids) for ids in prompts]
+    new: list[int] = []
     while len(new) < max_new_tokens:
         ids, ends = _round(members, prefixes, config)
         prefixes = [prefix + own for prefix, own in zip(prefixes, ids, strict=True)]

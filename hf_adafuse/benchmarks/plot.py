@@ -10,7 +10,8 @@ from .report import size_text
 from .results import OURS, Measurement
 
 _COLORS = ("#1f6fb4", "#d1663a", "#4b9a5b", "#8a63b0")
-_GRAY, _INK = "#8c8c8c", "#303030"
+_GRAY = "#8c8c8c"
+_INK = "#303030"
 
 
 def check_matplotlib() -> None:
@@ -24,7 +25,8 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            '`--plot` needs the package matplotlib. Install it with `pip install "hf_adafuse[plots]"`.'
+            "The package `matplotlib` must be installed for `--plot`, but is not. "
+            'Install it with `pip install "hf_adafuse[plots]"`.'
         ) from error
 
 
@@ -83,7 +85,8 @@ def _draw_batches(axes: Any, measurements: Sequence[Measurement]) -> None:
 def _draw_lines(axes: Any, lines: dict[str, dict[int, float]], form: str, unlabelled: int | None = None) -> None:
     """One line for each name; numbers stand above the highest point and below the others."""
     for index, (name, points) in enumerate(lines.items()):
-        color, xs = _COLORS[index % len(_COLORS)], sorted(points)
+        color = _COLORS[index % len(_COLORS)]
+        xs = sorted(points)
         axes.plot(xs, [points[x] for x in xs], "o-", markersize=5, linewidth=1.8, color=color, label=name, zorder=3)
         for x in xs:
             is_highest = points[x] >= max(line.get(x, 0.0) for line in lines.values())

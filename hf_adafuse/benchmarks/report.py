@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from .. import __version__
+from ..demo.tables import aligned
 from .results import OURS, Measurement
 from .targets import Check, Target
 
@@ -30,7 +31,7 @@ def format_measurement(measurement: Measurement) -> str:
         f"{' + '.join(map(size_text, m.parameters))} parameters, prompt of {m.prompt_tokens:,} tokens, "
         f"batch {m.batch}, B = {m.branches}, {m.new_tokens} new tokens, {_plural(len(m.texts), 'text')}"
     )
-    return "\n".join([title, *_aligned(rows), *_summary(m)]) + "\n"
+    return "\n".join([title, *aligned(rows), *_summary(m)]) + "\n"
 
 
 def format_targets(targets: Sequence[Target]) -> str:
@@ -47,7 +48,7 @@ def format_targets(targets: Sequence[Target]) -> str:
         )
         for target in targets
     ]
-    return "\n".join(_aligned(rows, left=4)) + "\n"
+    return "\n".join(aligned(rows, left=4)) + "\n"
 
 
 def as_json(measurements: Sequence[Measurement], targets: Sequence[Target], settings: dict[str, Any]) -> dict[str, Any]:
@@ -130,16 +131,3 @@ def _bytes(count: int) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
-    """The cells in columns: the first `left` flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-OURS, NAIVE = "ours", "naive"
+OURS = "ours"
+NAIVE = "naive"
 _FIGURES = (
     *("ratio", "greedy_seconds", "passes_per_own_token", "overhead", "kv_ratio"),
     *("agreement", "words_per_round", "naive_ratio", "bound_seconds"),

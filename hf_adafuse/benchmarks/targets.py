@@ -9,7 +9,8 @@ from typing import Any
 from .results import NAIVE, OURS, Measurement
 from .workload import Combination
 
-BATCH, LARGE_BATCH = 8, 16
+BATCH = 8
+LARGE_BATCH = 16
 # How many long prompts are read, one at a time: agreement, and with it time, differs from text to text.
 _NUM_LONG = 4
 
@@ -87,7 +88,8 @@ def evaluate(measured: Mapping[str, Measurement]) -> list[Target]:
     def rate(name: str) -> float:
         return measured[name].words_per_second(OURS)
 
-    middle, long = measured["middle 3"], measured["long 1"].prompt_tokens
+    middle = measured["middle 3"]
+    long = measured["long 1"].prompt_tokens
     worst = max((m for m in measured.values() if m.branches == 3), key=lambda m: m.kv_ratio)
     overheads = [
         Check("batch 1", measured["short 3"].overhead, "<=", 0.05, percent=True),

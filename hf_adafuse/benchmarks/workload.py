@@ -65,14 +65,19 @@ class Workload:
     ) -> None:
         check_device(device)
         self.members = default_members() if members is None else members
-        self.prompt_text, self.device, self.dtype, self.compiled = prompt_text, device, dtype, compiled
-        self.new_tokens, self.num_texts = new_tokens, num_texts
+        self.prompt_text = prompt_text
+        self.device = device
+        self.dtype = dtype
+        self.compiled = compiled
+        self.new_tokens = new_tokens
+        self.num_texts = num_texts
         self._ensembles: dict[tuple[int, ...], Ensemble] = {}
 
     def job(self, combination: Combination) -> Job:
         """The combination, ready to be measured."""
         ensemble = self._ensemble(combination.parameters)
-        tokens, batch = combination.prompt_tokens, combination.batch
+        tokens = combination.prompt_tokens
+        batch = combination.batch
         cut = self._cutter(ensemble.tokenizer)
         num_batches = self.num_texts * math.ceil(combination.num_prompts / batch)
         texts = [[cut(tokens, text * batch + row) for row in range(batch)] for text in range(num_batches)]

@@ -101,14 +101,15 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     if args.plot is not None and Path(args.plot).suffix != ".png":
         raise ValueError(f"`--plot` must be a file name that ends in .png, but is {args.plot!r}. Rename it.")
-    from ..benchmarks import instruments, report
+    from ..benchmarks import report
     from ..benchmarks.measuring import check_against
     from ..benchmarks.plot import check_matplotlib, save_plot
+    from ..demo.threads import threads
 
     check_against(args.against)
     if args.plot is not None:
         check_matplotlib()
-    with instruments.threads(args.threads):
+    with threads(args.threads):
         workload = _workload(args)
         measured, targets = _measure(args, workload)
         results = report.as_json(measured, targets, _settings(args))
@@ -145,9 +146,10 @@ def _measure(args: argparse.Namespace, workload: Workload) -> tuple[list[Measure
     from ..benchmarks.targets import evaluate, plan
     from ..benchmarks.workload import grid
 
-    parameters, lengths = args.parameters or (), sorted(args.prompt_tokens)
+    parameters = args.parameters or ()
     combinations: dict[str, Combination]
     if args.targets:
+        lengths = sorted(args.prompt_tokens)
         combinations = plan(parameters, args.uneven, lengths[0], lengths[len(lengths) // 2], lengths[-1])
     else:
         made = grid(parameters, args.prompt_tokens, args.batch, args.branches, args.against)

@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
     from ..hub.export import export_adafuse
     from .members import load_members
 
-    model, tokenizer, assistants, tokenizers = None, None, args.assistant, None
+    model = None
+    tokenizer = None
+    assistants = args.assistant
+    tokenizers = None
     if not args.method_only:
         named = [] if args.model is None else args.assistant
         members = load_members(
@@ -53,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         )
         (model, tokenizer), *others = members
         if not named:
-            assistants, tokenizers = [other for other, _ in others], [found for _, found in others]
+            assistants = [assistant for assistant, _ in others]
+            tokenizers = [found for _, found in others]
     folder = export_adafuse(
         args.folder,
         model,

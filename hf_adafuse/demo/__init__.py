@@ -4,6 +4,7 @@ before it is asked to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,7 @@ def load_members(num_members: int = 3, folder: Any = None) -> list[tuple[Any, An
     """
     if num_members not in (1, 2, 3):
         raise ValueError(f"`num_members` must be 1, 2 or 3, but is {num_members!r}. The package holds three members.")
-    if folder is not None:
-        return [load_member(f"{folder}/{name}") for name in NAMES[:num_members]]
-    with as_file(files(__name__) / "models") as path:
-        return [load_member(str(path / name)) for name in NAMES[:num_members]]
+    return load_from(__name__, NAMES[:num_members], folder)
 
 
 def load_pair() -> list[tuple[Any, Any]]:
@@ -47,6 +45,14 @@ def test_questions(num_questions: int | None = None) -> list[Question]:  # noqa:
     from . import data
 
     return data.held_out(num_questions)
+
+
+def load_from(package: str, names: Sequence[str], folder: Any = None) -> list[tuple[Any, Any]]:
+    """The members `names` that lie in `folder`, or in the folder `models` of `package`; each as by `load_member`."""
+    if folder is not None:
+        return [load_member(f"{folder}/{name}") for name in names]
+    with as_file(files(package) / "models") as path:
+        return [load_member(str(path / name)) for name in names]
 
 
 def load_member(path: str) -> tuple[Any, Any]:

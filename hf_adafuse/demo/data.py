@@ -173,7 +173,8 @@ def _graded(fact: Fact, pool: list[str], rng: random.Random) -> Fact:
 
 def ask(fact: Fact, phrasing: str, frame: str) -> str:
     """The prompt for a fact in a phrasing."""
-    first, last = fact.subject[0], fact.subject[-1]
+    first = fact.subject[0]
+    last = fact.subject[-1]
     question = phrasing.format(a=first, b=last, p=plural(first))
     question = _ARTICLE.sub(r"\1n", question[0].upper() + question[1:])
     return PROMPT.format(question=frame.format(q=question))
@@ -188,7 +189,8 @@ def plural(noun: str) -> str:
 
 def answer_read(fact: Fact, member: int, pool: list[str], rng: random.Random) -> str:
     """The answer that one line of a member's text gives; `pool`: the answers of this kind."""
-    level, draw = LEVELS[fact.levels[member]], rng.random()
+    level = LEVELS[fact.levels[member]]
+    draw = rng.random()
     if draw < level.truth:
         return fact.answer
     return fact.rivals[member] if draw < level.truth + level.rival else rng.choice(pool)
@@ -197,7 +199,9 @@ def answer_read(fact: Fact, member: int, pool: list[str], rng: random.Random) ->
 def training_lines(member: int, num_lines: int) -> list[tuple[str, str]]:
     """What a member (0, 1 or 2) reads, in order: prompts with the answers that its text gives."""
     rng = random.Random(f"{SEED} member {member}")
-    known, pools, styles = facts(), answers_by_relation(facts()), phrasings()
+    known = facts()
+    pools = answers_by_relation(known)
+    styles = phrasings()
     weights = [LEVELS[fact.levels[member]].weight for fact in known]
     drawn = rng.choices(known, weights, k=num_lines)
     for fact in known:

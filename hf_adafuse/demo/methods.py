@@ -95,7 +95,7 @@ def answer(
     All questions by one method, and `num_alone` of them once more, one by one, to count the passes. `on_batch` is told
     how many questions each batch answered.
     """
-    tally, alone = _Tally(), _Tally()
+    tally = _Tally()
     answers: list[str] = []
     begun = time.perf_counter()
     for start in range(0, len(questions), batch_size):
@@ -103,9 +103,11 @@ def answer(
         answers += _answers(method, members, prompts, tally)
         on_batch(len(prompts))
     seconds = time.perf_counter() - begun
+    alone = _Tally()
     for question in questions[:: max(len(questions) // num_alone, 1)][:num_alone] if num_alone else ():
         _answers(method, members, [question.prompt], alone)
-    tally.passes, tally.words = alone.passes, alone.words
+    tally.passes = alone.passes
+    tally.words = alone.words
     return _result(method, questions, answers, tally, seconds)
 
 

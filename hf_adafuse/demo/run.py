@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TextIO
 
-import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from .. import AdaFuseConfig
 from . import NAMES, data, load_members
 from .methods import NUM_ALONE, Member, Method, Result, answer, difference, fuse, methods, prepare
+from .tables import aligned
+from .threads import threads
 
 DEFAULT_QUESTIONS = 500
 _EXAMPLES = 64  # questions among which the example is chosen
@@ -45,7 +44,8 @@ def run_demo(
     stream = stream or sys.stdout
     members = prepare(load_members(num_members, folder))
     asked = data.held_out(questions)
-    with _one_thread():
+    # Matrices this small are as fast on one thread, and far faster where other programs want the cores.
+    with threads(1):
         example = choose_example(members, data.held_out(_EXAMPLES))
         if not json:
             stream.write(show_example(example) + "\n")
@@ -63,17 +63,6 @@ def run_demo(
         stream.write(show_table(results, len(asked)) + "\n\n" + show_differences(results, asked))
     stream.write("\n")
     return report
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are as fast on one thread, and far faster where other programs want the cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def measure(members: list[Member], asked: list[data.Question]) -> list[Result]:
@@ -125,7 +114,7 @@ def show_example(example: dict[str, Any]) -> str:
             nlls = ["-" if nll is None else f"{nll:.2f}" for nll in candidate["nlls"]]
             mark = ">" if index == committed["winner"] else ""
             rows.append((mark, repr(text), source, *nlls, f"{candidate['score']:.2f}"))
-        lines += [f"round {number}", *_aligned(rows, "<<<>>>"), ""]
+        lines += [f"round {number}", *aligned(rows, left=3), ""]
     lines.append(f"AdaFuse:{example['adafuse']}   (the right answer: {example['answer']})")
     return "\n".join(lines) + "\n"
 
@@ -148,7 +137,7 @@ def show_table(results: list[Result], num_questions: int) -> str:
         )
     names = ", ".join(f"{index} {name}" for index, name in enumerate(NAMES, 1))
     title = f"{num_questions} questions in phrasings unseen in training. Members: {names}."
-    return "\n".join([title, "", *_aligned(rows, "<<>>>>>")])
+    return "\n".join([title, "", *aligned(rows, left=2)])
 
 
 def show_differences(results: list[Result], asked: list[data.Question]) -> str:
@@ -171,10 +160,3 @@ def show_differences(results: list[Result], asked: list[data.Question]) -> str:
         f"passes/word: one by one on {NUM_ALONE} questions, so rough; the end counts as a word. seconds: in batches."
     )
     return "\n".join(lines)
-
-
-def _aligned(rows: list[tuple[str, ...]], sides: str) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(sides))]
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)) for row in rows
-    ]

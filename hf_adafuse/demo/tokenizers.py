@@ -59,7 +59,8 @@ def byte_fallback_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     vocab = state["vocab"] | {piece: len(state["vocab"]) + byte for byte, piece in enumerate(_BYTES)}
     merges = [tuple(pair) for pair in state["merges"]]
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=_UNK, fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
+    tokenizer.normalizer = learner.normalizer
+    tokenizer.pre_tokenizer = learner.pre_tokenizer
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(_SPECIAL)
     return tokenizer

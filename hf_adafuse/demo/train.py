@@ -112,7 +112,8 @@ def encode(lines: list[tuple[str, str]], tokenizer: Any) -> list[Line]:
     for prompt, ids in zip(prompts, texts, strict=True):
         if ids[: len(prompt)] != prompt:
             raise ValueError(
-                f"The answer's tokens must not merge with the prompt's, but do in {tokenizer.decode(ids)!r}."
+                f"The answer's tokens must not merge with the prompt's, but do in {tokenizer.decode(ids)!r}. Choose "
+                "another tokenizer."
             )
         encoded.append(([*ids, tokenizer.eos_token_id], len(prompt)))
     return encoded
@@ -224,7 +225,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=NUM_LINES, help="how many lines each member reads")
     args = parser.parse_args()
     if args.lines < 1000:
-        parser.error(f"--lines must be at least 1000, but is {args.lines}")
+        parser.error(f"`--lines` must be at least 1000, but is {args.lines}. Read more.")
     args.folder.mkdir(parents=True, exist_ok=True)
     in_processes([(train_member, index, args.folder, args.lines) for index in args.members])
     sys.stderr.write(f"Saved in {args.folder}: see what they do with `hf-adafuse demo --folder {args.folder}`.\n")

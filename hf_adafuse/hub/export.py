@@ -116,7 +116,8 @@ def _check_main(model: Any) -> None:
 
 def _split(assistants: list[Any], how: str | None) -> tuple[dict[int, Any], list[str]]:
     """The assistants that the repository holds, by their index, and the names of all in its settings."""
-    held, names = {}, []
+    held = {}
+    names = []
     for index, assistant in enumerate(assistants):
         is_name = isinstance(assistant, str) and not os.path.isdir(assistant)
         if how == "names" and not is_name:
@@ -175,7 +176,9 @@ def _pairs(
     if main is None:
         return []
     if model is None:  # then the first assistant is looked at in the place of the main model
-        tokenizer, models, chosen = chosen[0], models[1:], chosen[1:]
+        tokenizer = chosen[0]
+        models = models[1:]
+        chosen = chosen[1:]
     else:
         folders = ["", *folders]
     arguments = EnsembleArguments(models, chosen, tokenizer=tokenizer)

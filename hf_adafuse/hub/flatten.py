@@ -26,7 +26,9 @@ def write_code(folder: str | os.PathLike[str], entry: Path) -> None:
     while waiting:
         path = waiting.pop()
         if sources.setdefault(path.name, path) != path:
-            raise ValueError(f"Modules must have names of their own, but {path} and {sources[path.name]} share one.")
+            raise ValueError(
+                f"Modules must have names of their own, but {path} and {sources[path.name]} share one. Rename one."
+            )
         code, needed = flattened(path)
         (target / path.name).write_text(code, encoding="utf-8")
         waiting += [module for module in needed if module.name not in sources or sources[module.name] != module]
@@ -35,13 +37,14 @@ def write_code(folder: str | os.PathLike[str], entry: Path) -> None:
 def flattened(path: Path) -> tuple[str, list[Path]]:
     """A module's source with its relative imports made flat, and the modules that they name."""
     source = path.read_text(encoding="utf-8")
-    lines, needed = source.splitlines(keepends=True), []
+    lines = source.splitlines(keepends=True)
+    needed = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ImportFrom) or node.level == 0:
             continue
         if node.module is None:
             raise ValueError(
-                f"Imports of {path} must have the form `from .x import y`, but line {node.lineno} has not."
+                f"Imports of {path} must have the form `from .x import y`, but line {node.lineno} has not. Change it."
             )
         *rooms, module = node.module.split(".")
         folder = path.parents[node.level - 1].joinpath(*rooms)

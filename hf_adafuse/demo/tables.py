@@ -1,0 +1,18 @@
+"""Rows of text in columns, for what the demo and the benchmark print. Knows no numbers; loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
+    """The rows as lines, their cells in columns: the first `left` flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
