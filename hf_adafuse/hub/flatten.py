@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from pathlib import Path
+
+# The beginning of an import, which a backslash may break.
+_HEAD = re.compile(rb"from.*?\bimport\b", re.DOTALL)
 
 
 def write_code(folder: str | os.PathLike[str], entry: Path) -> None:
@@ -37,8 +41,10 @@ def write_code(folder: str | os.PathLike[str], entry: Path) -> None:
 def flattened(path: Path) -> tuple[str, list[Path]]:
     """A module's source with its relative imports made flat, and the modules that they name."""
     source = path.read_text(encoding="utf-8")
-    lines = source.splitlines(keepends=True)
+    code = source.encode()  # `ast` counts columns in bytes, and lines by newlines alone
+    lines = [0, *(newline.end() for newline in re.finditer(b"\n", code))]
     needed = []
+    changes = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ImportFrom) or node.level == 0:
             continue
@@ -49,7 +55,7 @@ def flattened(path: Path) -> tuple[str, list[Path]]:
         *rooms, module = node.module.split(".")
         folder = path.parents[node.level - 1].joinpath(*rooms)
         needed.append(folder / f"{module}.py")
-        written = f"from {'.' * node.level}{node.module} import"
-        number = node.lineno - 1
-        lines[number] = lines[number].replace(written, f"from .{module} import", 1)
-    return "".join(lines), needed
+        changes.append((lines[node.lineno - 1] + node.col_offset, module))
+    for start, module in sorted(changes, reverse=True):  # from the end: what is before keeps its place
+        code = code[:start] + _HEAD.sub(f"from .{module} import".encode(), code[start:], count=1)
+    return code.decode(), needed
