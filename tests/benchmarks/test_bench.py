@@ -100,7 +100,7 @@ def test_the_targets(prompt_file, capsys):
     ("arguments", "message"),
     [
         (["--parameters", "lots"], "must be numbers of parameters"),
-        (["--batch", "0"], "must be whole numbers of at least 1"),
+        (["--batch", "0"], "must be a whole number of at least 1"),
         (["--against", "magic"], "`against` must be of"),
         (["--parameters", "1M,2M,3M"], "`--parameters` must be one size, or one for each of the 2 members"),
         (["--prompt-tokens", "9000"], "`--prompt-file` must hold at least 9000 tokens"),
