@@ -52,6 +52,10 @@ class AdaFuseConfig:
             `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin (the paper's Figure 2).
         exploration (`str`, *optional*, defaults to `"diverse"`):
             `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
+        do_sample (`bool`, *optional*):
+            `True`: sample words from the weighted mixture of the members' word distributions; the fields above but for
+            `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
+            the call of `generate()` asks for `do_sample=True`; a model's own default does not.
 
     Raises:
         ValueError: a field is out of its range, or `from_dict` is given an unknown field.
@@ -66,6 +70,7 @@ class AdaFuseConfig:
     nll_normalization: str = "token"
     commitment: str = "adaptive"
     exploration: str = "diverse"
+    do_sample: bool | None = None
 
     def __post_init__(self) -> None:
         # 1. Single fields
@@ -89,6 +94,10 @@ class AdaFuseConfig:
                 raise ValueError(
                     f"`{name}` must be one of {list(allowed)}, but is {getattr(self, name)!r}. Choose one of these."
                 )
+        if self.do_sample is not None and not isinstance(self.do_sample, bool):
+            raise ValueError(
+                f"`do_sample` must be True, False or None, but is {self.do_sample!r}. Use None to go by the call."
+            )
         if self.model_weights is not None:
             self._check_weights()
 

@@ -5,12 +5,12 @@ generation loop; a call is planned and run in `call`.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
-from transformers.utils import logging
 
 from .call.arguments import (
     ARGUMENTS,
@@ -18,16 +18,17 @@ from .call.arguments import (
     EnsembleArguments,
     ensemble_arguments,
     first_given,
+    make_ensemble,
     places_of,
     resolve_participants,
 )
 from .call.inputs import HostCall
 from .call.plan import plan_call
 from .call.run import run_call
+from .call.sampling import sampling_asked
 from .config import AdaFuseConfig
-from .members.processors import ProcessorRequest
-
-logger = logging.get_logger(__name__)
+from .host_internals import user_arguments
+from .members.processor_request import ProcessorRequest
 
 
 class AdaFuseGenerationMixin(GenerationMixin):
@@ -43,6 +44,12 @@ class AdaFuseGenerationMixin(GenerationMixin):
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's; found by its name when not given.
         adafuse_config (`AdaFuseConfig` or `dict` or `bool`, *optional*): over the one in `generation_config`. `False`
             switches AdaFuse off.
+        assistant_logits_processor (`list`, *optional*): per assistant, a list of logits processors over its own ids.
+        structured (`dict`, *optional*): what the text must be: `{"json_schema": ...}`, `{"regex": ...}` or
+            `{"grammar": ...}`, for every member in its own tokens. Needs the `structured` extra.
+
+    With `do_sample=True` in the call, words are sampled: for each word a member is drawn by its weight, and draws the
+    word by its own temperature, top-k and top-p (those of the call, where it names them).
 
     Raises:
         ValueError: arguments that cannot be honoured, before the first forward pass.
@@ -56,6 +63,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
             _, configured = first_given("adafuse_config", places_of(self, kwargs, generation_config))
             if configured is not None:
                 kwargs["adafuse_config"] = configured
+            call, config = user_arguments(sys._getframe(1)) or (kwargs, generation_config)
+            kwargs["adafuse_asked"] = sampling_asked(call, config, self.generation_config)
         if kwargs.get("cache_implementation") == "paged" and self._adafuse_arguments(kwargs):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
@@ -79,24 +88,26 @@ class AdaFuseGenerationMixin(GenerationMixin):
             if kwargs.get("adafuse_config") is False:
                 del kwargs["adafuse_config"]
             return mode_kwargs  # type: ignore[no-any-return]
-        call = {name: kwargs.pop(name, None) for name in ARGUMENTS}
+        call, asked = {name: kwargs.pop(name, None) for name in ARGUMENTS}, kwargs.pop("adafuse_asked", None)
         mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         bound = getattr(self, "_adafuse_bound", None)
         if bound is not None and bound.tokenizer is not None:
             mode_kwargs.setdefault("tokenizer", bound.tokenizer)
         mode_kwargs["adafuse_call"] = call
+        mode_kwargs["adafuse_asked"] = asked
         return mode_kwargs  # type: ignore[no-any-return]
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]
     ) -> None:
-        call = mode_kwargs.pop("adafuse_call", None)
-        asked = None if call is None else self._adafuse_arguments(call)
-        if asked is not None:
+        call, asked = mode_kwargs.pop("adafuse_call", None), mode_kwargs.pop("adafuse_asked", None)
+        wanted = None if call is None else self._adafuse_arguments(call)
+        if wanted is not None:
             _check_mode(generation_mode, generation_config, mode_kwargs)
-            arguments, config = asked
+            arguments, config = wanted
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
-            ensemble = Ensemble(resolve_participants(self, arguments), config, arguments.assistant_inputs)
+            ensemble = make_ensemble(self, arguments, config, asked)
+            _check_number(ensemble, generation_config)
             mode_kwargs["tokenizer"] = ensemble.participants[0].tokenizer  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
@@ -122,11 +133,6 @@ class AdaFuseGenerationMixin(GenerationMixin):
         if adafuse is None:
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
-            )
-        if generation_config.do_sample:
-            logger.warning_once(
-                "`do_sample` is set, but AdaFuse is deterministic: temperature, top-k and top-p are not used. Set "
-                "`do_sample=False` to silence this."
             )
         call = HostCall(
             input_ids, logits_processor.adafuse, stopping_criteria, generation_config, streamer, model_kwargs
@@ -227,11 +233,6 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) 
             f"The generation mode must be greedy search with AdaFuse, but is {str(getattr(mode, 'value', mode))!r}. "
             "Leave out `num_beams`, `assistant_model`, `penalty_alpha` and the like."
         )
-    if (generation_config.num_return_sequences or 1) > 1:
-        raise ValueError(
-            f"`num_return_sequences` must be 1 with AdaFuse, but is {generation_config.num_return_sequences}. "
-            "AdaFuse is deterministic: it has one answer."
-        )
     if mode_kwargs.get("synced_gpus"):
         raise ValueError(
             "`synced_gpus` must be False with AdaFuse, but is True. Use a device map instead of sharded processes."
@@ -248,3 +249,11 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) 
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(generation_config, name):
             raise ValueError(f"`{name}` must be False with AdaFuse, but is True. Run the model on the result instead.")
+
+
+def _check_number(ensemble: Ensemble, generation_config: Any) -> None:
+    if ensemble.sampling is None and (generation_config.num_return_sequences or 1) > 1:
+        raise ValueError(
+            f"`num_return_sequences` must be 1 with AdaFuse, but is {generation_config.num_return_sequences}. Without "
+            "sampling it has one answer; pass `do_sample=True` for several."
+        )

@@ -177,3 +177,21 @@ def repository_in_call(frame: Any) -> str | None:
     name = frame.f_locals.get("custom_generate")
     is_host = frame.f_globals.get("__name__") == "transformers.generation.utils"
     return name if is_host and isinstance(name, str) else None
+
+
+def user_arguments(frame: Any) -> tuple[dict[str, Any], Any] | None:
+    """
+    What the user gave to a pipeline, and the generation config among it, where a pipeline calls `generate()` from this
+    frame; `None` where none does. A pipeline adds defaults of its own, `do_sample=True` among them, and passes all on
+    as if the user had said so; its frames alone know better.
+    """
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("transformers.pipelines", "hf_adafuse")
+    ):
+        given = frame.f_locals.get("forward_params")
+        if frame.f_globals["__name__"] == "transformers.pipelines.base" and isinstance(given, dict):
+            pipeline = frame.f_locals["self"]
+            arguments = {**pipeline._generate_kwargs, **given}
+            return arguments, arguments.get("generation_config")
+        frame = frame.f_back
+    return None

@@ -76,6 +76,7 @@ class BranchLogitsProcessor(LogitsProcessor):
     """
 
     supports_continuous_batching = False  # `branches` names the rows of one batch
+    is_function_of_ids = True
 
     def __init__(self, prompt_length: int, branches: Sequence[int]) -> None:
         self.prompt_length = check_prompt_length(prompt_length)

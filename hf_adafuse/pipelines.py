@@ -92,7 +92,7 @@ class AdaFusePipeline(TextGenerationPipeline):
         records = super().postprocess(model_outputs, *args, **kwargs)
         prompt, input_ids = model_outputs["prompt_text"], model_outputs["input_ids"]
         opens_an_answer = isinstance(prompt, Chat) and not _is_continued(prompt)
-        if opens_an_answer or input_ids is None:
+        if opens_an_answer or input_ids is None or prompt == "":  # at the start of a text a space is none
             return records
         rows = model_outputs["generated_sequence"][0].tolist()
         for record, row in zip(records, rows, strict=True):

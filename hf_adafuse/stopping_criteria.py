@@ -95,6 +95,8 @@ class WordBoundaryCriteria(StoppingCriteria):
     ```
     """
 
+    is_function_of_ids = True
+
     def __init__(
         self,
         tokenizer: Any,
@@ -192,6 +194,8 @@ class MarginCriteria(StoppingCriteria):
     >>> candidates = [span + word for word in one_word.word_ids(ids)] if is_uncertain else [span]
     ```
     """
+
+    is_function_of_ids = True
 
     def __init__(
         self,

@@ -72,6 +72,8 @@ def eager_to_end(case: Case) -> Case:
 
 
 class Forbid(LogitsProcessor):
+    is_function_of_ids = True
+
     def __init__(self, ids):
         self.ids, self.seen = sorted(ids), []
 

@@ -22,6 +22,7 @@ DEFAULTS = {
     "nll_normalization": "token",
     "commitment": "adaptive",
     "exploration": "diverse",
+    "do_sample": None,
 }
 NOT_DEFAULTS = {
     "margin_threshold": 0.25,
@@ -33,6 +34,7 @@ NOT_DEFAULTS = {
     "nll_normalization": "byte",
     "commitment": "fixed",
     "exploration": "beam",
+    "do_sample": True,
 }
 COUNTS = ("max_words", "num_branches", "max_word_tokens")
 CHOICES = {
@@ -50,6 +52,7 @@ REFUSED = [
         for value in ([], (), [0.0, 1.0], [-1.0, 1.0], [math.nan], [math.inf], [True], ["1"], [None], [[1.0]])
     ],
     *[("model_weights", value) for value in (1.0, 1, True, False, "12", b"12", {"a": 1.0}, {})],
+    *[("do_sample", value) for value in ("true", 2, [], {})],
 ]
 
 

@@ -391,6 +391,7 @@ def test_a_compiled_module_is_told(how):
     assert not is_compiled(module)
     if how == "wrapped":  # each of them compiles nothing before it is called
         module = torch.compile(module, backend="eager")
+        assert "_orig_mod" in modules_inside(module)
     elif how == "in_place":
         module.compile(backend="eager")
     else:
@@ -471,6 +472,17 @@ def test_a_layer_of_peft_is_told_by_its_switches_and_names_its_adapters(kind):
         names = {name for name in ("law", "tales") for key, _ in layer.named_parameters() if name in key.split(".")}
         assert set(adapters_of(layer)) == names != set()
     assert not any(map(is_adapter_layer, tiny_model().modules()))
+
+
+def test_a_module_that_passes_on_the_switches_of_another_is_no_layer_of_peft():
+    layer = base_of(with_adapters()).model.layers[0].self_attn.q_proj
+
+    class Passing(torch.nn.Module):
+        def __getattr__(self, name):
+            return getattr(layer, name)
+
+    assert all(hasattr(Passing(), switch) for switch in ADAPTER_SWITCHES)
+    assert is_adapter_layer(layer) and not is_adapter_layer(Passing())
 
 
 def logits_of(model):

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..config import AdaFuseConfig
-from ..members.loading import find_tokenizer, load_assistant
+from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
+from ..members.structured import read_structured
 from ..trees.adapters import adapted, base_model
+from .sampling import SamplingAsked
 
 # The arguments that `generate()` takes beyond the ordinary ones.
-ARGUMENTS = ("assistant_models", "assistant_tokenizers", "assistant_inputs", "adafuse_config")
+ARGUMENTS = (
+    "assistant_models",
+    "assistant_tokenizers",
+    "assistant_inputs",
+    "adafuse_config",
+    "assistant_logits_processor",
+    "structured",
+)
 
 # Where a setting may be kept. The first place that has it wins: the arguments of the call; the generation config passed
 # to it; a repository named in it (`custom_generate="..."`); what `enable_adafuse` has bound to the model; the model's
@@ -52,6 +61,8 @@ class EnsembleArguments:
     assistant_inputs: Sequence[Any] | None = None
     tokenizer: Any = None
     adafuse_config: AdaFuseConfig | Mapping[str, Any] | bool | None = None
+    assistant_logits_processor: Sequence[Any] | None = None
+    structured: Mapping[str, Any] | None = None
 
     def __deepcopy__(self, memo: Any) -> EnsembleArguments:
         return self  # a copy of a model shares its assistants
@@ -78,6 +89,9 @@ class Ensemble:
         participants (`list[Participant]`): the main model first.
         config (`AdaFuseConfig`)
         assistant_inputs (`list`, *optional*): per assistant, its own prompts.
+        assistant_processors (`list[list]`): per assistant, the user's own logits processors; empty for none.
+        structured (`tuple[str, str]`, *optional*): the grammar of the text.
+        sampling (`dict`, *optional*): the settings of sampling that the call asks for; `None`: words are not sampled.
 
     Raises:
         ValueError: weights that are not one per member.
@@ -86,6 +100,9 @@ class Ensemble:
     participants: list[Participant]
     config: AdaFuseConfig
     assistant_inputs: Sequence[Any] | None = None
+    assistant_processors: Sequence[Sequence[Any]] = ()
+    structured: tuple[str, str] | None = None
+    sampling: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         weights = self.config.model_weights
@@ -103,9 +120,36 @@ def ensemble_arguments(
     places = places_of(model, call, generation_config)
     arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(places["bound"])
     _, configured = first_given("adafuse_config", places)
-    if configured is False or (configured is None and not arguments.assistant_models):
+    is_asked = configured is not None or bool(arguments.assistant_models) or arguments.structured is not None
+    if configured is False or not is_asked:
         return None
     return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig()
+
+
+def make_ensemble(
+    model: Any, arguments: EnsembleArguments, config: AdaFuseConfig, asked: SamplingAsked | None = None
+) -> Ensemble:
+    """
+    The ensemble of a call.
+
+    Args:
+        model (`PreTrainedModel`): the main model.
+        arguments (`EnsembleArguments`), config (`AdaFuseConfig`): as of [`ensemble_arguments`].
+        asked (`SamplingAsked`, *optional*): what the call says of sampling.
+
+    Raises:
+        ValueError: arguments that cannot be honoured.
+    """
+    samples = config.do_sample if config.do_sample is not None else asked is not None and asked.do_sample
+    processors = _as_list(arguments.assistant_logits_processor, "assistant_logits_processor")
+    return Ensemble(
+        participants=resolve_participants(model, arguments),
+        config=config,
+        assistant_inputs=arguments.assistant_inputs,
+        assistant_processors=[_as_list([one] if callable(one) else one, "processors") for one in processors],
+        structured=read_structured(arguments.structured),
+        sampling=({} if asked is None else asked.settings) if samples else None,
+    )
 
 
 def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Participant]:
@@ -116,12 +160,12 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
         ValueError: lists of different lengths, no tokenizer to be found, or a model that cannot take part.
     """
     models, tokenizers = _assistants(arguments)
-    participants = [Participant("the main model", model, arguments.tokenizer or find_tokenizer(model, "tokenizer"))]
+    participants = [Participant("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         if isinstance(assistant, (str, os.PathLike)):
             assistant = load_assistant(model, assistant, index, dtype="auto")
         assistant = adapted(assistant, f"assistant_models[{index}]")
-        tokenizer = tokenizer or find_tokenizer(base_model(assistant), f"assistant_tokenizers[{index}]")
+        tokenizer = _tokenizer(tokenizer, base_model(assistant), f"assistant_tokenizers[{index}]")
         participants.append(Participant(assistant_name(index, assistant), assistant, tokenizer))
     for participant in participants:
         participant.check()
@@ -130,19 +174,36 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
 
 def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:
     """The assistants as given, and a tokenizer or `None` for each."""
-    given: Any = arguments.assistant_models
-    if isinstance(given, (str, os.PathLike)) or (isinstance(given, torch.nn.Module) and not hasattr(given, "__iter__")):
-        shown = type(given).__name__ if isinstance(given, torch.nn.Module) else repr(given)
-        raise ValueError(f"`assistant_models` must be a list, but is {shown}. Put it in a list, also where it is one.")
-    models = list(given or [])
-    if hasattr(arguments.assistant_tokenizers, "encode"):
-        raise ValueError("`assistant_tokenizers` must be a list, but is a tokenizer. Put it in a list.")
+    models = _as_list(arguments.assistant_models, "assistant_models")
     tokenizers: list[Any] = [None] * len(models)
     if arguments.assistant_tokenizers is not None:
-        tokenizers = list(arguments.assistant_tokenizers)
+        tokenizers = _as_list(arguments.assistant_tokenizers, "assistant_tokenizers")
     if len(tokenizers) != len(models):
         raise ValueError(
             f"`assistant_tokenizers` must be one per assistant model, but is {len(tokenizers)} for {len(models)} "
             "assistant models. Use None in the list for a tokenizer to be found by the model's name."
         )
     return models, tokenizers
+
+
+def _as_list(given: Any, argument: str) -> list[Any]:
+    is_list = isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping))
+    if given is not None and (not is_list or hasattr(given, "encode")):
+        shown = type(given).__name__ if isinstance(given, torch.nn.Module) else repr(given)
+        shown = "a tokenizer" if hasattr(given, "encode") and not isinstance(given, str) else shown
+        raise ValueError(f"`{argument}` must be a list, but is {shown}. Put it in a list, also where it is one.")
+    return list(given or [])
+
+
+def _tokenizer(given: Any, model: Any, argument: str) -> Any:
+    """A tokenizer as given, or by its name, or by the model's."""
+    if given is None:
+        return find_tokenizer(model, argument)
+    if isinstance(given, (str, os.PathLike)):
+        return load_tokenizer(os.fspath(given), argument)
+    if not callable(given) or not hasattr(given, "encode"):
+        raise ValueError(
+            f"`{argument}` must be a tokenizer or its name, but is {given!r}. Load it with AutoTokenizer, or leave it "
+            "out to have it found by the model's name."
+        )
+    return given

@@ -46,7 +46,7 @@ def assistant_states(
         return {}
     found = {}
     for index, participant in enumerate(participants[1:], start=1):
-        states = past.states_of(participant.model, participant.vocabulary.fingerprint)
+        states = past.states_of(index - 1, participant.model, participant.vocabulary.fingerprint)
         if states is not None:
             found[index] = _resume(states)
     return found

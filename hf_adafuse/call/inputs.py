@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..host_internals import num_cached
-from ..members.processors import ProcessorRequest
+from ..members.processor_request import ProcessorRequest
 from ..members.prompts import unpadded_rows
 from ..trees.kv_cache import KeysValues, adopt_cache
 
@@ -47,6 +47,14 @@ class HostCall:
     generation_config: Any
     streamer: Any
     model_kwargs: dict[str, Any]
+
+    @property
+    def returns_dict(self) -> bool:
+        return bool(self.generation_config.return_dict_in_generate)
+
+    @property
+    def gives_scores(self) -> bool:
+        return self.returns_dict and bool(self.generation_config.output_scores)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,23 @@ for the self-test that chooses a backend.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..config import AdaFuseConfig
 from ..host_internals import prepared_eos_ids
 from ..members.participants import Participant
-from ..members.processors import RowProcessors, assistant_processors, main_processors
+from ..members.processor_request import ProcessorRequest, assistant_processors, main_processors
+from ..members.processors import PromptProcessors
 from ..members.prompts import assistant_prompts, check_prompts, warn_of_lost_templates
+from ..members.structured import compile_grammar
 from ..trees.kv_cache import KeysValues
 from ..trees.self_test import keeps_keys
 from .arguments import Ensemble
 from .continuation import assistant_states
 from .inputs import HostCall, MainInputs, read_inputs
+from .stopping import StopCheck
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class MemberPlan:
         prompts (`list[list[int]]`): its own ids of each prompt.
         cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
         eos_ids (`list[int]`): its end-of-sequence ids, those that it has an embedding of.
-        processors (`list[RowProcessors]`): per prompt.
+        processors (`list[PromptProcessors]`): per prompt.
         backend (`str`): what runs its trees.
     """
 
@@ -36,7 +41,7 @@ class MemberPlan:
     prompts: list[list[int]]
     cache: KeysValues | None
     eos_ids: list[int]
-    processors: list[RowProcessors]
+    processors: list[PromptProcessors]
     backend: str
 
 
@@ -50,24 +55,21 @@ class CallPlan:
         inputs (`MainInputs`)
         config (`AdaFuseConfig`)
         call (`HostCall`)
+        stop_check (`StopCheck`): asked after each committed token.
+        sampling (`dict`, *optional*): the settings of sampling that the call names; `None`: words are not sampled.
     """
 
     members: list[MemberPlan]
     inputs: MainInputs
     config: AdaFuseConfig
     call: HostCall
-
-    @property
-    def returns_dict(self) -> bool:
-        return bool(self.call.generation_config.return_dict_in_generate)
-
-    @property
-    def gives_scores(self) -> bool:
-        return self.returns_dict and bool(self.call.generation_config.output_scores)
+    stop_check: StopCheck
+    sampling: Mapping[str, Any] | None = None
 
     @property
     def keeps_logits(self) -> bool:
-        return self.gives_scores or (self.returns_dict and bool(self.call.generation_config.output_logits))
+        call = self.call
+        return call.gives_scores or (call.returns_dict and bool(call.generation_config.output_logits))
 
 
 def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
@@ -78,6 +80,9 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         ValueError: inputs that cannot be used, or a model that no backend can run.
     """
     inputs = read_inputs(call)
+    stop_check = StopCheck(call.stopping_criteria, len(inputs.prompts), call.input_ids.device, call.gives_scores)
+    request = replace(call.processors, assistants=ensemble.assistant_processors)
+    request.check(len(ensemble.participants) - 1)
     participants = ensemble.participants
     prompts, caches = _prompts(ensemble, call, inputs)
     for participant, ids in zip(participants, prompts, strict=True):
@@ -89,7 +94,9 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     ]
     members = [replace(member, backend=member.participant.choose_backend()) for member in members]
     _check_cache(members[0], inputs)
-    return CallPlan(_with_processors(members, call, inputs), inputs, ensemble.config, call)
+    grammars = _grammars(ensemble, members)
+    members = _with_processors(members, request, grammars, inputs)
+    return CallPlan(members, inputs, ensemble.config, call, stop_check, ensemble.sampling)
 
 
 def _prompts(
@@ -130,11 +137,21 @@ def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
         )
 
 
-def _with_processors(members: list[MemberPlan], call: HostCall, inputs: MainInputs) -> list[MemberPlan]:
+def _grammars(ensemble: Ensemble, members: list[MemberPlan]) -> list[Any]:
+    """The grammar of the text for each member, in its own tokens; `None` where there is none."""
+    if ensemble.structured is None:
+        return [None] * len(members)
+    found = [(member.participant, member.eos_ids) for member in members]
+    return [compile_grammar(ensemble.structured, who.vocabulary, eos_ids, who.name) for who, eos_ids in found]
+
+
+def _with_processors(
+    members: list[MemberPlan], request: ProcessorRequest, grammars: list[Any], inputs: MainInputs
+) -> list[MemberPlan]:
     main, *assistants = members
-    helper, request = main.participant.model, call.processors  # any model with `generate()` makes processors alike
-    made = [main_processors(helper, request, inputs.padded, main.prompts, main.participant.device)]
-    for member in assistants:
-        device = member.participant.device
-        made.append(assistant_processors(helper, request, member.eos_ids, member.prompts, device))
+    helper = main.participant.model  # any model with `generate()` makes processors alike
+    made = [main_processors(helper, request, inputs.padded, main.prompts, main.participant.device, grammars[0])]
+    for number, member in enumerate(assistants):
+        device, grammar = member.participant.device, grammars[number + 1]
+        made.append(assistant_processors(helper, request, number, member.eos_ids, member.prompts, device, grammar))
     return [replace(member, processors=processors) for member, processors in zip(members, made, strict=True)]

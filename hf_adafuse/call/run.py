@@ -10,10 +10,13 @@ import torch
 from ..decoding.decoder import Decoder
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.member import Member, MemberError
+from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
+from ..trees.adapters import base_model
 from ..trees.self_test import BACKENDS
 from .output import make_output, pad_right
 from .plan import CallPlan, MemberPlan
+from .sampling import is_greedy, random_streams, warpers_of
 
 
 def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
@@ -30,11 +33,12 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         members=members,
         prompts=prompts,
         config=plan.config,
-        should_stop=_stop_check(plan),
+        should_stop=plan.stop_check,
         on_commit=_streaming(call.streamer),
         max_length=call.generation_config.max_length,
         keep_logits=plan.keeps_logits,
-        keep_cache=plan.returns_dict,
+        keep_cache=call.returns_dict,
+        **_sampling(plan, members),
     )
     try:
         num_top = max(2, plan.config.num_branches)
@@ -47,7 +51,7 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         if call.streamer is not None:
             call.streamer.end()  # also after an error: who waits for the text gets what there is
     sequences = pad_right([prompt.ids for prompt in prompts], call.generation_config, call.input_ids)
-    return make_output(sequences, plan, members, prompts) if plan.returns_dict else sequences
+    return make_output(sequences, plan, members, prompts) if call.returns_dict else sequences
 
 
 def _make_member(plan: MemberPlan) -> Member:
@@ -65,15 +69,25 @@ def _make_member(plan: MemberPlan) -> Member:
     )
 
 
-def _stop_check(plan: CallPlan) -> Callable[[Prompt], bool]:
-    criteria, device = plan.call.stopping_criteria, plan.call.input_ids.device
+def _sampling(plan: CallPlan, members: list[Member]) -> dict[str, Any]:
+    """What the decoder needs to sample words."""
+    if plan.sampling is None:
+        return {}
+    draws, temperatures = [], []
+    for member in members:
+        warpers, temperature = warpers_of(base_model(member.model), plan.sampling, member.device)
+        draws.append(_draw(warpers))
+        temperatures.append(temperature)
+    return {"draws": draws, "streams": random_streams(plan.inputs.prompts), "is_greedy": is_greedy(temperatures[0])}
 
-    def should_stop(prompt: Prompt) -> bool:
-        ids = torch.tensor([prompt.ids], device=device)
-        scores = tuple(row[None] for row in prompt.scores) if plan.gives_scores else None
-        return bool(torch.as_tensor(criteria(ids, scores)).any())
 
-    return should_stop
+def _draw(warpers: Any) -> Callable[..., int]:
+    ids = torch.zeros((1, 1), dtype=torch.long)
+
+    def draw(node: Any, number: float | None, allow: Any) -> int:
+        return draw_token(node.reading, lambda scores: warpers(ids, scores), number, allow)
+
+    return draw
 
 
 def _streaming(streamer: Any) -> Callable[[list[int]], None]:

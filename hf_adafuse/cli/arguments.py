@@ -52,6 +52,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nll-normalization", "nll_normalization", "unit of the mean NLL", choices=NLL_NORMALIZATIONS)
     add("--commitment", "commitment", "how long spans are", choices=COMMITMENTS)
     add("--exploration", "exploration", "how branches are found", choices=EXPLORATIONS)
+    group.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="sample words")
 
 
 def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:

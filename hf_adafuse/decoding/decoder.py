@@ -7,8 +7,9 @@ another its tokens are already there, computed. At the end the earlier members s
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import AdaFuseConfig
@@ -21,7 +22,9 @@ from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt
 from .proposer import Proposals, Proposer
 from .requests import Read, Requests, with_sizes
+from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler
+from .word_sampler import WordSampler
 from .words import WordRule
 
 
@@ -39,6 +42,8 @@ class Decoder:
         max_length (`int`, *optional*): how many ids a prompt has at the end, if nothing stops it before.
         keep_logits (`bool`): keep the scores and logits of each committed token.
         keep_cache (`bool`): keep the members' keys and values of each prompt.
+        draws (`list[Callable]`, *optional*), streams (`list[Iterator[float]]`), is_greedy (`bool`): as of
+            [`WordSampler`], where words are sampled.
     """
 
     members: list[Member]
@@ -49,6 +54,9 @@ class Decoder:
     max_length: int | None = None
     keep_logits: bool = False
     keep_cache: bool = False
+    draws: Sequence[Callable[..., int]] | None = None
+    streams: Sequence[Iterator[float]] = ()
+    is_greedy: bool = False
 
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
@@ -66,8 +74,9 @@ class Decoder:
             AdaFuseDecodingError: a member failed.
         """
         scheduler = Scheduler(self.members, [foresight.add_likely_nodes for foresight in self._foresights], self._leave)
+        decode = self._decode if self.draws is None else functools.partial(self._sample, self._sampled_rounds())
         try:
-            scheduler.run({prompt.index: self._decode(prompt) for prompt in self.prompts})
+            scheduler.run({prompt.index: decode(prompt) for prompt in self.prompts})
         except MemberError as error:
             number = max(len(self.prompts[index].rounds) for index in scheduler.served) + 1
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
@@ -85,6 +94,20 @@ class Decoder:
             if winner is not None:
                 self._record.add(pool.margins[first][-1], winner is pool.best_of(first))
                 self._committer.commit(prompt, pool, winner)
+
+    def _sampled_rounds(self) -> SampledRounds:
+        weights = self.config.model_weights or [1.0] * len(self.members)
+        sampler = WordSampler(self._proposers, weights, self.draws or [], self.is_greedy, self.streams)
+        return SampledRounds(self.members, self._proposers, sampler, self._drop_unfit, self.keep_logits)
+
+    def _sample(self, rounds: SampledRounds, prompt: Prompt) -> Requests[None]:
+        """The rounds of one prompt where words are sampled: one member's word, committed by all."""
+        while self._has_room(prompt):
+            pool, winner = yield from rounds.draw(prompt)
+            if winner.dropped is None:
+                self._committer.commit(prompt, pool, winner)
+            else:
+                self._stop_at_context(prompt, self.members[0])
 
     # 1. Propose, and pool
 

@@ -87,19 +87,19 @@ class Proposer:
                 explore = self._beams if self.config.exploration == "beam" else self._branches
                 tails = yield from explore(node, useful)
                 break
-            (word,) = yield from self._extend([self._begin(node, node.reading.top[0])], useful)
+            (word,) = yield from self._extend([self.begin(node, node.reading.top[0])], useful)
             words.append(word)
             if word.ends:
                 break
             node = word.nodes[-1]
         spans = [[*words, tail] for tail in tails] or [words]
-        return Proposals([self._proposal(span) for span in spans], margins)
+        return Proposals([self.proposal(span) for span in spans], margins)
 
     def propose_word(self, root: Node) -> Requests[Proposal]:
         """The greedy word alone: the last resort when every candidate is forbidden."""
         yield from self._read([root])
-        (word,) = yield from self._extend([self._begin(root, root.reading.top[0])])
-        return self._proposal([word])
+        (word,) = yield from self._extend([self.begin(root, root.reading.top[0])])
+        return self.proposal([word])
 
     def has_room(self, node: Node) -> bool:
         """Whether the member's context holds one more token after this node."""
@@ -120,10 +120,10 @@ class Proposer:
         top, log_probs = node.reading.top, node.reading.top_log_probs
         allowed = [token for token, value in zip(top, log_probs, strict=True) if value > -math.inf]
         firsts = (allowed or top[:1])[: self.config.num_branches]
-        words = yield from self._extend([self._begin(node, token) for token in firsts], useful)
+        words = yield from self._extend([self.begin(node, token) for token in firsts], useful)
         return words
 
-    def _begin(self, node: Node, token: int) -> GrowingWord:
+    def begin(self, node: Node, token: int) -> GrowingWord:
         """The word that begins with `token` after `node`."""
         if token in self.eos_ids:
             return GrowingWord(ends=True, is_done=True)
@@ -142,18 +142,19 @@ class Proposer:
     def _extend_as_far_as_read(self, word: GrowingWord) -> None:
         while not word.is_done:
             last = word.nodes[-1]
-            if self._is_closed(word):
+            if self.is_closed(word):
                 word.is_done = True
             elif last.reading is None:
                 return
-            elif self._ends_before(word, last.reading.top[0]):
+            elif self.ends_before(word, last.reading.top[0]):
                 word.is_done = True
             else:
-                self._append(word, last.reading.top[0])
+                self.append(word, last.reading.top[0])
         if word.nodes:
             word.nodes[-1].ends_candidate = True
 
-    def _append(self, word: GrowingWord, token: int) -> None:
+    def append(self, word: GrowingWord, token: int) -> None:
+        """Extend a word by a token."""
         word.nodes = (*word.nodes, word.nodes[-1].add_child(token))
         word.data += self.piece(token)
 
@@ -163,9 +164,9 @@ class Proposer:
         by tokens that carry on its word until its greedy next token would end it (Appendix F).
         """
         width = self.config.num_branches
-        beams = [(value, self._begin(node, token)) for token, value in node.reading.best(width)]
+        beams = [(value, self.begin(node, token)) for token, value in node.reading.best(width)]
         while True:
-            yield from self._read([w.nodes[-1] for _, w in beams if not w.is_done and not self._is_closed(w)], useful)
+            yield from self._read([w.nodes[-1] for _, w in beams if not w.is_done and not self.is_closed(w)], useful)
             for _, word in beams:
                 word.is_done = word.is_done or self._is_complete(word)
             if all(word.is_done for _, word in beams):
@@ -177,29 +178,30 @@ class Proposer:
         if word.is_done:
             return [(score, word)]
         last = word.nodes[-1]
-        onward = last.reading.best(self.config.num_branches, lambda token: not self._ends_before(word, token))
+        onward = last.reading.best(self.config.num_branches, lambda token: not self.ends_before(word, token))
         if not onward:
             word.is_done = True
             return [(score, word)]
         longer = []
         for token, log_prob in onward:
             extended = GrowingWord(word.nodes, word.data)
-            self._append(extended, token)
+            self.append(extended, token)
             longer.append((score + log_prob, extended))
         return longer
 
     def _is_complete(self, word: GrowingWord) -> bool:
-        return self._is_closed(word) or self._ends_before(word, word.nodes[-1].reading.top[0])
+        return self.is_closed(word) or self.ends_before(word, word.nodes[-1].reading.top[0])
 
-    def _is_closed(self, word: GrowingWord) -> bool:
+    def is_closed(self, word: GrowingWord) -> bool:
         """Whether the word ends whatever follows: by its trailing space, its length or the member's context."""
         return self.rule.is_closed(word.data, len(word.nodes)) or not self.has_room(word.nodes[-1])
 
-    def _ends_before(self, word: GrowingWord, token: int) -> bool:
+    def ends_before(self, word: GrowingWord, token: int) -> bool:
         """Whether the word ends where `token` would come next."""
         return self.rule.is_complete(word.data, None if token in self.eos_ids else self.piece(token))
 
-    def _proposal(self, words: list[GrowingWord]) -> Proposal:
+    def proposal(self, words: list[GrowingWord]) -> Proposal:
+        """The span that these words make."""
         ids = [[node.token for node in word.nodes] for word in words]
         texts = tuple(self.member.vocabulary.text(word) for word in ids if word)
         return Proposal(texts, tuple(token for word in ids for token in word), any(word.ends for word in words))

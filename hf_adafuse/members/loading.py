@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable
@@ -41,6 +42,23 @@ def find_tokenizer(model: Any, argument: str) -> Any:
             raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.")
         _TOKENIZERS[model] = tokenizer
     return _TOKENIZERS[model]
+
+
+@functools.cache
+def load_tokenizer(name: str, argument: str) -> Any:
+    """
+    A tokenizer by its own name, loaded once.
+
+    Raises:
+        ValueError: it does not load.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except _LOADING_ERRORS as error:
+        raise ValueError(
+            f"`{argument}` must be a tokenizer, its Hub name or a folder, but {name!r} does not load "
+            f"({type(error).__name__}: {error}). Check the name."
+        ) from error
 
 
 def load_assistant(

@@ -13,7 +13,7 @@ from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, room_in_tree
-from .processors import RowProcessors
+from .processors import ProcessorError, PromptProcessors
 from .readings import Reader, span_log_probs
 from .vocabulary import Vocabulary
 
@@ -74,13 +74,15 @@ class Member:
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
 
-    def start(self, prompts: list[list[int]], processors: list[RowProcessors], num_top: int, cache: Any = None) -> None:
+    def start(
+        self, prompts: list[list[int]], processors: list[PromptProcessors], num_top: int, cache: Any = None
+    ) -> None:
         """
         Read the prompts.
 
         Args:
             prompts (`list[list[int]]`): ids per prompt.
-            processors (`list[RowProcessors]`): per prompt.
+            processors (`list[PromptProcessors]`): per prompt.
             num_top (`int`): how many of the best tokens are read after each token.
             cache (`KeysValues`, *optional*): holds the first columns of the prompts, left-padded.
 
@@ -91,6 +93,11 @@ class Member:
         self._reader = Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
         self._num_prompt_tokens = [len(ids) for ids in prompts]
         self._read(lambda: trees.prefill(prompts, cache))
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether logits processors act on it, which may rule texts out."""
+        return self._reader.has_processors
 
     def prompt_cost(self, prompt_index: int) -> int:
         """About what reading a prompt costs: parameters times the tokens that it takes."""
@@ -170,17 +177,20 @@ class Member:
         """Make these ids part of a prompt's prefix. What was read below a forbidden token is processed only now."""
         path = self.path(prompt_index, ids)
         was_forbidden = any(above.reading and above.reading.forbids(node.token) for above, node in pairwise(path))
+        if was_forbidden:
+            self._reader.read([node for node in path[1:] if node.logits is not None], is_committed=True)
+        self._reader.remember(path)
         self.backend.commit(prompt_index, path[1:])
         if was_forbidden:
-            root = self.root(prompt_index)
-            self._reader.read([node for node in [root, *root.run_descendants()] if node.logits is not None])
+            descendants = self.root(prompt_index).run_descendants()
+            self._reader.read([node for node in descendants if node.logits is not None])
 
     def _read(self, forward: Callable[[], list[Node]]) -> list[Node]:
         try:
             nodes = forward()
             self._reader.read(nodes)
             return nodes
-        except ForwardError as error:
+        except (ForwardError, ProcessorError) as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
 
 

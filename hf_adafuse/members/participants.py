@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 
 from ..host_internals import execution_device
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
-from ..trees.model_call import frequency_switch, max_length
+from ..trees.model_call import frequency_switch, has_dropout, max_length
 from ..trees.self_test import SelfTestError, choose_backend, reason_not_to_test
 from .vocabulary import Vocabulary, vocabulary_of
 
 _WARNED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_WARNED_OF_DROPOUT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ class Participant:
             warnings.warn(
                 f"{self.name} ({type(self.model).__name__}) works with neither a 4-D mask nor a cache: it reads the "
                 "whole text again in every forward pass, which is slow.",
+                UserWarning,
+                stacklevel=2,
+            )
+        if has_dropout(base) and base not in _WARNED_OF_DROPOUT:
+            _WARNED_OF_DROPOUT[base] = True
+            warnings.warn(
+                f"{self.name} ({type(self.model).__name__}) is in training mode: dropout makes its logits random. Call "
+                "`.eval()` on it.",
                 UserWarning,
                 stacklevel=2,
             )

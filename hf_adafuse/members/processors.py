@@ -1,112 +1,135 @@
-"""Which of `generate()`'s logits processors act on which member, and on what ids. Knows no tree, text or word.
-
-Flags that name no ids act on every member over its own ids; flags that name ids, `prefix_allowed_tokens_fn` and the
-user's own processors speak the main vocabulary and act through the main model alone. Sampling's warpers act on none.
+"""The logits processors of one prompt under one member, as they are asked: of many texts at once, or once a token.
+Knows ids and scores; no tree, text or word.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
-from ..host_internals import make_processors, set_prepared_eos_ids
-
-# Flags that name no ids of the main vocabulary, so that they mean the same to every member.
-_SHARED_FLAGS = (
-    "repetition_penalty",
-    "encoder_repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "min_length",
-    "min_new_tokens",
-    "exponential_decay_length_penalty",
-    "remove_invalid_values",
-    "renormalize_logits",
-)
+from .histories import History, has_history
 
 
-@dataclass
-class RowProcessors:
+class ProcessorError(Exception):
+    """A logits processor returned what is no scores; says which."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """
+    One logits processor as it acts on one prompt.
+
+    Args:
+        processor: a function of the ids, or an object with a history.
+        batch (`list[list[int]]`): the prompts it was made for, of one length, padding and all.
+        row (`int`): which of them this prompt is.
+    """
+
+    processor: Any
+    batch: list[list[int]]
+    row: int = 0
+
+    @property
+    def padding(self) -> int:
+        """The length of the prompt as the processor sees it."""
+        return len(self.batch[self.row])
+
+
+class StepState(NamedTuple):
+    """Where a processor with a history is: that history, the ids of its last call, what the other rows go on with."""
+
+    history: History
+    ids: torch.Tensor
+    others: torch.Tensor
+
+
+States = list["StepState | None"]
+
+
+class PromptProcessors:
     """
     The processors of one prompt under one member.
 
     Args:
-        flags (`LogitsProcessorList`): made from flags; they see the row without its padding, as if it were alone.
-        custom (`LogitsProcessorList`): the user's; they see the row as passed to `generate()`, padding and all.
-        padding (`list[int]`): the padding of the row.
+        steps (`list[Step]`): in the order in which they act.
+        num_prompt_tokens (`int`): of the prompt, without padding.
+
+    Attributes:
+        has_history (`bool`): whether the order and number of calls matters to one of them.
     """
 
-    flags: LogitsProcessorList
-    custom: LogitsProcessorList
-    padding: list[int]
+    def __init__(self, steps: Iterable[Step] = (), num_prompt_tokens: int = 0) -> None:
+        self.steps = list(steps)
+        self._num_prompt_tokens = num_prompt_tokens
+        self.has_history = any(has_history(step.processor) for step in self.steps)
 
     def __bool__(self) -> bool:
-        return bool(self.flags or self.custom)
+        return bool(self.steps)
 
     def __call__(self, ids: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
-        """Process `scores` of shape `(num_rows, vocab_size)`; `ids` are as many rows of equal length."""
-        rows = torch.tensor(ids, device=scores.device)
-        scores = self.flags(rows, scores.clone())
-        if self.custom:
-            padding = torch.tensor([self.padding] * len(ids), dtype=rows.dtype, device=rows.device)
-            scores = self.custom(torch.cat([padding, rows], dim=1), scores)
+        """Process `scores` of shape `(num_rows, vocab_size)`; `ids` are as many texts of equal length. For processors
+        that are functions of the ids."""
+        scores = scores.clone()
+        for step in self.steps:
+            scores = _asked(step, self._rows(step, ids, scores), scores)
         return scores
 
+    def begin(self, ids: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, States]:
+        """Process the `scores`, of shape `(vocab_size,)`, after a prompt; returns them, and where each processor is."""
+        return self._follow(ids, scores, [None] * len(self.steps))
 
-@dataclass
-class ProcessorRequest:
-    """What `generate()` was asked to process logits with, kept until the rows are known."""
+    def advance(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
+        """The same after a text that is longer by one token than that of `states`."""
+        return self._follow(ids, scores, states)
 
-    generation_config: GenerationConfig
-    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], list[int]] | None
-    custom: LogitsProcessorList
+    def _follow(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
+        scores, reached = scores[None].clone(), States()
+        for step, state in zip(self.steps, states, strict=True):
+            if has_history(step.processor):
+                scores, following = _called(step, state, ids[-1], scores)
+                reached.append(following)
+            else:
+                scores = _asked(step, self._rows(step, [ids], scores), scores)
+                reached.append(None)
+        return scores[0], reached
 
-
-def main_processors(
-    model: Any, request: ProcessorRequest, padded: list[list[int]], prompts: list[list[int]], device: torch.device
-) -> list[RowProcessors]:
-    """The main model's processors, one set per row of the batch."""
-    rows = []
-    for index, (row, prompt) in enumerate(zip(padded, prompts, strict=True)):
-        padding = row[: len(row) - len(prompt)]
-        config = copy.copy(request.generation_config)
-        config.max_length = config.max_length - len(padding)
-        if config.min_new_tokens is not None and config.min_length is not None:
-            config.min_length = config.min_length - len(padding)
-        flags = _from_flags(model, config, prompt, device)
-        replaced = {type(processor) for processor in request.custom}
-        flags = LogitsProcessorList(processor for processor in flags if type(processor) not in replaced)
-        custom = LogitsProcessorList(request.custom)
-        if request.prefix_allowed_tokens_fn is not None:
-            custom.insert(0, PrefixConstrainedLogitsProcessor(_for_row(request.prefix_allowed_tokens_fn, index), 1))
-        rows.append(RowProcessors(flags, custom, padding))
-    return rows
+    def _rows(self, step: Step, ids: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
+        """The texts as a processor sees them: after the prompt's padding."""
+        padding = step.batch[step.row][: step.padding - self._num_prompt_tokens]
+        return torch.tensor([padding + row for row in ids], device=scores.device)
 
 
-def assistant_processors(
-    model: Any, request: ProcessorRequest, eos_ids: list[int], prompts: list[list[int]], device: torch.device
-) -> list[RowProcessors]:
-    """An assistant's processors: those made from the flags that name no ids, over its own ids."""
-    given = request.generation_config
-    config = GenerationConfig(**{name: value for name in _SHARED_FLAGS if (value := getattr(given, name)) is not None})
-    config.num_beams = 1
-    set_prepared_eos_ids(config, eos_ids, device)
-    if not eos_ids:
-        config.exponential_decay_length_penalty = None
-    if config.min_new_tokens is not None:
-        config.min_length = None  # `generate()` derives it from the main model's prompt
-    return [RowProcessors(_from_flags(model, config, prompt, device), LogitsProcessorList(), []) for prompt in prompts]
+def _asked(step: Step, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return _checked(step.processor, step.processor(rows, scores), scores)
 
 
-def _from_flags(model: Any, config: GenerationConfig, prompt: list[int], device: torch.device) -> LogitsProcessorList:
-    config.do_sample = False  # temperature, top-k and top-p touch neither margins nor NLL
-    return LogitsProcessorList(make_processors(model, config, prompt, device))
+def _called(step: Step, state: StepState | None, token: int, scores: torch.Tensor) -> tuple[torch.Tensor, StepState]:
+    """
+    Call a processor with a history with as many rows as it was made for. The other rows cannot be those of the other
+    prompts, which are at other lengths: they go on with the best token that the processor lets them have.
+    """
+    if state is None:
+        history, ids = History(step.processor), torch.tensor(step.batch, device=scores.device)
+    else:
+        others = state.others.clone()
+        others[step.row] = token
+        history, ids = state.history, torch.cat([state.ids, others[:, None]], dim=1)
+    history, result = history.after(ids, scores.expand(len(ids), -1).clone())
+    result = _checked(step.processor, result, scores.expand(len(ids), -1), step.row)
+    return result[step.row : step.row + 1], StepState(history, ids, result.argmax(-1))
 
 
-def _for_row(function: Callable[[int, torch.Tensor], list[int]], row: int) -> Callable[[int, torch.Tensor], list[int]]:
-    return lambda _, ids: function(row, ids)
+def _checked(processor: Any, result: Any, scores: torch.Tensor, row: int | None = None) -> torch.Tensor:
+    """What a processor returned, in the dtype of the scores it was given."""
+    name = type(processor).__name__
+    if not isinstance(result, torch.Tensor):
+        raise ProcessorError(f"its logits processor {name} returned {type(result).__name__}, not a tensor of scores")
+    if result.shape != scores.shape:
+        shapes = f"{tuple(result.shape)}, not {tuple(scores.shape)}"
+        raise ProcessorError(f"its logits processor {name} returned scores of shape {shapes}")
+    if (result if row is None else result[row]).isnan().any():
+        raise ProcessorError(f"its logits processor {name} returned NaN")
+    return result.to(dtype=scores.dtype, device=scores.device)

@@ -22,6 +22,8 @@ def assistant_prompts(
     decoded prompt, encoded with the assistant's own special tokens.
     """
     main, *assistants = participants
+    if given is not None and not isinstance(given, (list, tuple)):
+        raise ValueError(f"`assistant_inputs` must be a list, but is a {type(given).__name__}. Give one per assistant.")
     if given is not None and len(given) != len(assistants):
         raise ValueError(
             f"`assistant_inputs` must be one per assistant model, but is {len(given)} for {len(assistants)} "
@@ -59,7 +61,14 @@ def warn_of_lost_templates(
 
 def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
     """Refuse prompts that the model cannot read."""
+    size = participant.vocabulary.vocab_size
     for row, ids in enumerate(prompts):
+        outside = [token for token in ids if token < 0 or (size is not None and token >= size)]
+        if outside:
+            raise ValueError(
+                f"The prompt of {participant.name} must be ids from 0 to {(size or 0) - 1}, but has {outside[0]} in "
+                f"row {row}. Tokenize it with that member's own tokenizer."
+            )
         if not ids:
             raise ValueError(
                 f"The prompt of {participant.name} must be at least one token, but is empty in row {row} (its "
@@ -80,6 +89,10 @@ def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
 
 def unpadded_rows(ids: torch.Tensor, mask: torch.Tensor | None, name: str) -> list[list[int]]:
     """The rows of a left-padded batch without their padding."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(
+            f"`{name}` must be integers, but is of type {ids.dtype}. Pass the tokenizer's output as it is."
+        )
     rows: list[list[int]] = ids.tolist()
     if mask is None:
         return rows

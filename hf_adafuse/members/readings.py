@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
 from ..trees.nodes import Node
-from .processors import RowProcessors
+from .processors import PromptProcessors, States
+
+Allow = Callable[[int], bool]
 
 
 def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,12 +46,21 @@ class Reading:
         scores (`torch.FloatTensor` of shape `(vocab_size,)`): processed logits.
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
+        states (`list`, *optional*): where the processors with a history are; `None` where there are none.
     """
 
-    __slots__ = ("log_total", "scores", "top", "top_log_probs")
+    __slots__ = ("log_total", "scores", "states", "top", "top_log_probs")
 
-    def __init__(self, scores: torch.Tensor, log_total: float, top: list[int], top_log_probs: list[float]) -> None:
+    def __init__(
+        self,
+        scores: torch.Tensor,
+        log_total: float,
+        top: list[int],
+        top_log_probs: list[float],
+        states: States | None = None,
+    ) -> None:
         self.scores = scores
+        self.states = states
         self.log_total = log_total
         self.top = top
         self.top_log_probs = top_log_probs
@@ -75,6 +87,30 @@ class Reading:
         return tokens[scores.index(max(scores))]
 
 
+def draw_token(
+    reading: Reading, warp: Callable[[torch.Tensor], torch.Tensor], number: float | None, allow: Allow | None
+) -> int:
+    """
+    A token drawn after a node.
+
+    Args:
+        reading (`Reading`): of the node.
+        warp (`Callable`): gives the scores, of shape `(1, vocab_size)`, from which is drawn.
+        number (`float`, *optional*): from 0 to 1: the token where the probabilities, laid end to end in the order of
+            the ids, reach it. `None`: the most likely one.
+        allow (`Callable`, *optional*): tokens among which is drawn, where one of them is possible.
+    """
+    probabilities = warp(reading.scores[None].clone())[0].double().softmax(-1)
+    tokens: list[int] = probabilities.nonzero().flatten().tolist()
+    if allow is not None:
+        tokens = [token for token in tokens if allow(token)] or tokens
+    chosen = probabilities[tokens]
+    if number is None:
+        return tokens[int(chosen.argmax())]
+    reached = torch.searchsorted(chosen.cumsum(0), number * float(chosen.sum()), right=True)
+    return tokens[min(int(reached), len(tokens) - 1)]
+
+
 def span_log_probs(readings: list[Reading], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
     """
     The log-probability (nats) of each id of a span, and of the end of the text after it.
@@ -97,19 +133,21 @@ class Reader:
     Reads what one member's trees have run.
 
     Args:
-        processors (`list[RowProcessors]`): per prompt.
+        processors (`list[PromptProcessors]`): per prompt.
         num_top (`int`): how many of the best tokens a reading holds.
         ids_to (`Callable`): all ids of a node's prompt up to it.
     """
 
-    def __init__(self, processors: list[RowProcessors], num_top: int, ids_to: Callable[[Node], list[int]]) -> None:
+    def __init__(self, processors: list[PromptProcessors], num_top: int, ids_to: Callable[[Node], list[int]]) -> None:
         self._processors, self._num_top, self._ids_to = processors, num_top, ids_to
+        self.has_processors = any(processors)
+        self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread
 
-    def read(self, nodes: list[Node]) -> None:
-        """Give the nodes, which have logits, their readings."""
+    def read(self, nodes: list[Node], is_committed: bool = False) -> None:
+        """Give the nodes, which have logits, their readings; `is_committed`: also those below forbidden tokens."""
         if not nodes:
             return
-        scores = self._process(nodes)
+        scores, states = self._process(nodes, is_committed)
         values, ids = best_tokens(scores, self._num_top)
         # The largest score is taken out first and put back in float64: large logits must not cost digits.
         largest = values[:, :1]
@@ -118,23 +156,42 @@ class Reader:
         log_probs = values.double() - totals[:, None]
         rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
         for node, row_scores, total, top, top_log_probs in rows:
-            node.reading = Reading(row_scores, total, top, top_log_probs)
+            node.reading = Reading(row_scores, total, top, top_log_probs, states.get(node))
 
-    def _process(self, nodes: list[Node]) -> torch.Tensor:
+    def remember(self, path: list[Node]) -> None:
+        """This path becomes part of the prefix, and what is not read of it is parted from what is."""
+        for above, node in pairwise(path):
+            if node.reading is None and above.reading is not None:
+                self._settled[node.prompt_index] = above.reading.states
+
+    def _process(self, nodes: list[Node], is_committed: bool) -> tuple[torch.Tensor, dict[Node, States]]:
         logits = torch.stack([node.logits for node in nodes if node.logits is not None])
-        if not any(self._processors):
-            return logits
+        states: dict[Node, States] = {}
+        if not self.has_processors:
+            return logits, states
         order = {id(node): index for index, node in enumerate(nodes)}
         groups: dict[tuple[int, int], list[int]] = {}  # texts of equal length go through the processors together
         for index, node in enumerate(nodes):
             groups.setdefault((node.prompt_index, node.position), []).append(index)
         for (prompt_index, _), indices in sorted(groups.items()):  # by position: what forbids a token comes before it
             # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
-            indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits)]
-            if indices:
+            if not is_committed:
+                indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits)]
+            processors = self._processors[prompt_index]
+            if processors.has_history:
+                for index in indices:
+                    logits[index], states[nodes[index]] = self._follow(nodes[index], logits[index], states)
+            elif indices and processors:
                 ids = [self._ids_to(nodes[index]) for index in indices]
-                logits[indices] = self._processors[prompt_index](ids, logits[indices])
-        return logits
+                logits[indices] = processors(ids, logits[indices])
+        return logits, states
+
+    def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
+        """The processed logits of one node, where the processors have a history: that of the node above goes on."""
+        processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
+        settled = self._settled.get(node.prompt_index)
+        before = settled if above is None else states.get(above) or above.reading.states
+        return processors.begin(ids, logits) if before is None else processors.advance(ids, logits, before)
 
 
 def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:

@@ -65,6 +65,21 @@ class Vocabulary:
             piece = self._pieces[token] = self._read_piece(token)
         return piece
 
+    def all_pieces(self) -> list[bytes]:
+        """The bytes of every token, by id; empty for special tokens and gaps."""
+        size = self.vocab_size or self._ids[-1] + 1
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        unread = [token for token in range(size) if token not in self._pieces]
+        if backend is not None and "ByteLevel" not in self._decoders:
+            # Many at a time: a decoder is slow to start. Those with a name of their own are read one by one.
+            whole = [token for token in unread if token in self._known and not self._is_byte(token)]
+            texts = backend.decode_batch([[*self._anchor_ids, token] for token in whole], skip_special_tokens=True)
+            start = len(self._anchor_text)
+            self._pieces.update(
+                (t, text[start:].encode("utf-8", "replace")) for t, text in zip(whole, texts, strict=True)
+            )
+        return [self.piece(token) for token in range(size)]
+
     def encode(self, text: str) -> Encoding:
         """`text` as a continuation. Not exact: the tokenizer has no ids that decode back to it."""
         encoding = self._encodings.get(text)
@@ -136,6 +151,11 @@ class Vocabulary:
         if byte:
             return bytes([int(byte.group(1), 16)])
         return self.text([token]).encode("utf-8", "replace")
+
+    def _is_byte(self, token: int) -> bool:
+        return "ByteFallback" in self._decoders and bool(
+            _BYTE_TOKEN.fullmatch(self.tokenizer.convert_ids_to_tokens(token))
+        )
 
     def _find_anchor(self) -> tuple[list[int], str]:
         """One visible token to decode behind, so that no decoder strips a space that belongs to a span."""

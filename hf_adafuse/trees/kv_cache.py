@@ -37,9 +37,11 @@ class AdaFuseCache(DynamicCache):
         """Whether it is the cache of exactly these ids."""
         return self.sequences is not None and torch.equal(self.sequences, sequences.cpu())
 
-    def states_of(self, model: Any, fingerprint: str) -> list[tuple[list[int], KeysValues | None]] | None:
-        """An assistant's ids and keys and values per prompt, where it took part."""
-        for reference, tokenizer, states in self.assistants:
+    def states_of(self, index: int, model: Any, fingerprint: str) -> list[tuple[list[int], KeysValues | None]] | None:
+        """The ids and keys and values per prompt of assistant `index`, where it is this model with this tokenizer; of
+        the first that is, where the assistants have changed places."""
+        own = self.assistants[index : index + 1]
+        for reference, tokenizer, states in [*own, *self.assistants]:
             if reference() == model and tokenizer == fingerprint:
                 return states  # type: ignore[no-any-return]
         return None

@@ -46,6 +46,12 @@ def frequency_switch(config: Any) -> int | None:
     return min(lengths, default=None)
 
 
+def has_dropout(model: Any) -> bool:
+    """Whether a model's logits are random as it is: it is in training mode, and drops some activations then."""
+    rates = [value for name, value in vars(model.config.get_text_config()).items() if "drop" in name]
+    return bool(model.training) and any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
+
+
 class ModelCall:
     """
     Calls a model with the arguments that its `forward` takes, and leaves out those that it does not.

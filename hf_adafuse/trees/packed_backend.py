@@ -160,7 +160,7 @@ class PackedBackend(ColumnBackend):
         return fillers
 
     def _mask(self, prompts: torch.Tensor, positions: torch.Tensor, queries: list[Node]) -> Any:
-        for prompt_index in {node.prompt_index for node in queries}:
+        for prompt_index in sorted({node.prompt_index for node in queries}, reverse=True):  # makes room for all at once
             self._masks.place(prompt_index, self.columns.prefix[prompt_index], self.cache.width)
         seen = [
             (number, column, node.position - above.position)

@@ -101,7 +101,7 @@ def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLi
         needed = planned[prompt_index]
         room = room_in_tree(prompt.num_held, prompt.prefix_length) if is_alone else width
         if room > len(needed):
-            likely = list(prompt.likely())[: max(0, width - len(needed))]
+            likely = list(prompt.likely())[: width - len(needed)] if width > len(needed) else []
             planned[prompt_index] = _each_once([*needed, *prompt.useful, *likely])[:room]
     return planned
 

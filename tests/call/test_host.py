@@ -6,7 +6,6 @@ Logits processors are in test_processors; where a call's settings come from is i
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 
 import pytest
@@ -14,27 +13,8 @@ import torch
 from hosts import CHARACTERS, PAD_IS_EOS, PROMPTS, TWO, Forbid, ensemble, new_ids, oracle
 from tiny import tiny_model
 from transformers import GenerationConfig, pipeline
-from transformers.utils.logging import warning_once
 
 from hf_adafuse import disable_adafuse, enable_adafuse
-
-
-def test_warpers_and_sampling_change_nothing_and_warn_once(caplog):
-    case = ensemble(*PAD_IS_EOS)
-    rows, ids, mask = case.main_ids()
-    model = enable_adafuse(copy.copy(case.models[0]))
-    warning_once.cache_clear()
-    kwargs = dict(
-        input_ids=ids, attention_mask=mask, max_new_tokens=8, tokenizer=case.tokenizers[0],
-        assistant_models=case.models[1:], assistant_tokenizers=case.tokenizers[1:], adafuse_config=case.config,
-    )  # fmt: skip
-    greedy = model.generate(**kwargs, do_sample=False)
-    with caplog.at_level(logging.WARNING):
-        assert not [record for record in caplog.records if "do_sample" in record.getMessage()]
-        for _ in range(2):
-            sampled = model.generate(**kwargs, do_sample=True, temperature=3.0, top_k=2, top_p=0.1)
-            assert torch.equal(sampled, greedy)
-    assert len([record for record in caplog.records if "do_sample" in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(

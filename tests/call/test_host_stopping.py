@@ -92,6 +92,8 @@ def test_stop_strings_cut_inside_a_span(long_call):
 class Recorder(StoppingCriteria):
     """Keeps what it is shown; stops a row at one of `last`."""
 
+    is_function_of_ids = True
+
     def __init__(self, width, last=()):
         self.width, self.last, self.seen = width, set(last), {}
 

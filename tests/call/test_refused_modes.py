@@ -29,7 +29,6 @@ def test_the_dynamic_cache_may_be_named():
         (dict(num_beams=2), "beam"),
         (dict(num_beams=2, do_sample=True), "beam"),
         (dict(num_beams=4, num_return_sequences=2), "beam"),
-        (dict(do_sample=True, num_return_sequences=2), "`num_return_sequences` must be 1 .* but is 2"),
         (dict(num_return_sequences=2), "num_return_sequences"),
         (dict(assistant_model=tiny_model("llama", "byte_level", 1)), "assisted_generation"),
         (dict(prompt_lookup_num_tokens=2), "assisted_generation"),

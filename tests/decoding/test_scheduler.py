@@ -94,7 +94,13 @@ def test_a_member_for_which_half_of_them_wait_goes_on():
     assert run(prompts) == [("A", {0: ["a"], 1: ["d"]}), ("A", {0: ["b"]}), ("B", {1: ["e"]})]
 
 
+def test_a_later_member_goes_on_likewise():
+    prompts = {0: prompt((1, "a"), (1, "b")), 1: prompt((1, "d"), (0, "e"))}
+    assert run(prompts) == [("B", {0: ["a"], 1: ["d"]}), ("B", {0: ["b"]}), ("A", {1: ["e"]})]
+
+
 def test_the_first_pass_is_the_most_wanted_members():
+    assert run({0: prompt((1, "b")), 1: prompt((0, "a"))}) == [("A", {1: ["a"]}), ("B", {0: ["b"]})]  # of equals
     assert run({0: prompt((1, "a"))}) == [("B", {0: ["a"]})]
     # Two of three wait for B.
     prompts = {0: prompt((0, "a")), 1: prompt((1, "b")), 2: prompt((1, "c"))}

@@ -78,6 +78,11 @@ def test_worthwhile_size(costs, num_needed, expected):
     assert worthwhile_size(num_needed, costs) == expected
 
 
+def test_a_pass_at_the_bound_is_still_worth_it(monkeypatch):
+    monkeypatch.setattr(Policy, "worthwhile_ratio", 2.0)
+    assert worthwhile_size(1, RISING) == 5  # it costs 2
+
+
 @pytest.mark.parametrize(
     ("num_held", "prefix_length", "expected"),
     [

@@ -75,6 +75,16 @@ def test_a_pass_writes_into_its_columns_and_sees_all(cells):
             torch.testing.assert_close(tensor, numbers_there, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("cells", [[[10, 11, 12]], [[10, 11, 12], [20, 21, 22]]], ids=["one_row", "two_rows"])
+def test_a_cache_grows_as_far_as_it_must(cells):
+    cache = filled(cells)
+    for width in range(4, 60):
+        seen = write(cache, [[width - 1]] * len(cells), width, [[row[0] + width] for row in cells])
+    # Number 10 is that of column 0, and the n-th column was written at a width of n.
+    assert_holds(seen, [[*row, *range(row[0] + 4, row[0] + 60)] for row in cells])
+    assert all(layer.keys.shape[2] < 70 for layer in cache.layers)  # little more than what it holds
+
+
 def test_a_cache_that_was_not_written_says_so():
     cache = filled([[10, 11]])
     cache.open([[2]], 3)

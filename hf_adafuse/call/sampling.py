@@ -1,0 +1,110 @@
+"""Whether a call asks for sampling, and with which settings. Knows calls and configs; draws nothing.
+
+`do_sample=True` reaches a decoding method unasked: most chat models have it in their generation config, and pipelines
+set it where nobody says otherwise. Only what the user says counts here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList
+
+from ..host_internals import make_processors, set_prepared_eos_ids
+
+# The settings that a distribution is warped by before a token is drawn from it.
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+# As in transformers, where nothing else is said.
+_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+# At this temperature and below words are not drawn: the heaviest member's most likely one is taken.
+GREEDY_TEMPERATURE = 0.01
+
+
+@dataclass(frozen=True)
+class SamplingAsked:
+    """
+    What a call says of sampling.
+
+    Args:
+        do_sample (`bool`): whether it asks for it.
+        settings (`dict`): of `SETTINGS`, those that it names.
+    """
+
+    do_sample: bool
+    settings: Mapping[str, Any]
+
+
+def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) -> SamplingAsked:
+    """
+    What a call says of sampling.
+
+    Args:
+        call (`dict`): its arguments, as the user gave them.
+        generation_config (`GenerationConfig`, *optional*): the one passed to it. One that says of sampling what the
+            model's own says is taken for a copy of that, and asks for nothing.
+        own (`GenerationConfig`): the model's own.
+    """
+    names = ("do_sample", *SETTINGS)
+    passed = {name: getattr(generation_config, name, None) for name in names}
+    if passed == {name: getattr(own, name, None) for name in names}:
+        passed = {}
+    given = {**passed, **{name: call[name] for name in names if call.get(name) is not None}}
+    settings = {name: given[name] for name in SETTINGS if given.get(name) is not None}
+    return SamplingAsked(bool(given.get("do_sample")), settings)
+
+
+def is_greedy(temperature: float) -> bool:
+    """Whether words are taken, not drawn, at this temperature."""
+    return temperature <= GREEDY_TEMPERATURE
+
+
+def random_streams(prompts: list[list[int]]) -> list[Iterator[float]]:
+    """
+    Per prompt, random numbers from 0 to 1. They follow from torch's seed and the prompt, and, where a prompt comes more
+    than once, from how often it has come: so a prompt has the same text alone and in a batch.
+
+    Args:
+        prompts (`list[list[int]]`): the main model's ids of each.
+    """
+    seed, streams = int(torch.randint(2**62, ())), []
+    seen: Counter[tuple[int, ...]] = Counter()
+    for ids in map(tuple, prompts):
+        streams.append(_stream(f"{seed} {ids} {seen[ids]}"))
+        seen[ids] += 1
+    return streams
+
+
+def _stream(seed: str) -> Iterator[float]:
+    generator = random.Random(seed)
+    while True:
+        yield generator.random()
+
+
+def warpers_of(model: Any, asked: Mapping[str, Any], device: torch.device) -> tuple[LogitsProcessorList, float]:
+    """
+    What warps a member's distribution: the settings that the call asks for, else the member's own.
+
+    Args:
+        model (`PreTrainedModel`): the member's.
+        asked (`dict`): the settings of the call.
+        device (`torch.device`): of the scores.
+
+    Returns:
+        the warpers, and the temperature.
+    """
+    own = getattr(model, "generation_config", None)
+    settings: dict[str, Any] = dict(_DEFAULTS)
+    for name in SETTINGS:
+        value = asked.get(name, getattr(own, name, None))
+        if value is not None:
+            settings[name] = value
+    temperature = float(settings["temperature"])
+    kept = {**settings, "temperature": 1.0} if is_greedy(temperature) else settings
+    config = GenerationConfig(do_sample=True, num_beams=1, **kept)
+    set_prepared_eos_ids(config, [], device)
+    return LogitsProcessorList(make_processors(model, config, [0], device)), temperature

@@ -1,0 +1,79 @@
+"""Rounds in which words are sampled: one member's word is drawn, and refused where the main model may not say it. Knows
+members and candidates; no random number, model or tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from ..members.member import Member, Span
+from .pool import Candidate, Pool
+from .progress import Prompt
+from .proposer import Proposals, Proposer
+from .requests import Read, Requests
+from .scoring import span_nll
+from .word_sampler import WordSampler
+
+# Words that the main model may refuse in a row; the next one it draws itself.
+_MOST_REFUSED = 8
+
+
+class SampledRounds:
+    """
+    Draws the candidate of each round.
+
+    Args:
+        members (`list[Member]`), proposers (`list[Proposer]`): the main model first.
+        sampler (`WordSampler`)
+        drop_unfit (`Callable`): `drop_unfit(prompt, pool)` marks candidates that cannot be committed.
+        keep_logits (`bool`): whether the main model must have read every token that is committed.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        proposers: Sequence[Proposer],
+        sampler: WordSampler,
+        drop_unfit: Callable[[Prompt, Pool], None],
+        keep_logits: bool,
+    ) -> None:
+        self._members, self._proposers, self._sampler = members, proposers, sampler
+        self._drop_unfit, self._keep_logits = drop_unfit, keep_logits
+
+    def draw(self, prompt: Prompt) -> Requests[tuple[Pool, Candidate]]:
+        """A candidate, alone in its pool; `dropped` where it does not fit into a context."""
+        for num_refused in itertools.count():
+            member_index, word = yield from self._sampler.sample(prompt, 0 if num_refused == _MOST_REFUSED else None)
+            proposal = self._proposers[member_index].proposal([word])
+            pool = Pool([member.vocabulary for member in self._members])
+            pool.add(member_index, Proposals([proposal], []))
+            (candidate,) = pool.ranked()
+            self._drop_unfit(prompt, pool)
+            is_main = member_index == 0
+            if candidate.dropped is not None and candidate.reaches_caller:
+                return pool, candidate
+            if (yield from self._is_accepted(prompt, pool, candidate, is_main)):
+                member = self._members[member_index]
+                log_probs = member.log_probs(prompt.index, Span(candidate.ids[member_index], candidate.ends))
+                candidate.nlls[member_index] = span_nll(log_probs)
+                candidate.score = candidate.nlls[member_index] or 0.0
+                candidate.dropped = None  # also a special token of the main model's own, which has no text
+                self._sampler.keep(prompt, member_index, word)
+                return pool, candidate
+        raise AssertionError("unreachable: the main model's own words are accepted")
+
+    def _is_accepted(self, prompt: Prompt, pool: Pool, candidate: Candidate, is_main: bool) -> Requests[bool]:
+        """Whether the main model can write the word, and may say it; it reads the word where that is to be known."""
+        main = self._members[0]
+        if is_main:
+            return True
+        if not candidate.reaches_caller:
+            return False
+        if not (main.has_processors or self._keep_logits or candidate.ends):
+            return True
+        span = Span(pool.encode_for(0, candidate), candidate.ends)
+        if needed := main.needed_to_score(prompt.index, [span]):
+            yield Read(0, needed)
+        return -math.inf not in main.log_probs(prompt.index, span)

@@ -1,0 +1,91 @@
+"""Words drawn at random: for each word one member is drawn by its weight, and draws the word from its own distribution.
+The text is then a sample of the weighted mixture of the members' word distributions, whatever their tokenizers. Knows
+one stream of random numbers a prompt; no tensor or cache.
+
+A word's first token is drawn among those that begin a word here, so that one member alone draws what ordinary sampling
+draws: the token with which it showed that the last word was over is the one that is drawn anew.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from ..members.member import unread
+from ..trees.nodes import Node
+from .progress import Prompt
+from .proposer import GrowingWord, Proposer
+from .requests import Read, Requests
+
+
+class WordSampler:
+    """
+    Draws words.
+
+    Args:
+        proposers (`list[Proposer]`): of all members.
+        weights (`list[float]`): of the members.
+        draws (`list[Callable]`): per member, `draw(node, u, allow)`: a token after a node that has been read, by a
+            random number from 0 to 1, among those that `allow` lets through where it does any.
+        is_greedy (`bool`): whether the heaviest member's likeliest word is taken instead.
+        streams (`list[Iterator[float]]`): per prompt, random numbers from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        weights: Sequence[float],
+        draws: Sequence[Callable[[Node, float | None, Callable[[int], bool] | None], int]],
+        is_greedy: bool,
+        streams: Sequence[Iterator[float]],
+    ) -> None:
+        self._proposers, self._draws = proposers, draws
+        self._is_greedy, self._streams = is_greedy, streams
+        self._weights = list(weights)
+        self._bounds = list(itertools.accumulate(weights))
+        self._last: dict[int, bytes] = {}  # per prompt, its last word, where that might go on
+
+    def sample(self, prompt: Prompt, member_index: int | None = None) -> Requests[tuple[int, GrowingWord]]:
+        """The word that a member draws, and the member's index; of one drawn by its weight where it is not given."""
+        if member_index is None:
+            member_index = self._draw_member(prompt.index)
+        proposer = self._proposers[member_index]
+        word = GrowingWord()
+        node = proposer.member.root(prompt.index)
+        while not word.is_done:
+            if missing := unread([node]):
+                yield Read(member_index, missing)
+            self._grow(word, node, member_index, prompt.index)
+            node = word.nodes[-1] if word.nodes else node
+        return member_index, word
+
+    def keep(self, prompt: Prompt, member_index: int, word: GrowingWord) -> None:
+        """The word becomes part of the text."""
+        self._last.pop(prompt.index, None)
+        if not word.ends and not self._proposers[member_index].is_closed(word):
+            self._last[prompt.index] = word.data
+
+    def _grow(self, word: GrowingWord, node: Node, member_index: int, prompt_index: int) -> None:
+        """Draw a token after `node`, the end of the word so far; the word is done where it begins another one."""
+        proposer, last = self._proposers[member_index], self._last.get(prompt_index)
+        allow = None
+        if not word.nodes and last is not None:
+            over = GrowingWord((node,), last)
+            allow = lambda token: proposer.ends_before(over, token)  # noqa: E731
+        number = None if self._is_greedy else next(self._streams[prompt_index])
+        token = self._draws[member_index](node, number, allow)
+        if not word.nodes:
+            begun = proposer.begin(node, token)
+            word.nodes, word.data, word.ends, word.is_done = begun.nodes, begun.data, begun.ends, begun.is_done
+        elif proposer.ends_before(word, token):
+            word.is_done = True
+        else:
+            proposer.append(word, token)
+        word.is_done = word.is_done or proposer.is_closed(word)
+
+    def _draw_member(self, prompt_index: int) -> int:
+        if self._is_greedy:
+            return self._weights.index(max(self._weights))
+        number = next(self._streams[prompt_index]) * self._bounds[-1]
+        return min(bisect.bisect_right(self._bounds, number), len(self._bounds) - 1)

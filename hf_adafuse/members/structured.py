@@ -1,0 +1,120 @@
+"""Structured output: a JSON schema, a regular expression or a grammar, compiled for each member's own tokenizer, so
+that all members propose valid text. Knows one vocabulary; no model or tree. Needs xgrammar, an extra.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from .vocabulary import Vocabulary
+
+KINDS = ("json_schema", "regex", "grammar")
+_COMPILERS: weakref.WeakKeyDictionary[Vocabulary, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
+
+
+def read_structured(given: Any) -> tuple[str, str] | None:
+    """
+    What `generate(structured=...)` was given, as its kind and its text.
+
+    Args:
+        given (`dict`): of one item: `json_schema` (a dict, its text, or a pydantic model), `regex` or `grammar` (in
+            GBNF notation, its start rule named `root`).
+
+    Raises:
+        ValueError: it is no such dict.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or len(given) != 1 or next(iter(given)) not in KINDS:
+        raise ValueError(
+            f"`structured` must be a dict with one of {list(KINDS)}, but is {given!r}. Pass "
+            '{"json_schema": {...}}, say.'
+        )
+    ((kind, value),) = given.items()
+    if kind == "json_schema" and not isinstance(value, str):
+        value = value.model_json_schema() if hasattr(value, "model_json_schema") else value
+        value = json.dumps(value) if isinstance(value, Mapping) else value
+    if not isinstance(value, str):
+        raise ValueError(f"`structured[{kind!r}]` must be text, but is {value!r}. Pass the {kind} itself.")
+    return kind, value
+
+
+class GrammarProcessor(LogitsProcessor):
+    """
+    [`LogitsProcessor`] that rules out what a grammar does not allow after the prompt. One text at a time; it remembers
+    what it was asked before.
+
+    Args:
+        compiled (`xgrammar.CompiledGrammar`): for the tokens of one member.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self.matcher: Any = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`scores` of shape `(1, vocab_size)` with minus infinity for tokens that the grammar does not allow."""
+        import xgrammar
+
+        if self.matcher is None:
+            self.matcher = xgrammar.GrammarMatcher(self.compiled)
+        elif not self.matcher.is_terminated() and not self.matcher.accept_token(int(input_ids[0, -1])):
+            raise ValueError(f"the grammar does not allow token {int(input_ids[0, -1])}, which has been committed")
+        if self.matcher.is_terminated():
+            return scores
+        bitmask = xgrammar.allocate_token_bitmask(1, scores.shape[-1])
+        self.matcher.fill_next_token_bitmask(bitmask)
+        allowed = scores.detach().to("cpu", copy=True)
+        xgrammar.apply_token_bitmask_inplace(allowed, bitmask)
+        return allowed.to(scores.device)
+
+
+def compile_grammar(structured: tuple[str, str], vocabulary: Vocabulary, eos_ids: list[int], member: str) -> Any:
+    """
+    A [`GrammarProcessor`] for one member.
+
+    Args:
+        structured (`tuple[str, str]`): as of [`read_structured`].
+        vocabulary (`Vocabulary`), eos_ids (`list[int]`): the member's.
+        member (`str`): how errors call it.
+
+    Raises:
+        ImportError: the library is missing.
+        ValueError: the grammar does not compile, or the member has no end-of-sequence id, with which a text that is
+            complete ends.
+    """
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ImportError(
+            '`structured` needs the package xgrammar. Install it with `pip install "hf_adafuse[structured]"`.'
+        ) from error
+    if not eos_ids:
+        raise ValueError(
+            f"`structured` must be used with members that can end a text, but {member} has no end-of-sequence id. Set "
+            "`eos_token_id` in its generation config."
+        )
+    compilers = _COMPILERS.setdefault(vocabulary, {})
+    if tuple(eos_ids) not in compilers:
+        pieces = vocabulary.all_pieces()
+        info = xgrammar.TokenizerInfo(
+            pieces, xgrammar.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=list(eos_ids)
+        )
+        compilers[tuple(eos_ids)] = xgrammar.GrammarCompiler(info)
+    compiler, (kind, text) = compilers[tuple(eos_ids)], structured
+    try:
+        if kind == "json_schema":  # as `json.dumps` writes it: endless whitespace is valid too, and small models know
+            return GrammarProcessor(compiler.compile_json_schema(text, any_whitespace=False))
+        compile_text = compiler.compile_regex if kind == "regex" else compiler.compile_grammar
+        return GrammarProcessor(compile_text(text))
+    except Exception as error:  # whatever the compiler says, in whatever way
+        raise ValueError(
+            f"`structured[{kind!r}]` must be one that compiles, but does not: {str(error).strip().splitlines()[-1]}. "
+            "Correct it."
+        ) from error
