@@ -80,7 +80,7 @@ def test_a_cache_grows_as_far_as_it_must(cells):
     cache = filled(cells)
     for width in range(4, 60):
         seen = write(cache, [[width - 1]] * len(cells), width, [[row[0] + width] for row in cells])
-    # Number 10 is that of column 0, and the n-th column was written at a width of n.
+    # At a width of n, column n - 1 was written: with n more than the number in column 0.
     assert_holds(seen, [[*row, *range(row[0] + 4, row[0] + 60)] for row in cells])
     assert all(layer.keys.shape[2] < 70 for layer in cache.layers)  # little more than what it holds
 
