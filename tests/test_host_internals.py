@@ -22,7 +22,7 @@ from adapted import PEFT_WARNINGS, base_of, own, with_adapters
 from kinds import model_of
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
-from tiny import tiny_model
+from tiny import TOKENIZERS, tiny_model
 from transformers import (
     DynamicCache,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -34,8 +34,10 @@ from transformers import (
     StaticCache,
     cache_utils,
     dynamic_module_utils,
+    pipeline,
 )
 
+import hf_adafuse.pipelines
 from hf_adafuse import host_internals
 from hf_adafuse.generation import AdaFuseGenerationMixin
 from hf_adafuse.host_internals import (
@@ -65,6 +67,7 @@ from hf_adafuse.host_internals import (
     repository_in_call,
     set_prepared_eos_ids,
     unwrapped,
+    user_arguments,
     with_modules,
 )
 
@@ -263,6 +266,55 @@ def test_a_function_as_custom_generate_is_no_repository():
         return repository_in_call(sys._getframe(1))
 
     assert generate(own(), custom_generate=decode) is None
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What is found of the user's arguments in the frames of each call of a Llama's `generate()`."""
+    found = []
+
+    def generate(self, *args, **kwargs):
+        found.append(user_arguments(sys._getframe(1)))
+        return kwargs["input_ids"]
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
+    return found
+
+
+def pipe(task="text-generation", **kwargs):
+    return pipeline(task, model=own(), tokenizer=TOKENIZERS["byte_level"](), device=CPU, **kwargs)
+
+
+@pytest.mark.parametrize("task", ["text-generation", hf_adafuse.pipelines.TASK])
+@pytest.mark.parametrize("prompts", ["She", ["She", "The cat"], [{"role": "user", "content": "She"}]], ids=str)
+def test_what_the_user_gave_to_a_pipeline_is_found_in_its_frames(asked, task, prompts):
+    pipeline = pipe(task)
+    pipeline.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    pipeline(prompts, temperature=0.5)
+    for arguments, generation_config in asked:
+        assert arguments["temperature"] == 0.5 and generation_config is None
+        assert "do_sample" not in arguments and "top_k" not in arguments  # what the pipeline adds itself
+    assert len(asked) == (2 if prompts == ["She", "The cat"] else 1)
+
+
+def test_what_the_user_gave_to_the_making_of_a_pipeline_is_found_too(asked):
+    pipeline = pipe(top_k=7, temperature=0.25)
+    pipeline("She", temperature=0.5)
+    ((arguments, _),) = asked
+    assert arguments["top_k"] == 7 and arguments["temperature"] == 0.5  # of a call before that of the making
+
+
+def test_the_generation_config_that_a_pipeline_was_given_is_found(asked):
+    config = GenerationConfig(temperature=0.5)
+    pipe()("She", generation_config=config)
+    ((_, generation_config),) = asked
+    assert generation_config is config
+
+
+def test_where_no_pipeline_calls_there_are_no_arguments_of_one(asked):
+    forward_params = {"temperature": 0.5}  # a name like that of the host's, elsewhere
+    own().generate(input_ids=IDS, **forward_params)
+    assert asked == [None] and user_arguments(sys._getframe()) is None
 
 
 # transformers: models and layers

@@ -23,11 +23,10 @@ WITHOUT_UNDERSCORE = {
     "pytorch_utils",
 }  # fmt: skip
 PYTHONS = {"_getframe"}
-# Methods of the host that are overridden or switched off, and one of ours that is called like one of these.
+# Methods of the host that are overridden or switched off.
 ALLOWED = {
     "generation.py": set(GENERATION_HOOKS),
     "pipelines.py": {"_registered_impl"},
-    "benchmarks/measuring.py": {"_sample"},
 }
 
 
@@ -36,11 +35,11 @@ def is_private(name):
 
 
 def names_used(source):
-    """Yields the names by which a module reaches into objects and modules, with their lines: attributes, whole strings
-    (of `getattr` and the like), named arguments, parts of imports."""
+    """Yields the names by which a module reaches into objects and modules, with their lines: attributes, with `self.`
+    before those of its own objects, whole strings (of `getattr` and the like), named arguments, parts of imports."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
-            yield node.attr, node.lineno
+            yield ("self." if ast.unparse(node.value) == "self" else "") + node.attr, node.lineno
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value, node.lineno
         elif isinstance(node, ast.keyword) and node.arg is not None:
@@ -71,10 +70,11 @@ LISTED = {name for name, _ in names_used(SOURCES[THE_ONE]) if is_private(name)} 
 
 def offences(path, source):
     """Lists what a module uses of the host that it should ask `host_internals` for."""
-    allowed = ALLOWED.get(path, set()) | PYTHONS
+    allowed, own = ALLOWED.get(path, set()) | PYTHONS, set(names_defined(source))
     for name, line in names_used(source):
-        if name in allowed or name.startswith("_adafuse"):
+        if name in allowed or name.startswith("_adafuse") or (name.startswith("self.") and name[5:] in own):
             continue
+        name = name.removeprefix("self.")
         if name in LISTED:
             yield f"{path}:{line} uses {name}: ask host_internals, which has it"
         elif is_private(name) and name not in OURS:
@@ -110,6 +110,7 @@ def test_what_is_allowed_is_used(path):
         ("import transformers.pytorch_utils", "pytorch_utils"),
         ("transformers.cache_utils.DynamicLayer", "cache_utils"),
         ("super()._sample()", "_sample"),
+        ("self._sample()", "_sample"),
         ("module._buffers", "_buffers"),  # of nobody here
         ("self._supports_sdpa", "_supports_sdpa"),
         ("torch._dynamo.reset()", "_dynamo"),
@@ -126,6 +127,7 @@ def test_an_offence_is_found(source, name):
     "source",
     [
         "self._call(x)",  # defined in this package
+        "class A:\n    def _sample(self):\n        self._sample()",  # its own method, though called like a hook
         "model._adafuse_bound = None",
         "from __future__ import annotations",
         "for _ in x:\n    pass",
