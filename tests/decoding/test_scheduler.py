@@ -21,6 +21,7 @@ class FakeMember:
         self.name, self.log, self.most = name, log, most
 
     def read(self, needs, likely):
+        assert len(self.log) < 50, "it never ends"
         self.log.append((self.name, {prompt: list(nodes) for prompt, (nodes, _) in needs.items()}))
         self.useful = {prompt: useful for prompt, (_, useful) in needs.items()}
         self.likely = likely
