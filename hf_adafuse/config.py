@@ -11,6 +11,8 @@ WORD_BOUNDARIES = ("whitespace", "unicode")
 NLL_NORMALIZATIONS = ("token", "byte")
 COMMITMENTS = ("adaptive", "fixed")
 EXPLORATIONS = ("diverse", "beam")
+FUSIONS = ("span", "horizon", "word")
+WORD_MEANS = ("arithmetic", "geometric")
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class AdaFuseConfig:
         word_boundary (`str`, *optional*, defaults to `"whitespace"`):
             `"whitespace"`, or `"unicode"` for the word segmentation of UAX #29 (Chinese, Japanese, Thai; needs the
             `unicode` extra).
-        model_weights (`list[float]`, *optional*):
-            One positive weight per member, the main model first, in the fused score. `None` is the uniform mean.
+        model_weights (`list[float]` or `str`, *optional*):
+            One positive weight per member, the main model first, in the fused score. `None` is the uniform mean;
+            `"prompt"` the softmax of minus the NLL per byte that each member gives the prompt, times
+            `prompt_sharpness` (PackLLM).
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
             end of the text counts as one byte).
@@ -52,6 +56,22 @@ class AdaFuseConfig:
             `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin (the paper's Figure 2).
         exploration (`str`, *optional*, defaults to `"diverse"`):
             `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
+        fusion (`str`, *optional*, defaults to `"span"`):
+            How candidates are compared: `"span"`: by their NLL (the paper's). `"horizon"`: by the NLL of as many words
+            as the shortest has. `"word"`: word by word, by the members' mean probability of each.
+        word_mean (`str`, *optional*, defaults to `"arithmetic"`):
+            Of `fusion="word"`: `"arithmetic"`, a mixture of the members, or `"geometric"`, a product.
+        length_exponent (`float`, *optional*, defaults to 1.0):
+            a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
+        prompt_sharpness (`float`, *optional*, defaults to 1.0):
+            Of `model_weights="prompt"`: the larger, the more the member counts that knows the prompt better.
+        online_rate (`float`, *optional*, defaults to 0.0):
+            Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
+        switch_margin (`float`, *optional*, defaults to 0.0):
+            delta: the main model's own words are left only where others win by more than delta (nats). Infinite: the
+            main model alone.
+        certainty_gate (`float`, *optional*):
+            theta: words of which the main model is so certain, p(1) >= theta, are committed without asking the others.
         do_sample (`bool`, *optional*):
             `True`: sample words from the weighted mixture of the members' word distributions; the fields above but for
             `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
@@ -66,10 +86,17 @@ class AdaFuseConfig:
     num_branches: int = 3
     max_word_tokens: int = 32
     word_boundary: str = "whitespace"
-    model_weights: tuple[float, ...] | None = None
+    model_weights: tuple[float, ...] | str | None = None
     nll_normalization: str = "token"
     commitment: str = "adaptive"
     exploration: str = "diverse"
+    fusion: str = "span"
+    word_mean: str = "arithmetic"
+    length_exponent: float = 1.0
+    prompt_sharpness: float = 1.0
+    online_rate: float = 0.0
+    switch_margin: float = 0.0
+    certainty_gate: float | None = None
     do_sample: bool | None = None
 
     def __post_init__(self) -> None:
@@ -88,18 +115,35 @@ class AdaFuseConfig:
             "nll_normalization": NLL_NORMALIZATIONS,
             "commitment": COMMITMENTS,
             "exploration": EXPLORATIONS,
+            "fusion": FUSIONS,
+            "word_mean": WORD_MEANS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"`{name}` must be one of {list(allowed)}, but is {getattr(self, name)!r}. Choose one of these."
                 )
+        for name in ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin"):
+            value = getattr(self, name)
+            if not (_is_number(value) or (name == "switch_margin" and value == math.inf)) or value < 0:
+                raise ValueError(f"`{name}` must be a number of at least 0, but is {value!r}. Leave it out.")
+        if self.certainty_gate is not None and not (_is_number(self.certainty_gate) and 0 < self.certainty_gate <= 1):
+            raise ValueError(
+                f"`certainty_gate` must be a number above 0 and at most 1, but is {self.certainty_gate!r}. Use None "
+                "for no gate."
+            )
         if self.do_sample is not None and not isinstance(self.do_sample, bool):
             raise ValueError(
                 f"`do_sample` must be True, False or None, but is {self.do_sample!r}. Use None to go by the call."
             )
-        if self.model_weights is not None:
+        if self.model_weights is not None and self.model_weights != "prompt":
             self._check_weights()
+        # 2. Combinations
+        if self.fusion == "word" and (self.nll_normalization != "token" or self.length_exponent != 1):
+            raise ValueError(
+                '`fusion` must be "span" or "horizon" with `nll_normalization` or `length_exponent`, but is "word". '
+                "Leave them out: words are compared by their probabilities."
+            )
 
     def _check_weights(self) -> None:
         weights = self.model_weights
@@ -116,7 +160,7 @@ class AdaFuseConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
         values = asdict(self)
-        if self.model_weights is not None:
+        if isinstance(self.model_weights, tuple):
             values["model_weights"] = list(self.model_weights)
         return values
 

@@ -191,7 +191,8 @@ def user_arguments(frame: Any) -> tuple[dict[str, Any], Any] | None:
         given = frame.f_locals.get("forward_params")
         if frame.f_globals["__name__"] == "transformers.pipelines.base" and isinstance(given, dict):
             pipeline = frame.f_locals["self"]
-            arguments = {**pipeline._generate_kwargs, **given}
+            # Not there before transformers 5.23: what a pipeline was made with is among its defaults then.
+            arguments = {**getattr(pipeline, "_generate_kwargs", {}), **given}
             return arguments, arguments.get("generation_config")
         frame = frame.f_back
     return None

@@ -22,6 +22,13 @@ DEFAULTS = {
     "nll_normalization": "token",
     "commitment": "adaptive",
     "exploration": "diverse",
+    "fusion": "span",
+    "word_mean": "arithmetic",
+    "length_exponent": 1.0,
+    "prompt_sharpness": 1.0,
+    "online_rate": 0.0,
+    "switch_margin": 0.0,
+    "certainty_gate": None,
     "do_sample": None,
 }
 NOT_DEFAULTS = {
@@ -34,6 +41,13 @@ NOT_DEFAULTS = {
     "nll_normalization": "byte",
     "commitment": "fixed",
     "exploration": "beam",
+    "fusion": "horizon",
+    "word_mean": "geometric",
+    "length_exponent": 0.5,
+    "prompt_sharpness": 8.0,
+    "online_rate": 1.5,
+    "switch_margin": 0.25,
+    "certainty_gate": 0.9,
     "do_sample": True,
 }
 COUNTS = ("max_words", "num_branches", "max_word_tokens")
@@ -42,7 +56,10 @@ CHOICES = {
     "nll_normalization": ("token", "byte"),
     "commitment": ("adaptive", "fixed"),
     "exploration": ("diverse", "beam"),
+    "fusion": ("span", "horizon", "word"),
+    "word_mean": ("arithmetic", "geometric"),
 }
+NUMBERS = ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin")
 REFUSED = [
     *[("margin_threshold", value) for value in (-0.01, -1, math.nan, math.inf, -math.inf, "0.7", None, True, [0.7])],
     *[(name, value) for name in COUNTS for value in (0, -1, 1.0, 2.5, math.nan, "3", None, True, False, [3])],
@@ -53,6 +70,10 @@ REFUSED = [
     ],
     *[("model_weights", value) for value in (1.0, 1, True, False, "12", b"12", {"a": 1.0}, {})],
     *[("do_sample", value) for value in ("true", 2, [], {})],
+    *[(name, value) for name in NUMBERS for value in (-0.1, math.nan, -math.inf, "1", None, True)],
+    *[(name, math.inf) for name in NUMBERS if name != "switch_margin"],
+    *[("certainty_gate", value) for value in (0, -0.5, 1.5, math.nan, "0.5", True)],
+    ("model_weights", "promt"),
 ]
 
 
@@ -87,13 +108,16 @@ def _assert_form(message: str, name: str, value: object) -> None:
         *[("margin_threshold", value) for value in (0, 0.0, 1, 1.1, 1e9)],
         *[(name, value) for name in COUNTS for value in (1, 2, 10**6)],
         *[(name, value) for name, values in CHOICES.items() for value in values],
-        *[("model_weights", value) for value in (None, [1], [0.1, 5], (2.0, 3), range(1, 3))],
+        *[("model_weights", value) for value in (None, [1], [0.1, 5], (2.0, 3), range(1, 3), "prompt")],
+        *[(name, value) for name in NUMBERS for value in (0.0, 0.5, 2, 1e6)],
+        *[("certainty_gate", value) for value in (None, 0.001, 1, 1.0)],
+        ("switch_margin", math.inf),
     ],
     ids=repr,
 )
 def test_the_ends_of_each_range_are_accepted(name, value):
     config = AdaFuseConfig(**{name: value})
-    given = tuple(value) if name == "model_weights" and value is not None else value
+    given = tuple(value) if name == "model_weights" and value not in (None, "prompt") else value
     assert getattr(config, name) == given
     assert config.to_dict() == DEFAULTS | {name: list(given) if isinstance(given, tuple) else given}
 

@@ -130,7 +130,7 @@ def _round(
     for (text, ends), own in pool.items():
         if (text or ends) and (0 in own or members[0].vocabulary.encode(text).exact):
             spans.append(([own.get(k) or m.vocabulary.encode(text).ids for k, m in enumerate(members)], ends))
-    weights = config.model_weights or [1.0] * len(members)
+    weights = config.model_weights if isinstance(config.model_weights, tuple) else [1.0] * len(members)
     scores = []
     for encoded, ends in spans:
         scored = [m.score(p, ids, ends) for m, p, ids in zip(members, prefixes, encoded, strict=True)]

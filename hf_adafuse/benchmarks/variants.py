@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ..decoding.decoder import Decoder
+from ..decoding.turns import Turns
 from ..members.participants import Participant
 from ..trees import model_call
 from ..trees.packed_backend import ColumnBackend
@@ -17,7 +17,7 @@ from ..trees.packed_backend import ColumnBackend
 def without_score_first() -> AbstractContextManager[None]:
     """A member proposes without first reading what the others put on the table."""
 
-    return _patched(Decoder, "_table", lambda table: lambda *args: ([], []))
+    return _patched(Turns, "_table", lambda table: lambda *args: ([], []))
 
 
 def without_subtree() -> AbstractContextManager[None]:
@@ -44,7 +44,7 @@ def without_look_ahead() -> AbstractContextManager[None]:
 
         return propose_nothing
 
-    return _patched(Decoder, "_propose_ahead", make)
+    return _patched(Turns, "_propose_ahead", make)
 
 
 def without_packed() -> AbstractContextManager[None]:

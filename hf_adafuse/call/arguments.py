@@ -106,7 +106,7 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         weights = self.config.model_weights
-        if weights is not None and len(weights) != len(self.participants):
+        if isinstance(weights, tuple) and len(weights) != len(self.participants):
             raise ValueError(
                 f"`model_weights` must be one per member, but is {len(weights)} for {len(self.participants)} members. "
                 "Give the main model's weight first."

@@ -29,7 +29,24 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     call = plan.call
     prompts = [Prompt(index, list(ids)) for index, ids in enumerate(plan.inputs.padded)]
     members = [_make_member(member) for member in plan.members]
-    decoder = Decoder(
+    try:
+        num_top = max(2, plan.config.num_branches)
+        for member, planned in zip(members, plan.members, strict=True):
+            with_nlls = plan.config.model_weights == "prompt"
+            member.start(planned.prompts, planned.processors, num_top, planned.cache, with_nlls)
+        _make_decoder(plan, members, prompts).run()
+    except MemberError as error:
+        raise AdaFuseDecodingError.of(error, 0, prompts) from error.__cause__
+    finally:
+        if call.streamer is not None:
+            call.streamer.end()  # also after an error: who waits for the text gets what there is
+    sequences = pad_right([prompt.ids for prompt in prompts], call.generation_config, call.input_ids)
+    return make_output(sequences, plan, members, prompts) if call.returns_dict else sequences
+
+
+def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> Decoder:
+    call = plan.call
+    return Decoder(
         members=members,
         prompts=prompts,
         config=plan.config,
@@ -38,20 +55,9 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         max_length=call.generation_config.max_length,
         keep_logits=plan.keeps_logits,
         keep_cache=call.returns_dict,
+        prompt_nlls=[member.prompt_nlls for member in members if member.prompt_nlls],
         **_sampling(plan, members),
     )
-    try:
-        num_top = max(2, plan.config.num_branches)
-        for member, planned in zip(members, plan.members, strict=True):
-            member.start(planned.prompts, planned.processors, num_top, planned.cache)
-        decoder.run()
-    except MemberError as error:
-        raise AdaFuseDecodingError.of(error, 0, prompts) from error.__cause__
-    finally:
-        if call.streamer is not None:
-            call.streamer.end()  # also after an error: who waits for the text gets what there is
-    sequences = pad_right([prompt.ids for prompt in prompts], call.generation_config, call.input_ids)
-    return make_output(sequences, plan, members, prompts) if call.returns_dict else sequences
 
 
 def _make_member(plan: MemberPlan) -> Member:

@@ -7,7 +7,15 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from ..config import COMMITMENTS, EXPLORATIONS, NLL_NORMALIZATIONS, WORD_BOUNDARIES, AdaFuseConfig
+from ..config import (
+    COMMITMENTS,
+    EXPLORATIONS,
+    FUSIONS,
+    NLL_NORMALIZATIONS,
+    WORD_BOUNDARIES,
+    WORD_MEANS,
+    AdaFuseConfig,
+)
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -46,12 +54,19 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
     add("--max-words", "max_words", "most words per round", type=int, metavar="M")
     add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
-    add("--weights", "model_weights", "of the members in the score, e.g. 2,1", type=_numbers, metavar="W,W")
+    add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt", type=_weights, metavar="W,W")
     add("--max-word-tokens", "max_word_tokens", "a word also ends here", type=int, metavar="N")
     add("--word-boundary", "word_boundary", "where words end", choices=WORD_BOUNDARIES)
     add("--nll-normalization", "nll_normalization", "unit of the mean NLL", choices=NLL_NORMALIZATIONS)
     add("--commitment", "commitment", "how long spans are", choices=COMMITMENTS)
     add("--exploration", "exploration", "how branches are found", choices=EXPLORATIONS)
+    add("--fusion", "fusion", "how candidates are compared", choices=FUSIONS)
+    add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word", choices=WORD_MEANS)
+    add("--length-exponent", "length_exponent", "a: NLL / length^a", type=float, metavar="A")
+    add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt", type=float, metavar="X")
+    add("--online-rate", "online_rate", "at which weights follow what is committed", type=float, metavar="ETA")
+    add("--switch-margin", "switch_margin", "by which others must win, in nats", type=float, metavar="DELTA")
+    add("--gate", "certainty_gate", "p(1) from which the main model is not questioned", type=float, metavar="THETA")
     group.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="sample words")
 
 
@@ -103,6 +118,10 @@ def _text(text: str) -> str:
     if not is_unicode(text):
         raise argparse.ArgumentTypeError(f"must be text in UTF-8, but is {text!r}")
     return text
+
+
+def _weights(text: str) -> tuple[float, ...] | str:
+    return text if text == "prompt" else _numbers(text)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

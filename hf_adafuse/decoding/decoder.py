@@ -1,8 +1,7 @@
 """The loop of AdaFuse (Algorithm 1): propose, pool, score, commit. Knows members and the prompts' text; no model, cache
 or tensor, and nothing of `generate()`.
 
-Members act in turn, cheapest first: each scores what is on the table, then proposes, so that where it agrees with
-another its tokens are already there, computed. At the end the earlier members score what came after them.
+How members take their turns is in `turns`, what a rule makes of the scores in `judge`.
 """
 
 from __future__ import annotations
@@ -13,17 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import AdaFuseConfig
-from ..members.member import Member, MemberError, Span, unread
-from ..trees.nodes import Node
+from ..members.member import Member, MemberError, Span
 from .committer import Committer
 from .foresight import Foresight
-from .look_ahead import WinRecord, propose_ahead
+from .judge import Judge
 from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt
 from .proposer import Proposals, Proposer
-from .requests import Read, Requests, with_sizes
+from .requests import Requests
 from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler
+from .scoring import span_nll
+from .turns import Turns
 from .word_sampler import WordSampler
 from .words import WordRule
 
@@ -44,6 +44,7 @@ class Decoder:
         keep_cache (`bool`): keep the members' keys and values of each prompt.
         draws (`list[Callable]`, *optional*), streams (`list[Iterator[float]]`), is_greedy (`bool`): as of
             [`WordSampler`], where words are sampled.
+        prompt_nlls (`list[list[float]]`, *optional*): as of [`Judge`].
     """
 
     members: list[Member]
@@ -57,6 +58,7 @@ class Decoder:
     draws: Sequence[Callable[..., int]] | None = None
     streams: Sequence[Iterator[float]] = ()
     is_greedy: bool = False
+    prompt_nlls: Sequence[Sequence[float]] = ()
 
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
@@ -64,7 +66,8 @@ class Decoder:
         self._foresights = [Foresight(proposer) for proposer in self._proposers]
         self._vocabularies = [member.vocabulary for member in self.members]
         self._committer = Committer(self.members, self.should_stop, self.on_commit, self.keep_logits)
-        self._record = WinRecord()  # of whoever goes first
+        self._judge = Judge(self._vocabularies, self.config, rule, self.prompt_nlls)
+        self._turns = Turns(self.members, self._proposers, self._foresights, self.prompts, self.max_length)
 
     def run(self) -> None:
         """
@@ -85,20 +88,23 @@ class Decoder:
         """The rounds of one prompt."""
         while self._has_room(prompt):
             pool = Pool(self._vocabularies)
-            first = yield from self._propose(prompt, pool)
-            self._drop_unfit(prompt, pool)
-            log_probs = yield from self._score(prompt, pool)
-            winner = pool.choose(self.config, log_probs)
+            if (yield from self._commit_certain(prompt)):
+                continue
+            first = yield from self._turns.propose(prompt, pool)
+            self._turns.drop_unfit(prompt, pool)
+            scored = yield from self._turns.score(prompt, pool)
+            winner = self._judge.choose(prompt, pool, scored)
             if winner is None:
                 winner = yield from self._last_resort(prompt)
             if winner is not None:
-                self._record.add(pool.margins[first][-1], winner is pool.best_of(first))
+                self._turns.record.add(pool.margins[first][-1], winner is pool.best_of(first))
                 self._committer.commit(prompt, pool, winner)
+                self._judge.learn(prompt, winner, scored)
 
     def _sampled_rounds(self) -> SampledRounds:
-        weights = self.config.model_weights or [1.0] * len(self.members)
+        weights = [self._judge.trust(prompt).weights for prompt in self.prompts]
         sampler = WordSampler(self._proposers, weights, self.draws or [], self.is_greedy, self.streams)
-        return SampledRounds(self.members, self._proposers, sampler, self._drop_unfit, self.keep_logits)
+        return SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, self.keep_logits)
 
     def _sample(self, rounds: SampledRounds, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt where words are sampled: one member's word, committed by all."""
@@ -109,108 +115,35 @@ class Decoder:
             else:
                 self._stop_at_context(prompt, self.members[0])
 
-    # 1. Propose, and pool
-
-    def _propose(self, prompt: Prompt, pool: Pool) -> Requests[int]:
-        """Pool every member's proposals, the cheapest member's first; returns who that is."""
-        first, *others = sorted(range(len(self.members)), key=lambda k: self.members[k].prompt_cost(prompt.index))
-        texts = [self._foresights[k].greedy_text(prompt.index) for k in others]
-        drafts = [self._vocabularies[first].encode(text).ids for text in texts if text]
-        proposals, sizes = yield from with_sizes(self._take_turn(first, prompt, pool, drafts))
-        ahead = yield from self._propose_ahead(first, others, prompt, proposals, sizes)
-        for k in others:
-            drafts = [[token for text in texts for token in self._vocabularies[k].encode(text).ids] for texts in ahead]
-            yield from self._take_turn(k, prompt, pool, drafts)
-        return first
-
-    def _take_turn(self, member_index: int, prompt: Prompt, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
-        """
-        A member reads what the score of the candidates on the table needs, in one pass; then it proposes: what it
-        agrees with is read already. Drafts may come on the table in a later round.
-        """
-        member, foresight = self.members[member_index], self._foresights[member_index]
-        root = member.root(prompt.index)
-        spans, later = self._table(member_index, prompt, pool, drafts)
-        needed = member.needed_to_score(prompt.index, spans) or unread([root])
-        useful = member.ends_of(prompt.index, spans) + later
-        if needed:
-            yield Read(member_index, unread([*needed, *foresight.add_first_nodes(root)]), useful)
-        proposals = yield from self._proposers[member_index].propose(root, useful)
-        member.num_proposals += len(proposals.spans)
-        pool.add(member_index, proposals)
-        return proposals
-
-    def _propose_ahead(
-        self, first: int, others: list[int], prompt: Prompt, proposals: Proposals, sizes: list[int]
-    ) -> Requests[list[list[str]]]:
-        """What the first member would propose in the next rounds: read by the others together with this one. Not in a
-        batch, where other prompts fill the passes; not after a turn without a pass, for it is ahead already."""
-
-        def is_last(texts: list[str]) -> bool:
-            length = len(prompt.ids) + sum(len(self._vocabularies[0].encode(text).ids) for text in texts)
-            return self.max_length is not None and length >= self.max_length
-
-        is_alone = sum(not other.is_finished for other in self.prompts) == 1
-        if not (others and sizes and is_alone):
-            return []
-        readers = [self.members[k] for k in others]
-        chains = yield from propose_ahead(
-            self._proposers[first], prompt.index, proposals, sizes, readers, self._record, is_last
-        )
-        return chains
-
-    def _table(
-        self, member_index: int, prompt: Prompt, pool: Pool, drafts: list[list[int]]
-    ) -> tuple[list[Span], list[Node]]:
-        """What a member can score before its own turn, and the nodes of what may come on the table later."""
-        spans = [
-            Span(pool.encode_for(member_index, candidate), candidate.ends)
-            for candidate in pool.ranked()
-            if candidate.reaches_caller and self._fits(member_index, prompt, pool, candidate)
-        ]
-        foresight = self._foresights[member_index]
-        return spans, [node for ids in drafts for node in foresight.add_draft(prompt.index, ids)]
-
-    # 2. Score
-
-    def _drop_unfit(self, prompt: Prompt, pool: Pool) -> None:
-        """Candidates that could not reach the caller, or that do not fit into a member's context, leave the pool."""
-        for candidate in pool.ranked():
-            unfit = [m for k, m in enumerate(self.members) if not self._fits(k, prompt, pool, candidate)]
-            if not candidate.reaches_caller:
-                candidate.dropped = f"the tokenizer of {self.members[0].name} cannot represent it"
-            elif unfit:
-                candidate.dropped = f"it outgrows {unfit[0].limit} of {unfit[0].name}"
-
-    def _fits(self, member_index: int, prompt: Prompt, pool: Pool, candidate: Candidate) -> bool:
-        member = self.members[member_index]
-        return len(pool.encode_for(member_index, candidate)) <= member.room_after(member.root(prompt.index))
-
-    def _score(self, prompt: Prompt, pool: Pool) -> Requests[list[dict[Candidate, list[float]]]]:
-        """Per member, the log-probabilities of each candidate that is still in the pool: at most one pass each."""
-        candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
-        scored = []
-        for k, member in enumerate(self.members):
-            spans = [Span(pool.encode_for(k, candidate), candidate.ends) for candidate in candidates]
-            ends = member.ends_of(prompt.index, spans)
-            if needed := member.needed_to_score(prompt.index, spans):
-                yield Read(k, needed, ends)
-            log_probs = [member.log_probs(prompt.index, span) for span in spans]
-            scored.append(dict(zip(candidates, log_probs, strict=True)))
-        return scored
+    def _commit_certain(self, prompt: Prompt) -> Requests[bool]:
+        """Commit the words of which the main model is certain, without asking the others, who read them later."""
+        if self.config.certainty_gate is None:
+            return False
+        main = self.members[0]
+        span = yield from self._proposers[0].propose_certain(main.root(prompt.index), self.config.certainty_gate)
+        if span is None:
+            return False
+        sure = Pool(self._vocabularies)
+        sure.add(0, Proposals([span], []))
+        self._turns.drop_unfit(prompt, sure)
+        (winner,) = sure.ranked()
+        if winner.dropped is not None:
+            return False
+        winner.nlls[0] = span_nll(main.log_probs(prompt.index, Span(winner.ids[0], winner.ends)))
+        winner.score = winner.nlls[0] or 0.0
+        self._committer.commit(prompt, sure, winner)
+        return True
 
     def _last_resort(self, prompt: Prompt) -> Requests[Candidate | None]:
         """Every candidate is forbidden: the main model's greedy word, or `None`, and the end, if it does not fit."""
         word = yield from self._proposers[0].propose_word(self.members[0].root(prompt.index))
         winner = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
         pool = Pool(self._vocabularies)
-        unfit = [member for k, member in enumerate(self.members) if not self._fits(k, prompt, pool, winner)]
+        unfit = [member for k, member in enumerate(self.members) if not self._turns.fits(k, prompt, pool, winner)]
         if unfit:
             self._stop_at_context(prompt, unfit[0])
             return None
         return winner
-
-    # 3. Where a prompt ends
 
     def _has_room(self, prompt: Prompt) -> bool:
         """Whether the prompt goes on; one that has filled a member's context is finished here."""

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
 from ..outputs import AdaFuseCandidate
+from .fusion import Choice
 from .proposer import Proposals
-from .scoring import first_lowest, fused_score, span_nll
 
 
 @dataclass(eq=False)
@@ -96,30 +95,12 @@ class Pool:
         """A member's best branch."""
         return self._best[member_index]
 
-    def choose(self, config: AdaFuseConfig, log_probs: list[dict[Candidate, list[float]]]) -> Candidate | None:
-        """
-        Score the candidates and choose the lowest (equation 5).
-
-        Args:
-            config (`AdaFuseConfig`)
-            log_probs (`list[dict]`): per member, the log-probabilities of each candidate that it scored.
-
-        Returns:
-            the winner, or `None` when every candidate is forbidden or dropped.
-        """
-        ranked = self.ranked()
-        weights = config.model_weights or [1.0] * len(self.vocabularies)
-        for candidate in ranked:
-            num_bytes = len(candidate.text.encode("utf-8", "replace")) + candidate.ends
-            per_byte = num_bytes if config.nll_normalization == "byte" else None
-            for member_index, scored in enumerate(log_probs):
-                candidate.nlls[member_index] = span_nll(scored[candidate], per_byte) if candidate in scored else None
-            if candidate.dropped is None:
-                candidate.score = fused_score(list(candidate.nlls.values()), weights)
-        open_candidates = [candidate for candidate in ranked if candidate.score < math.inf]
-        if not open_candidates:
-            return None
-        return open_candidates[first_lowest([candidate.score for candidate in open_candidates])]
+    def settle(self, candidates: list[Candidate], choice: Choice) -> Candidate | None:
+        """Note how these candidates were judged; returns the winner, or `None` when every one is forbidden."""
+        for candidate, nlls, score in zip(candidates, choice.nlls, choice.scores, strict=True):
+            candidate.nlls = dict(enumerate(nlls))
+            candidate.score = score
+        return None if choice.winner is None else candidates[choice.winner]
 
     def trace(self) -> list[AdaFuseCandidate]:
         """The candidates as the caller sees them."""

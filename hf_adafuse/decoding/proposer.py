@@ -95,6 +95,21 @@ class Proposer:
         spans = [[*words, tail] for tail in tails] or [words]
         return Proposals([self.proposal(span) for span in spans], margins)
 
+    def propose_certain(self, root: Node, least: float) -> Requests[Proposal | None]:
+        """Greedy words, `max_words` at most, while the first token of each has at least this probability; `None` where
+        the first word's has not."""
+        words, node = list[GrowingWord](), root
+        while len(words) < self.config.max_words and self.has_room(node):
+            yield from self._read([node])
+            if math.exp(node.reading.top_log_probs[0]) < least:
+                break
+            (word,) = yield from self._extend([self.begin(node, node.reading.top[0])])
+            words.append(word)
+            if word.ends:
+                break
+            node = word.nodes[-1]
+        return self.proposal(words) if words else None
+
     def propose_word(self, root: Node) -> Requests[Proposal]:
         """The greedy word alone: the last resort when every candidate is forbidden."""
         yield from self._read([root])

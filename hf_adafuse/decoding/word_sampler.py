@@ -25,7 +25,7 @@ class WordSampler:
 
     Args:
         proposers (`list[Proposer]`): of all members.
-        weights (`list[float]`): of the members.
+        weights (`list[list[float]]`): per prompt, of the members.
         draws (`list[Callable]`): per member, `draw(node, u, allow)`: a token after a node that has been read, by a
             random number from 0 to 1, among those that `allow` lets through where it does any.
         is_greedy (`bool`): whether the heaviest member's likeliest word is taken instead.
@@ -35,15 +35,14 @@ class WordSampler:
     def __init__(
         self,
         proposers: Sequence[Proposer],
-        weights: Sequence[float],
+        weights: Sequence[Sequence[float]],
         draws: Sequence[Callable[[Node, float | None, Callable[[int], bool] | None], int]],
         is_greedy: bool,
         streams: Sequence[Iterator[float]],
     ) -> None:
         self._proposers, self._draws = proposers, draws
         self._is_greedy, self._streams = is_greedy, streams
-        self._weights = list(weights)
-        self._bounds = list(itertools.accumulate(weights))
+        self._weights = weights
         self._last: dict[int, bytes] = {}  # per prompt, its last word, where that might go on
 
     def sample(self, prompt: Prompt, member_index: int | None = None) -> Requests[tuple[int, GrowingWord]]:
@@ -85,7 +84,9 @@ class WordSampler:
         word.is_done = word.is_done or proposer.is_closed(word)
 
     def _draw_member(self, prompt_index: int) -> int:
+        weights = self._weights[prompt_index]
         if self._is_greedy:
-            return self._weights.index(max(self._weights))
-        number = next(self._streams[prompt_index]) * self._bounds[-1]
-        return min(bisect.bisect_right(self._bounds, number), len(self._bounds) - 1)
+            return weights.index(max(weights))
+        bounds = list(itertools.accumulate(weights))
+        number = next(self._streams[prompt_index]) * bounds[-1]
+        return min(bisect.bisect_right(bounds, number), len(bounds) - 1)

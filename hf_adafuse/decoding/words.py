@@ -10,6 +10,7 @@ and these are not: " " (no visible character), " Par" before "is" (the run goes 
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,20 @@ class WordRule:
         if self.word_boundary == "unicode":
             _word_breaker()
 
+    def split(self, text: str) -> list[str]:
+        """The words of `text`. Joined, they give `text` back."""
+        if self.word_boundary == "whitespace" or not text.strip():
+            return split_words(text)
+        words, space = list[str](), ""
+        for segment in _segments(text):
+            if segment.strip():
+                words.append(space + segment)
+                space = ""
+            else:
+                space += segment
+        words[-1] += space
+        return words
+
     def is_closed(self, data: bytes, num_tokens: int) -> bool:
         """Whether the word of these bytes and tokens is complete whatever follows: no look-ahead is needed."""
         # At most three more bytes complete a character; broken bytes must not make a word endless.
@@ -104,8 +119,13 @@ def word_starts(tokens: list[bytes | None], rule: WordRule) -> list[int]:
 def _is_boundary(word: str, after: str) -> bool:
     # Leading whitespace belongs to the word, so only the visible part is segmented.
     visible = word.lstrip()
-    length = len(visible.encode("utf-16-le", "surrogatepass")) // 2  # ICU counts in UTF-16 units
-    return any(end == length for _, end in _word_breaker()(visible + after, "en").segments())
+    return len(visible) in itertools.accumulate(map(len, _segments(visible + after)))
+
+
+def _segments(text: str) -> list[str]:
+    data = text.encode("utf-16-le", "surrogatepass")  # ICU counts in UTF-16 units
+    parts = _word_breaker()(text, "en").segments()
+    return [data[2 * start : 2 * end].decode("utf-16-le", "surrogatepass") for start, end in parts]
 
 
 def _word_breaker() -> Any:

@@ -92,7 +92,7 @@ def _plan(
         model = _load(model) if isinstance(model, (str, os.PathLike)) else model
         _check_main(model)
     config = AdaFuseConfig.coerce(config) or _stored_config(model)
-    if config.model_weights is not None and len(config.model_weights) != 1 + len(names):
+    if isinstance(config.model_weights, tuple) and len(config.model_weights) != 1 + len(names):
         raise ValueError(
             f"`model_weights` must be one per member, but is {len(config.model_weights)} for {1 + len(names)} members. "
             "Give the main model's weight first."

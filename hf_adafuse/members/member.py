@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ class Member:
     Attributes:
         costs (`PassCosts`): what its passes have cost so far.
         num_proposals (`int`), num_wins (`int`): of this call.
+        prompt_nlls (`list[float]`): per prompt, its NLL in nats per byte, where it was asked for.
     """
 
     def __init__(
@@ -73,9 +75,15 @@ class Member:
         self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
+        self.prompt_nlls: list[float] = []
 
     def start(
-        self, prompts: list[list[int]], processors: list[PromptProcessors], num_top: int, cache: Any = None
+        self,
+        prompts: list[list[int]],
+        processors: list[PromptProcessors],
+        num_top: int,
+        cache: Any = None,
+        with_nlls: bool = False,
     ) -> None:
         """
         Read the prompts.
@@ -85,6 +93,7 @@ class Member:
             processors (`list[PromptProcessors]`): per prompt.
             num_top (`int`): how many of the best tokens are read after each token.
             cache (`KeysValues`, *optional*): holds the first columns of the prompts, left-padded.
+            with_nlls (`bool`, *optional*, defaults to `False`): whether to keep `prompt_nlls`.
 
         Raises:
             MemberError: its forward pass failed.
@@ -92,7 +101,17 @@ class Member:
         trees = self.backend
         self._reader = Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
         self._num_prompt_tokens = [len(ids) for ids in prompts]
-        self._read(lambda: trees.prefill(prompts, cache))
+        self._read(lambda: trees.prefill(prompts, cache, with_nlls))
+        if with_nlls:
+            pairs = zip(prompts, trees.prompt_log_probs, strict=True)
+            self.prompt_nlls = [self._nll(ids, values) for ids, values in pairs]
+
+    def _nll(self, ids: list[int], log_probs: list[float]) -> float:
+        """The NLL of a prompt's text in nats per byte; without what the cache held, and without special tokens."""
+        pieces = [self.vocabulary.piece(token) for token in ids[len(ids) - len(log_probs) :]]
+        pairs = zip(log_probs, pieces, strict=True)
+        read = [(value, len(piece)) for value, piece in pairs if piece and not math.isnan(value)]
+        return -math.fsum(value for value, _ in read) / max(1, sum(size for _, size in read))
 
     @property
     def has_processors(self) -> bool:

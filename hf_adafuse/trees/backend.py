@@ -29,6 +29,8 @@ class Backend:
         trees (`list[TokenTree]`): one per prompt.
         active (`list[int]`): the indices of the prompts that still need passes.
         num_forwards (`int`), num_tokens (`int`): what has been run so far.
+        prompt_log_probs (`list[list[float]]`): per prompt, the log-probability (nats) of each of its last ids given
+            those before, as far as `prefill` was asked for them and has read both.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
     """
@@ -41,19 +43,23 @@ class Backend:
         self.active: list[int] = []
         self.num_forwards = 0
         self.num_tokens = 0
+        self.prompt_log_probs: list[list[float]] = []
 
     @property
     def is_padded(self) -> bool:
         """Whether prompts that need fewer nodes of a pass than others are filled up."""
         return False
 
-    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+    def prefill(
+        self, prompts: list[list[int]], cache: KeysValues | None = None, with_log_probs: bool = False
+    ) -> list[Node]:
         """
         Read the prompts.
 
         Args:
             prompts (`list[list[int]]`): ids per prompt, unpadded, at least one each.
             cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
+            with_log_probs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_log_probs`.
 
         Returns:
             the roots, one per prompt.
@@ -88,3 +94,9 @@ class Backend:
             node.logits = node_logits
             node.is_run = True
         return nodes
+
+
+def log_probs_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities of `ids`, of shape `(batch_size, num_ids)`, by the logits before each of them."""
+    logits = logits.float()
+    return logits.gather(-1, ids.to(logits.device)[..., None])[..., 0] - logits.logsumexp(-1)

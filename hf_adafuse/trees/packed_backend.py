@@ -9,12 +9,13 @@ more (`pass_policy`); then each has a row of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from .backend import Backend, ForwardError
+from .backend import Backend, ForwardError, log_probs_of
 from .columns import Columns
 from .kv_cache import KeysValues
 from .model_call import ModelCall
@@ -22,6 +23,9 @@ from .nodes import Node, TokenTree, missing_nodes
 from .pass_policy import Policy
 from .tree_cache import TreeCache
 from .tree_mask import MaskMaker
+
+# Logits of prompts held at a time: 256 MB in float32.
+_MOST_PROMPT_LOGITS = 2**26
 
 
 class ColumnBackend(Backend):
@@ -33,8 +37,11 @@ class ColumnBackend(Backend):
         self.most_shared_columns = Policy.most_shared_columns
 
     @torch.no_grad()
-    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
-        """Read the prompts in one forward pass; see [`Backend`]."""
+    def prefill(
+        self, prompts: list[list[int]], cache: KeysValues | None = None, with_log_probs: bool = False
+    ) -> list[Node]:
+        """Read the prompts in one forward pass, or in several where their log-probabilities are asked for; see
+        [`Backend`]."""
         width = max(map(len, prompts))
         pads = [width - len(ids) for ids in prompts]
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
@@ -49,15 +56,40 @@ class ColumnBackend(Backend):
         for prompt_index, pad in enumerate(pads):
             taken = self.columns.take(prompt_index, width)
             self.columns.add_prompt(prompt_index, prompt_index, taken[pad:])
-        self.cache.open([list(range(num_cached, width))] * len(prompts), width)
-        unread = slice(num_cached, None)
-        logits = self._forward(ids[:, unread], positions[:, unread], mask if any(pads) else None, self.cache, True)
+        logits = self._read_prompts(ids, positions, mask if any(pads) else None, num_cached, with_log_probs)
+        if with_log_probs:
+            self.prompt_log_probs = [row[pad:] for row, pad in zip(self.prompt_log_probs, pads, strict=True)]
         self.num_tokens += sum(width - max(num_cached, pad) for pad in pads)
         for prompt_index, pad in enumerate(pads):
             self.columns.release(prompt_index, range(pad))
         if len(prompts) > 1 and self._shares_row(self.columns.num_used):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
+
+    def _read_prompts(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, with_log_probs: bool
+    ) -> torch.Tensor:
+        """
+        Read the columns of the prompts from `start` on; returns the logits after the last one. With log-probabilities,
+        so many columns a pass that the logits of all of them take little memory.
+        """
+        batch_size, width = ids.shape
+        step = width if not with_log_probs else max(16, _MOST_PROMPT_LOGITS // batch_size // _vocab_size(self.model))
+        found: list[torch.Tensor] = []
+        while True:
+            end = min(width, start + step)
+            self.cache.open([list(range(start, end))] * batch_size, end)
+            part = None if mask is None else mask[:, :end]
+            logits = self._forward(ids[:, start:end], positions[:, start:end], part, self.cache, not with_log_probs)
+            if with_log_probs:
+                found.append(log_probs_of(logits[:, : min(end, width - 1) - start], ids[:, start + 1 : end + 1]).cpu())
+            if end == width:
+                break
+            start = end
+        if with_log_probs:
+            first = [math.nan] * (width - 1 - sum(part.shape[1] for part in found))  # of what the cache held
+            self.prompt_log_probs = [[*first, *row] for row in torch.cat(found, dim=1).tolist()]
+        return logits
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
@@ -104,6 +136,10 @@ class ColumnBackend(Backend):
         if not is_kept:
             raise ForwardError("it does not keep its keys and values in the cache that it is given")
         return logits
+
+
+def _vocab_size(model: Any) -> int:
+    return int(getattr(model.config.get_text_config(), "vocab_size", None) or 1)
 
 
 class PackedBackend(ColumnBackend):

@@ -15,7 +15,8 @@ from .pass_costs import PassCosts
 class Policy:
     """The constants. Each is the best of several values by the command beside it, on two CPU cores in float32."""
 
-    # A pass is filled up to a size that costs at most this many times what it costs anyway, and to this many tokens.
+    # A pass takes likely nodes along up to a size that costs at most this many times what it costs anyway, and up to
+    # this many tokens. Useful ones, of which somebody has said so, come along whenever the pass is of several tokens.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1 --against greedy
     worthwhile_ratio = 1.8
     prefetched_tokens = 8

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend
+from .backend import Backend, log_probs_of
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, leaves_of, missing_nodes
@@ -21,14 +21,21 @@ class ReencodeBackend(Backend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self._call = ModelCall(model)
+        self._keeps_log_probs = False
 
     @torch.no_grad()
-    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+    def prefill(
+        self, prompts: list[list[int]], cache: KeysValues | None = None, with_log_probs: bool = False
+    ) -> list[Node]:
         """Read the prompts in one forward pass; returns the roots, one per prompt. There is no `cache`."""
         self.trees = [TokenTree(prompt_index, list(ids)) for prompt_index, ids in enumerate(prompts)]
         self.active = list(range(len(prompts)))
         roots = [tree.root for tree in self.trees]
-        return self._read(roots, roots)
+        self._keeps_log_probs = with_log_probs
+        try:
+            return self._read(roots, roots)
+        finally:
+            self._keeps_log_probs = False
 
     @torch.no_grad()
     def run(self, wanted: Iterable[Node]) -> list[Node]:
@@ -45,6 +52,9 @@ class ReencodeBackend(Backend):
         logits, _ = self._call(ids, positions, use_memory=False)
         self.num_forwards += 1
         self.num_tokens += sum(map(len, sequences))
+        if self._keeps_log_probs:
+            rows = log_probs_of(logits[:, :-1], ids[:, 1:]).tolist()
+            self.prompt_log_probs = [row[: len(ids) - 1] for row, ids in zip(rows, sequences, strict=True)]
         entry_of = {id(node): entry for entry, leaf in enumerate(leaves) for node in leaf.lineage()}
         places = [(entry_of[id(node)], node.position) for node in nodes]
         entries, offsets = torch.tensor(places, device=logits.device).unbind(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend
+from .backend import Backend, log_probs_of
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
@@ -84,17 +84,25 @@ class SnapshotBackend(Backend):
         self.trees: list[SnapshotTree] = []
 
     @torch.no_grad()
-    def prefill(self, prompts: list[list[int]], cache: KeysValues | None = None) -> list[Node]:
+    def prefill(
+        self, prompts: list[list[int]], cache: KeysValues | None = None, with_log_probs: bool = False
+    ) -> list[Node]:
         """Read the prompts, those of one length in one pass; returns the roots, one per prompt. There is no `cache`."""
         self.active = list(range(len(prompts)))
         trees: dict[int, SnapshotTree] = {}
+        log_probs: dict[int, list[float]] = {}
         while waiting := [index for index in self.active if index not in trees]:
             batch = [index for index in waiting if len(prompts[index]) == len(prompts[waiting[0]])][: self._max_rows]
-            logits, parts = self._forward([prompts[index] for index in batch], [0] * len(batch), None, last_only=True)
+            rows = [prompts[index] for index in batch]
+            logits, parts = self._forward(rows, [0] * len(batch), None, last_only=not with_log_probs)
+            if with_log_probs:
+                values = log_probs_of(logits[:, :-1], torch.tensor(rows)[:, 1:]).tolist()
+                log_probs.update(zip(batch, values, strict=True))
             for index, part in zip(batch, parts, strict=True):
                 trees[index] = SnapshotTree(index, list(prompts[index]), part)
             self._store([trees[index].root for index in batch], logits[:, -1])
         self.trees = [trees[index] for index in self.active]
+        self.prompt_log_probs = [log_probs[index] for index in sorted(log_probs)]
         return [tree.root for tree in self.trees]
 
     @torch.no_grad()

@@ -11,8 +11,8 @@ from tiny import TOKENIZERS, tiny_model
 from toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.decoding.decoder import Decoder
 from hf_adafuse.decoding.proposer import Proposer
+from hf_adafuse.decoding.turns import Turns
 from hf_adafuse.members.member import Member
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.packed_backend import PackedBackend
@@ -64,7 +64,7 @@ def test_copies_run_each_token_once_and_verify_a_round_in_one_pass():
 def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_ahead):
     look_ahead(number % 2)
     ran: list[int] = []
-    run_tree, score = PackedBackend.run, Decoder._score
+    run_tree, score = PackedBackend.run, Turns.score
 
     def watched_run(self, wanted):
         nodes = run_tree(self, wanted)
@@ -85,7 +85,7 @@ def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_
 
     alive: list = []
     monkeypatch.setattr(PackedBackend, "run", watched_run)
-    monkeypatch.setattr(Decoder, "_score", watched_score)
+    monkeypatch.setattr(Turns, "score", watched_score)
     random_case(number).fast()
     assert len(ran) == len(set(ran)) > 0
 

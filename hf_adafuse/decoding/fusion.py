@@ -1,0 +1,154 @@
+"""The rules by which a round's candidates are fused into one choice. Pure functions over the log-probabilities that the
+round has computed anyway; they know no member, text rule or tensor.
+
+| `fusion` | score of a candidate (lowest wins), or how it is found | source |
+|---|---|---|
+| `span` | weighted mean over members of sum NLL / length^a, a = 1: mean NLL per token | AdaFuse, equations 4 and 5 |
+| `horizon` | the same over the first h words, h those of the shortest candidate | this project |
+| `word` | in the trie of the candidates' words, level by level the word of largest mean probability | this project |
+
+The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), or
+geometric, prod p^w (a product of experts: one that finds it unlikely suffices to reject it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config import AdaFuseConfig
+from .scoring import first_lowest, fused_score
+
+# What follows the last word of a candidate that ends the sequence: a word of its own.
+END = "<end>"
+
+
+@dataclass(frozen=True)
+class ScoredSpan:
+    """
+    A candidate as fusion sees it.
+
+    Args:
+        words (`tuple[str]`): of its text, `END` among them.
+        log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
+            tokens that begin in the word; empty for a member that has nothing to score.
+        num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
+    """
+
+    words: tuple[str, ...]
+    log_probs: list[list[list[float]]]
+    num_bytes: list[int]
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether no member's processors forbid a token of it, and one member at least can score it."""
+        values = [value for member in self.log_probs for word in member for value in word]
+        return bool(values) and -math.inf not in values
+
+    def word_log_prob(self, member_index: int, level: int) -> float:
+        """The log-probability of a word: the sum over its tokens."""
+        return math.fsum(self.log_probs[member_index][level]) if self.log_probs[member_index] else 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """
+    What a rule says.
+
+    Args:
+        winner (`int`, *optional*): the index of the candidate; `None` where none is possible.
+        nlls (`list[list[float]]`): per candidate and member, its NLL; `None` where there is nothing to score.
+        scores (`list[float]`): per candidate, the fused score.
+    """
+
+    winner: int | None
+    nlls: list[list[float | None]]
+    scores: list[float]
+
+
+def choose(
+    spans: Sequence[ScoredSpan], weights: Sequence[float], config: AdaFuseConfig, own: int | None = None
+) -> Choice:
+    """
+    Choose a candidate.
+
+    Args:
+        spans (`list[ScoredSpan]`): in the order in which ties are broken.
+        weights (`list[float]`): of the members.
+        config (`AdaFuseConfig`): its `fusion`, and what belongs to it.
+        own (`int`, *optional*): the main model's own best candidate, which is left only where another one wins by more
+            than `switch_margin`.
+    """
+    possible = [index for index, span in enumerate(spans) if span.is_possible]
+    horizon = min((len(spans[index].words) for index in possible), default=0)
+    num_words = horizon if config.fusion == "horizon" else None
+    nlls = [[_nll(span, member, config, num_words) for member in range(len(weights))] for span in spans]
+    own = own if own in possible else None
+    if config.fusion == "word":
+        trie = _Trie(spans, weights, config.word_mean)
+        scores = [trie.score(index) if index in possible else math.inf for index in range(len(spans))]
+        winner = trie.descend(possible, own, config.switch_margin) if possible else None
+        return Choice(winner, nlls, scores)
+    scores = [fused_score(nlls[index], weights) if index in possible else math.inf for index in range(len(spans))]
+    return Choice(_lowest(scores, own, config.switch_margin), nlls, scores)
+
+
+def _lowest(scores: Sequence[float], own: int | None, margin: float) -> int | None:
+    if not scores or min(scores) == math.inf:
+        return None
+    best = first_lowest(scores)
+    is_kept = own is not None and margin > 0 and scores[own] - scores[best] <= margin
+    return own if is_kept else best
+
+
+def _nll(span: ScoredSpan, member_index: int, config: AdaFuseConfig, num_words: int | None) -> float | None:
+    """Sum NLL / length^a, over the first words or all; the length is in tokens, or in bytes."""
+    words = span.log_probs[member_index][:num_words]
+    log_probs = [value for word in words for value in word]
+    if not log_probs:
+        return None
+    length = len(log_probs) if config.nll_normalization == "token" else max(1, sum(span.num_bytes[:num_words]))
+    return -math.fsum(log_probs) / float(length**config.length_exponent)
+
+
+class _Trie:
+    """The words of the candidates as a trie, each with the fused log-probability of all members."""
+
+    def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], mean: str) -> None:
+        self._spans, self._mean = spans, mean
+        total = math.fsum(weights)
+        self._weights = [weight / total for weight in weights]
+
+    def descend(self, candidates: list[int], own: int | None, margin: float) -> int:
+        """From level to level, keep the candidates with the best next word, until one is left that none goes beyond."""
+        level = 0
+        while True:
+            longer = [index for index in candidates if len(self._spans[index].words) > level]
+            # What others would go on with stands against no word of the main model's: it is to propose one first.
+            if own is not None and own in candidates and own not in longer and margin > 0:
+                return own
+            if not longer:
+                return candidates[0]
+            words = list(dict.fromkeys(self._spans[index].words[level] for index in longer))
+            first = {word: next(i for i in longer if self._spans[i].words[level] == word) for word in words}
+            values = [-self._fused(first[word], level) for word in words]
+            kept = words.index(self._spans[own].words[level]) if own in longer else None
+            chosen = words[_lowest(values, kept, margin) or 0] if min(values) < math.inf else words[0]
+            candidates = [index for index in longer if self._spans[index].words[level] == chosen]
+            level += 1
+
+    def score(self, index: int) -> float:
+        """Minus the fused log-probability of all words of a candidate."""
+        return -math.fsum(self._fused(index, level) for level in range(len(self._spans[index].words)))
+
+    def _fused(self, index: int, level: int) -> float:
+        span = self._spans[index]
+        weighted = enumerate(self._weights)
+        scored = [(weight, span.word_log_prob(k, level)) for k, weight in weighted if span.log_probs[k]]
+        total = math.fsum(weight for weight, _ in scored)
+        if self._mean == "geometric":
+            return math.fsum(weight * value for weight, value in scored) / total
+        largest = max(value for _, value in scored)  # taken out first: probabilities of long words are tiny
+        mean = math.fsum(weight * math.exp(value - largest) for weight, value in scored) / total
+        return largest + math.log(mean)

@@ -1,0 +1,89 @@
+"""From what the members computed to one winner: candidates as words with log-probabilities, and the trust in each
+member, per prompt. The rules themselves are in `fusion`. Knows members' pieces of text; no tree, cache or tensor.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+
+from ..config import AdaFuseConfig
+from ..members.vocabulary import Vocabulary
+from .fusion import END, ScoredSpan, choose
+from .pool import Candidate, Pool
+from .progress import Prompt
+from .trust import Trust
+from .words import WordRule
+
+# Per member, the log-probabilities (nats) of each candidate's ids, and of the end where the candidate ends the text.
+Scored = list[dict[Candidate, list[float]]]
+
+
+class Judge:
+    """
+    Chooses winners.
+
+    Args:
+        vocabularies (`list[Vocabulary]`): of the members, the main model first.
+        config (`AdaFuseConfig`)
+        rule (`WordRule`): what a word is.
+        prompt_nlls (`list[list[float]]`): per member and prompt, its NLL of the prompt in nats per byte; empty where no
+            trust follows from it.
+    """
+
+    def __init__(
+        self,
+        vocabularies: Sequence[Vocabulary],
+        config: AdaFuseConfig,
+        rule: WordRule,
+        prompt_nlls: Sequence[Sequence[float]],
+    ) -> None:
+        self._vocabularies, self._config, self._rule, self._prompt_nlls = vocabularies, config, rule, prompt_nlls
+        self._trusts: dict[int, Trust] = {}
+
+    def choose(self, prompt: Prompt, pool: Pool, scored: Scored) -> Candidate | None:
+        """The winner of a round, or `None` when every candidate is forbidden."""
+        candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
+        spans = [self._scored_span(candidate, scored) for candidate in candidates]
+        best = pool.best_of(0)
+        own = candidates.index(best) if best in candidates else None
+        return pool.settle(candidates, choose(spans, self.trust(prompt).weights, self._config, own))
+
+    def learn(self, prompt: Prompt, winner: Candidate, scored: Scored) -> None:
+        """The winner has been committed: each member counts by how it took it."""
+        nlls = [-math.fsum(of_member[winner]) if winner in of_member else None for of_member in scored]
+        self.trust(prompt).update(nlls, len(winner.text.encode("utf-8", "replace")) + winner.ends)
+
+    def trust(self, prompt: Prompt) -> Trust:
+        """How much each member counts for a prompt."""
+        if prompt.index not in self._trusts:
+            nlls = [of_member[prompt.index] for of_member in self._prompt_nlls]
+            self._trusts[prompt.index] = Trust(self._config, nlls, len(self._vocabularies))
+        return self._trusts[prompt.index]
+
+    def _scored_span(self, candidate: Candidate, scored: Scored) -> ScoredSpan:
+        words = self._rule.split(candidate.text) if candidate.text else []
+        log_probs = [
+            self._by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
+            for k, of_member in enumerate(scored)
+        ]
+        if candidate.ends:
+            ends = [of_member[candidate][len(candidate.ids[k]) :] for k, of_member in enumerate(scored)]
+            log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
+        log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
+        num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
+        return ScoredSpan((*words, *[END] * candidate.ends), log_probs, num_bytes)
+
+    def _by_word(
+        self, words: list[str], ids: list[int], log_probs: list[float], vocabulary: Vocabulary
+    ) -> list[list[float]]:
+        """The log-probabilities of a member's tokens by the word in which each token begins."""
+        bounds = list(itertools.accumulate(len(word.encode("utf-8", "replace")) for word in words))
+        of_words: list[list[float]] = [[] for _ in words]
+        start = 0
+        for token, value in zip(ids, log_probs, strict=False):
+            of_words[min(bisect.bisect_right(bounds, start), len(words) - 1)].append(value)
+            start += len(vocabulary.piece(token))
+        return of_words

@@ -1,0 +1,55 @@
+"""How much each member counts for a prompt: as the settings say, by what it made of the prompt, by what was committed.
+Numbers only: knows no member, text or tree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..config import AdaFuseConfig
+
+
+class Trust:
+    """
+    The weights of the members for one prompt.
+
+    Args:
+        config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness` and `online_rate`.
+        prompt_nlls (`list[float]`): per member, its NLL of the prompt in nats per byte; used for
+            `model_weights="prompt"`: the weights are the softmax of minus these (PackLLM), times the sharpness.
+        num_members (`int`)
+    """
+
+    def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[float] | None, num_members: int) -> None:
+        self._rate = config.online_rate
+        self._given: list[float] | None = None
+        if isinstance(config.model_weights, str):
+            self._logs = [-config.prompt_sharpness * nll for nll in prompt_nlls or [0.0] * num_members]
+        else:
+            self._given = list(config.model_weights or [1.0] * num_members)
+            self._logs = [math.log(weight) for weight in self._given]
+
+    @property
+    def weights(self) -> list[float]:
+        """Positive."""
+        if self._given is not None and not self._rate:
+            return self._given
+        largest = max(self._logs)
+        return [max(math.exp(value - largest), 1e-300) for value in self._logs]
+
+    def update(self, nlls: Sequence[float | None], num_bytes: int) -> None:
+        """
+        Count each member by how it took what has been committed: its weight is multiplied by exp(-rate x NLL per byte).
+
+        Args:
+            nlls (`list[float]`): per member, the sum of the NLL of what was committed, in nats; `None`: not known.
+            num_bytes (`int`): of it.
+        """
+        if self._rate and num_bytes:
+            known = [nll for nll in nlls if nll is not None and nll < math.inf]
+            mean = sum(known) / len(known) if known else 0.0  # who has not scored it stays where the others are
+            self._logs = [
+                log - self._rate * (nll if nll is not None and nll < math.inf else mean) / num_bytes
+                for log, nll in zip(self._logs, nlls, strict=True)
+            ]

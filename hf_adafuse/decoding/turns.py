@@ -1,0 +1,130 @@
+"""Who proposes when, and who scores what, in one round of one prompt. Knows members, proposers and the pool; chooses
+nothing and commits nothing.
+
+Members act in turn, cheapest first: each scores what is on the table, then proposes, so that where it agrees with
+another its tokens are already there, computed. At the end the earlier members score what came after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..members.member import Member, Span, unread
+from ..trees.nodes import Node
+from .foresight import Foresight
+from .judge import Scored
+from .look_ahead import WinRecord, propose_ahead
+from .pool import Candidate, Pool
+from .progress import Prompt
+from .proposer import Proposals, Proposer
+from .requests import Read, Requests, with_sizes
+
+
+class Turns:
+    """
+    The turns of the members.
+
+    Args:
+        members (`list[Member]`), proposers (`list[Proposer]`), foresights (`list[Foresight]`): the main model first.
+        prompts (`list[Prompt]`): all of the batch.
+        max_length (`int`, *optional*): how many ids a prompt has at the end.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        proposers: Sequence[Proposer],
+        foresights: Sequence[Foresight],
+        prompts: Sequence[Prompt],
+        max_length: int | None,
+    ) -> None:
+        self.members, self.prompts, self.max_length = members, prompts, max_length
+        self._proposers, self._foresights = proposers, foresights
+        self._vocabularies = [member.vocabulary for member in members]
+        self.record = WinRecord()  # of whoever goes first
+
+    def propose(self, prompt: Prompt, pool: Pool) -> Requests[int]:
+        """Pool every member's proposals, the cheapest member's first; returns who that is."""
+        first, *others = sorted(range(len(self.members)), key=lambda k: self.members[k].prompt_cost(prompt.index))
+        texts = [self._foresights[k].greedy_text(prompt.index) for k in others]
+        drafts = [self._vocabularies[first].encode(text).ids for text in texts if text]
+        proposals, sizes = yield from with_sizes(self._take_turn(first, prompt, pool, drafts))
+        ahead = yield from self._propose_ahead(first, others, prompt, proposals, sizes)
+        for k in others:
+            drafts = [[token for text in texts for token in self._vocabularies[k].encode(text).ids] for texts in ahead]
+            yield from self._take_turn(k, prompt, pool, drafts)
+        return first
+
+    def _take_turn(self, member_index: int, prompt: Prompt, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
+        """
+        A member reads what the score of the candidates on the table needs, in one pass; then it proposes: what it
+        agrees with is read already. Drafts may come on the table in a later round.
+        """
+        member, foresight = self.members[member_index], self._foresights[member_index]
+        root = member.root(prompt.index)
+        spans, later = self._table(member_index, prompt, pool, drafts)
+        needed = member.needed_to_score(prompt.index, spans) or unread([root])
+        useful = member.ends_of(prompt.index, spans) + later
+        if needed:
+            yield Read(member_index, unread([*needed, *foresight.add_first_nodes(root)]), useful)
+        proposals = yield from self._proposers[member_index].propose(root, useful)
+        member.num_proposals += len(proposals.spans)
+        pool.add(member_index, proposals)
+        return proposals
+
+    def _propose_ahead(
+        self, first: int, others: list[int], prompt: Prompt, proposals: Proposals, sizes: list[int]
+    ) -> Requests[list[list[str]]]:
+        """What the first member would propose in the next rounds: read by the others together with this one. Not in a
+        batch, where other prompts fill the passes; not after a turn without a pass, for it is ahead already."""
+
+        def is_last(texts: list[str]) -> bool:
+            length = len(prompt.ids) + sum(len(self._vocabularies[0].encode(text).ids) for text in texts)
+            return self.max_length is not None and length >= self.max_length
+
+        is_alone = sum(not other.is_finished for other in self.prompts) == 1
+        if not (others and sizes and is_alone):
+            return []
+        readers = [self.members[k] for k in others]
+        chains = yield from propose_ahead(
+            self._proposers[first], prompt.index, proposals, sizes, readers, self.record, is_last
+        )
+        return chains
+
+    def _table(
+        self, member_index: int, prompt: Prompt, pool: Pool, drafts: list[list[int]]
+    ) -> tuple[list[Span], list[Node]]:
+        """What a member can score before its own turn, and the nodes of what may come on the table later."""
+        spans = [
+            Span(pool.encode_for(member_index, candidate), candidate.ends)
+            for candidate in pool.ranked()
+            if candidate.reaches_caller and self.fits(member_index, prompt, pool, candidate)
+        ]
+        foresight = self._foresights[member_index]
+        return spans, [node for ids in drafts for node in foresight.add_draft(prompt.index, ids)]
+
+    def drop_unfit(self, prompt: Prompt, pool: Pool) -> None:
+        """Candidates that could not reach the caller, or that do not fit into a member's context, leave the pool."""
+        for candidate in pool.ranked():
+            unfit = [m for k, m in enumerate(self.members) if not self.fits(k, prompt, pool, candidate)]
+            if not candidate.reaches_caller:
+                candidate.dropped = f"the tokenizer of {self.members[0].name} cannot represent it"
+            elif unfit:
+                candidate.dropped = f"it outgrows {unfit[0].limit} of {unfit[0].name}"
+
+    def fits(self, member_index: int, prompt: Prompt, pool: Pool, candidate: Candidate) -> bool:
+        member = self.members[member_index]
+        return len(pool.encode_for(member_index, candidate)) <= member.room_after(member.root(prompt.index))
+
+    def score(self, prompt: Prompt, pool: Pool) -> Requests[Scored]:
+        """Per member, the log-probabilities of each candidate that is still in the pool: at most one pass each."""
+        candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
+        scored = []
+        for k, member in enumerate(self.members):
+            spans = [Span(pool.encode_for(k, candidate), candidate.ends) for candidate in candidates]
+            ends = member.ends_of(prompt.index, spans)
+            if needed := member.needed_to_score(prompt.index, spans):
+                yield Read(k, needed, ends)
+            log_probs = [member.log_probs(prompt.index, span) for span in spans]
+            scored.append(dict(zip(candidates, log_probs, strict=True)))
+        return scored

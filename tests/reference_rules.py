@@ -1,0 +1,215 @@
+"""The slow oracle for the rules of fusion and trust: the loop of `reference.py` with another choice, in plain lines. No
+cache, no batch, no tree; shares no code with the package.
+"""
+
+from __future__ import annotations
+
+import math
+
+from reference import TIE, fit, greedy_word, propose
+
+
+def token_log_probs(m, prefix, ids, ends):
+    values, so_far = [], list(prefix)
+    for token in ids:
+        values.append(m.log_probs(so_far)[token].item())
+        so_far.append(token)
+    if ends:
+        own = [m.log_probs(so_far)[token].item() for token in m.eos]
+        values.append(math.log(sum(math.exp(v) for v in own)) if any(v > -math.inf for v in own) else -math.inf)
+    return values
+
+
+def best_eos(m, prefix):
+    log_probs = m.log_probs(prefix)
+    return max(sorted(m.eos), key=lambda token: log_probs[token].item())
+
+
+def unicode_words(text):
+    from icu4py.breakers import WordBreaker
+
+    words, space = [], ""
+    for segment in WordBreaker(text, "en"):
+        if segment.strip():
+            words.append(space + segment)
+            space = ""
+        else:
+            space += segment
+    if not words:
+        return [text] if text else []
+    return [*words[:-1], words[-1] + space]
+
+
+def words_of(text, config):
+    if config.word_boundary == "unicode":
+        return unicode_words(text)
+    words, word = [], ""
+    for char in text:
+        if char.isspace() and word.strip():
+            words.append(word)
+            word = ""
+        word += char
+    if word.strip() or not words:
+        return [*words, word] if word else words
+    return [*words[:-1], words[-1] + word]
+
+
+def by_word(m, words, ids, values, ends):
+    """Per word, the log-probabilities of the tokens that begin in it; the end is a word."""
+    groups = [[] for _ in words]
+    start = 0
+    for token, value in zip(ids, values):
+        ends_at = [sum(len(word.encode("utf-8", "replace")) for word in words[: i + 1]) for i in range(len(words))]
+        groups[min(sum(end <= start for end in ends_at), len(words) - 1)].append(value)
+        start += len(m.token_bytes(token))
+    return [*groups, [values[-1]]] if ends else groups
+
+
+def nll_of(entry, k, config, horizon=None):
+    groups, words = entry["groups"][k], entry["words"][:horizon]
+    values = [value for group in groups[:horizon] for value in group]
+    if not values:
+        return None
+    size = len(values)
+    if config.nll_normalization == "byte":
+        size = max(1, sum(1 if word is None else len(word.encode("utf-8", "replace")) for word in words))
+    return -sum(values) / size**config.length_exponent
+
+
+def fused(entry, weights, config, horizon=None):
+    pairs = [(nll_of(entry, k, config, horizon), weight) for k, weight in enumerate(weights)]
+    pairs = [(value, weight) for value, weight in pairs if value is not None]
+    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs)
+
+
+def word_value(entry, level, weights, config):
+    total = sum(w for k, w in enumerate(weights) if any(entry["groups"][k]))
+    parts = [(w / total, sum(entry["groups"][k][level])) for k, w in enumerate(weights) if any(entry["groups"][k])]
+    if config.word_mean == "geometric":
+        return sum(w * v for w, v in parts)
+    top = max(v for _, v in parts)
+    return top + math.log(sum(w * math.exp(v - top) for w, v in parts))
+
+
+def pick(values, own, delta):
+    """The index of the lowest value; the main model's own where it is within delta."""
+    best = next(i for i, value in enumerate(values) if value <= min(values) + TIE)
+    return own if own is not None and delta > 0 and values[own] - values[best] <= delta else best
+
+
+def choose(entries, weights, config, own):
+    """The winner among the entries that are possible; `own`: the main model's best candidate."""
+    own = own if own in entries else None
+    if config.fusion != "word":
+        horizon = min(len(entry["words"]) for entry in entries) if config.fusion == "horizon" else None
+        values = [fused(entry, weights, config, horizon) for entry in entries]
+        return entries[pick(values, entries.index(own) if own else None, config.switch_margin)]
+    level = 0
+    while True:
+        longer = [entry for entry in entries if len(entry["words"]) > level]
+        if config.switch_margin > 0 and any(e is own for e in entries) and not any(e is own for e in longer):
+            return own
+        if not longer:
+            return entries[0]
+        firsts = []
+        for entry in longer:
+            if all(entry["words"][level] != other["words"][level] for other in firsts):
+                firsts.append(entry)
+        values = [-word_value(entry, level, weights, config) for entry in firsts]
+        mine = None
+        if any(entry is own for entry in longer):
+            mine = next(i for i, entry in enumerate(firsts) if entry["words"][level] == own["words"][level])
+        word = firsts[pick(values, mine, config.switch_margin)]["words"][level]
+        entries = [entry for entry in longer if entry["words"][level] == word]
+        level += 1
+
+
+def prompt_nll(m, ids):
+    """Nats per byte of the prompt's text: of the tokens after the first that have text."""
+    total, size = 0.0, 0
+    for end in range(1, len(ids)):
+        piece = m.token_bytes(ids[end])
+        if piece:
+            raw = m.logits(tuple(ids[:end]))
+            total -= (raw[ids[end]] - raw.logsumexp(-1)).item()
+            size += len(piece)
+    return total / max(1, size)
+
+
+def certain_words(m, prefix, config):
+    """Greedy words of which the member is certain: their ids, texts, and whether the sequence ends."""
+    ids, texts = list(prefix), []
+    while len(texts) < config.max_words and (m.max_length is None or len(ids) < m.max_length):
+        token, value = m.best(ids, 1)[0]
+        if math.exp(value) < config.certainty_gate:
+            break
+        word, ends = greedy_word(m, ids, token, config)
+        if ends:
+            return ids[len(prefix) :], texts, True
+        ids, texts = ids + word, [*texts, m.text(word)]
+    return ids[len(prefix) :], texts, False
+
+
+def decode_by_rule(members, prompts, config, max_new_tokens):
+    """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
+    prefixes, new, spans = [list(ids) for ids in prompts], [], []
+    if config.model_weights == "prompt":
+        logs = [-config.prompt_sharpness * prompt_nll(m, ids) for m, ids in zip(members, prompts)]
+    else:
+        logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
+    while len(new) < max_new_tokens:
+        if any(m.max_length is not None and len(p) >= m.max_length for m, p in zip(members, prefixes)):
+            break
+        winner = None
+        if config.certainty_gate is not None:
+            ids, texts, ends = certain_words(members[0], prefixes[0], config)
+            encoded = [ids, *[m.encode("".join(texts))[0] for m in members[1:]]]
+            if (texts or ends) and fit(members, prefixes, encoded) and ("".join(texts) or ends):
+                winner = {"text": "".join(texts), "ends": ends, "ids": encoded}
+        if winner is None:
+            winner = one_round(members, prefixes, logs, config)
+            if winner is None:
+                break
+            if "groups" in winner and config.online_rate:
+                size = len(winner["text"].encode("utf-8", "replace")) + winner["ends"]
+                sums = [-sum(v for group in groups for v in group) for groups in winner["groups"]]
+                logs = [log - config.online_rate * value / size for log, value in zip(logs, sums)] if size else logs
+        prefixes = [prefix + ids for prefix, ids in zip(prefixes, winner["ids"])]
+        new += winner["ids"][0]
+        spans.append(winner["text"])
+        if winner["ends"]:
+            new.append(best_eos(members[0], prefixes[0]))
+            break
+    return new[:max_new_tokens], spans
+
+
+def one_round(members, prefixes, logs, config):
+    pool = {}
+    for k, (m, prefix) in enumerate(zip(members, prefixes)):
+        for words, ends in propose(m, prefix, config):
+            text = "".join(m.text(word) for word in words)
+            pool.setdefault((text, ends), {}).setdefault(k, [token for word in words for token in word])
+    entries, own = [], None
+    for (text, ends), ids in pool.items():
+        encoded = [ids[k] if k in ids else m.encode(text)[0] for k, m in enumerate(members)]
+        is_main = 0 in ids and own is None and not any(0 in entry["own"] for entry in entries)
+        exact = 0 in ids or members[0].encode(text)[1]
+        entry = {"text": text, "ends": ends, "ids": encoded, "own": ids}
+        if is_main:
+            own = entry
+        if not exact or not fit(members, prefixes, encoded) or not (text or ends):
+            continue
+        values = [token_log_probs(m, p, e, ends) for m, p, e in zip(members, prefixes, encoded)]
+        if any(-math.inf in of_member for of_member in values) or not any(values):
+            continue
+        words = words_of(text, config) if text else []
+        entry["words"] = [*words, None] if ends else words
+        entry["groups"] = [by_word(m, words, e, v, ends) for m, e, v in zip(members, encoded, values)]
+        entries.append(entry)
+    if entries:
+        top = max(logs)
+        return choose(entries, [math.exp(log - top) for log in logs], config, own)
+    word, ends = greedy_word(members[0], prefixes[0], members[0].best(prefixes[0], 1)[0][0], config)
+    text = members[0].text(word)
+    encoded = [word, *[m.encode(text)[0] for m in members[1:]]]
+    return {"text": text, "ends": ends, "ids": encoded} if fit(members, prefixes, encoded) else None
