@@ -47,7 +47,7 @@ class Case:
         return rows, ids, mask
 
     def member_prompts(self, row: list[int]) -> list[list[int]]:
-        """The prompt of each member by algorithm.md: the same ids for the same tokenizer, else decoded and encoded."""
+        """The prompt of each member: the same ids for the same tokenizer, else decoded and encoded."""
         main = self.tokenizers[0]
         text = main.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return [row if tok is main else tok(text).input_ids for tok in self.tokenizers]

@@ -1,4 +1,4 @@
-"""`BranchLogitsProcessor` on hand-built scores; the examples. The end-to-end test is in test_stopping_criteria.py."""
+"""`BranchLogitsProcessor` on hand-built scores; the examples. The end-to-end test is in test_word_by_word.py."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hf_adafuse.stopping_criteria import MarginCriteria, WordBoundaryCriteria
 
 @dataclass
 class ByGenerate:
-    """Proposes as algorithm.md says, by two calls of `generate()` for a whole batch of prefixes."""
+    """Proposes as the paper says (sections 3.2 and 3.3), by two calls of `generate()` for a whole batch of prefixes."""
 
     model: object
     tokenizer: object

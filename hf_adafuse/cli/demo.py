@@ -6,7 +6,7 @@ import argparse
 
 from .arguments import count
 
-HELP = "show two small models that ship with the package decode together, and what it gains"
+HELP = "show small models that ship with the package decode together, and what it gains"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

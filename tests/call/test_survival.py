@@ -1,6 +1,6 @@
 """What is done to models between loading and generating, and what AdaFuse is afterwards: the same.
 
-Copies, pickles and plain offloading are in test_host, test_host_caches and test_validation; adapters in test_peft.
+Copies, pickles and plain offloading are in test_host, test_host_models and test_enabling; adapters in test_peft.
 """
 
 from __future__ import annotations
