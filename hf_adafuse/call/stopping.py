@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..decoding.progress import Prompt
-from ..members.histories import LiveCopy, check_forks, has_history
+from ..members.histories import LiveCopy, check_forks, has_history, is_per_row
 
 
 class StopCheck:
@@ -18,8 +18,8 @@ class StopCheck:
     The stopping criteria of a call.
 
     A prompt alone asks the caller's own objects, in the order of the ordinary loop. In a batch prompts come to each
-    length at different times: criteria that remember earlier calls are copied for each prompt, and asked with as many
-    rows as the batch has, all of them that prompt's.
+    length at different times: criteria that may be made for the batch are asked with as many rows as it has, all of
+    them one prompt's, and those that remember earlier calls are copied for each prompt.
 
     Args:
         criteria (`list`): of the call.
@@ -33,23 +33,23 @@ class StopCheck:
 
     def __init__(self, criteria: Sequence[Any], num_prompts: int, device: torch.device, with_scores: bool) -> None:
         self._device, self._with_scores, self._num_prompts = device, with_scores, num_prompts
-        copied = [one for one in criteria if num_prompts > 1 and has_history(one)]
-        check_forks(copied, "stopping_criteria")
-        self._direct = [one for one in criteria if all(one is not other for other in copied)]
-        self._copies = [[LiveCopy(one) for one in copied] for _ in range(num_prompts)]
+        if num_prompts > 1:
+            check_forks([one for one in criteria if has_history(one)], "stopping_criteria")
+        self._criteria = [[self._own(one) for one in criteria] for _ in range(num_prompts)]
 
     def __call__(self, prompt: Prompt) -> bool:
         """Whether one of them stops the prompt; all are asked, as in the ordinary loop."""
-        ids = torch.tensor([prompt.ids], device=self._device)
-        scores = tuple(row[None] for row in prompt.scores) if self._with_scores else None
-        answers = [_answer(one(ids, scores), 0) for one in self._direct]
-        copies = self._copies[prompt.index]
-        if copies:
-            rows = ids.expand(self._num_prompts, -1)
-            if scores is not None:
-                scores = tuple(row.expand(self._num_prompts, -1) for row in scores)
-            answers += [_answer(one(rows, scores), prompt.index) for one in copies]
+        ids, answers = torch.tensor([prompt.ids], device=self._device), []
+        for criterion, num_rows in self._criteria[prompt.index]:
+            scores = tuple(row.expand(num_rows, -1) for row in prompt.scores) if self._with_scores else None
+            answers.append(_answer(criterion(ids.repeat(num_rows, 1), scores), prompt.index))
         return any(answers)
+
+    def _own(self, criterion: Any) -> tuple[Any, int]:
+        """What a prompt asks in the place of a criterion, and with how many rows."""
+        if self._num_prompts > 1 and has_history(criterion):
+            return LiveCopy(criterion), self._num_prompts
+        return criterion, self._num_prompts if is_per_row(criterion) else 1
 
 
 def _answer(result: Any, row: int) -> bool:

@@ -6,9 +6,10 @@ caller's own object is left as it is. How an object is asked follows from what i
 
 | what it is | how it is asked |
 |---|---|
-| a class of transformers' own, but for `WITH_STATE` | a function of the ids: about many texts at once, in any order |
-| a class with `is_function_of_ids = True`; a function, method or partial | likewise |
-| any other object | it has a history: a copy for each branch, called once a token with the batch it was made for |
+| a class of transformers' own, but for the lists below | a function of the ids: many texts at once, in any order |
+| of `PER_ROW`; a function, method or partial | a function of the ids, with as many rows as the batch, all of one text |
+| a class with `is_function_of_ids = True` | a function of the ids |
+| any other object; of `WITH_STATE` | with a history: a copy for each branch, once a token, with the batch it is for |
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import functools
 import queue
 import threading
 import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -33,6 +35,13 @@ WITH_STATE = (
     "SynthIDTextWatermarkLogitsProcessor",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
 )
+# transformers' own classes that may have been made for a batch: what they do to a text follows from its row.
+PER_ROW = (
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "PrefixConstrainedLogitsProcessor",
+)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 # What copies share: large and never changed by a call, or another thread's handle on the object.
 _SHARED = (
     torch.nn.Module,
@@ -42,6 +51,7 @@ _SHARED = (
     threading.Event,
     threading.Thread,
     queue.Queue,
+    queue.SimpleQueue,
     type(threading.Lock()),
     type(threading.RLock()),
 )
@@ -55,6 +65,8 @@ _SHARED_NAMES = {
     ("outlines_core", "Vocabulary"),
     ("llguidance", "LLTokenizer"),
     ("tokenizers", "Tokenizer"),
+    ("asyncio", "Event"),
+    ("multiprocessing", "Event"),
 }
 # Methods by which libraries copy what `copy.deepcopy` cannot.
 _FORKS = ("fork", "deep_copy")
@@ -62,13 +74,20 @@ _FORKS = ("fork", "deep_copy")
 
 def has_history(thing: Any) -> bool:
     """Whether an object is asked with a history; by the table above."""
+    if isinstance(thing, list):  # `StoppingCriteriaList` in another
+        return any(map(has_history, thing))
     cls = type(thing)
-    if isinstance(thing, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)):
-        return False
-    package = cls.__module__.partition(".")[0]
-    if package == "transformers":
+    if _is_of_transformers(cls):
         return cls.__name__ in WITH_STATE
-    return not getattr(cls, "is_function_of_ids", False)
+    return not isinstance(thing, _FUNCTIONS) and not getattr(cls, "is_function_of_ids", False)
+
+
+def is_per_row(thing: Any) -> bool:
+    """Whether a function of the ids is asked with as many rows as the batch; by the table above."""
+    if isinstance(thing, list):
+        return any(map(is_per_row, thing))
+    cls = type(thing)
+    return isinstance(thing, _FUNCTIONS) or (_is_of_transformers(cls) and cls.__name__ in PER_ROW)
 
 
 def fork(thing: T) -> T:
@@ -98,6 +117,10 @@ def check_forks(things: list[Any], argument: str) -> None:
             ) from error
 
 
+class ForkError(Exception):
+    """An object that could be copied no longer can."""
+
+
 class History:
     """
     A logits processor that has been called once a token.
@@ -109,7 +132,8 @@ class History:
     def __init__(self, processor: Any) -> None:
         self._pristine = processor
         self._processor: Any = fork(processor)
-        self._calls: list[torch.Tensor] | None = []  # the ids of each; `None` where copies have shown to be possible
+        # The ids and scores of each call; `None` where it can be copied after them.
+        self._calls: list[tuple[torch.Tensor, torch.Tensor]] | None = []
 
     def after(self, ids: torch.Tensor, scores: torch.Tensor) -> tuple[History, Any]:
         """
@@ -117,26 +141,31 @@ class History:
 
         Args:
             ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`), scores (`torch.FloatTensor` of shape
-                `(batch_size, vocab_size)`): of the call.
+                `(batch_size, vocab_size)`): of the call; they stay as they are.
+
+        Raises:
+            ForkError: it can no longer be copied.
         """
         longer = object.__new__(History)
-        longer._pristine = self._pristine
-        longer._processor = self._copied(scores)
-        result = longer._processor(ids, scores)
-        longer._calls = None if self._calls is None else [*self._calls, ids]
+        longer._pristine, longer._processor = self._pristine, self._copied()
+        result = longer._processor(ids, scores.clone())
+        longer._calls = None if self._calls is None else [*self._calls, (ids, scores)]
         if self._calls == []:  # it has been called for the first time
             with contextlib.suppress(Exception):
                 fork(longer._processor)
                 longer._calls = None
         return longer, result
 
-    def _copied(self, like: torch.Tensor) -> Any:
-        if self._calls is None or not self._calls:
-            return fork(self._processor)
-        # What came to it with its calls cannot be copied: a pristine copy goes through them again.
+    def _copied(self) -> Any:
+        if not self._calls:
+            try:
+                return fork(self._processor)
+            except Exception as error:  # whatever a part of it says
+                raise ForkError(f"cannot be copied any more ({type(error).__name__}: {error})") from error
+        # What came to it with its first call cannot be copied: a pristine copy goes through all of them again.
         processor = fork(self._pristine)
-        for ids in self._calls:
-            processor(ids, torch.zeros_like(like))
+        for ids, scores in self._calls:
+            processor(ids, scores.clone())
         return processor
 
 
@@ -174,7 +203,7 @@ def _known_parts(thing: Any) -> dict[int, Any]:
         method = next((name for name in _FORKS if callable(getattr(type(part), name, None))), None)
         if _is_shared(part):
             known[id(part)] = part
-        elif method is not None and part is not thing:
+        elif method is not None:
             known[id(part)] = getattr(part, method)()
         else:
             waiting.extend(_parts(part))
@@ -186,10 +215,18 @@ def _is_shared(part: Any) -> bool:
     return isinstance(part, _SHARED) or (package, type(part).__name__) in _SHARED_NAMES
 
 
+def _is_of_transformers(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "transformers"
+
+
 def _parts(part: Any) -> Iterator[Any]:
-    if isinstance(part, dict):
+    if isinstance(part, types.MethodType):
+        yield part.__self__
+    elif isinstance(part, functools.partial):
+        yield from (part.func, part.args, part.keywords)
+    elif isinstance(part, dict):
         yield from part.values()
-    elif isinstance(part, (list, tuple, set, frozenset)):
+    elif isinstance(part, (list, tuple, set, frozenset, deque)):
         yield from part
     elif not isinstance(part, (type, torch.Tensor, types.FunctionType)):
         yield from getattr(part, "__dict__", {}).values()

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 from ..host_internals import make_processors, set_prepared_eos_ids
-from .histories import check_forks, has_history
+from .histories import check_forks, has_history, is_per_row
 from .processors import PromptProcessors, Step
 
 # Flags that name no ids of the main vocabulary, so that they mean the same to every member.
@@ -55,16 +55,15 @@ class ProcessorRequest:
         Refuse what cannot be asked.
 
         Raises:
-            ValueError: an object that cannot be copied, or not a list for each assistant.
+            ValueError: what cannot be called, an object that cannot be copied, or not a list for each assistant.
         """
-        check_forks([one for one in self.custom if has_history(one)], "logits_processor")
+        _check(_each(self.custom), "logits_processor")
         if self.assistants and len(self.assistants) != num_assistants:
             raise ValueError(
                 f"`assistant_logits_processor` must be one list of processors per assistant model, but is "
                 f"{len(self.assistants)} for {num_assistants} assistant models. Use [] for one that has none."
             )
-        given = [one for processors in self.assistants for one in processors]
-        check_forks([one for one in given if has_history(one)], "assistant_logits_processor")
+        _check(_each(self.assistants), "assistant_logits_processor")
 
 
 def main_processors(
@@ -134,8 +133,27 @@ def assistant_processors(
 
 
 def _custom(processors: Sequence[Any], padded: list[list[int]], index: int) -> list[Step]:
-    """The user's processors for one prompt: those with a history are called with the whole batch."""
-    return [Step(one, padded, index) if has_history(one) else Step(one, [padded[index]]) for one in processors]
+    """The user's processors for one prompt: those that may be made for the whole batch are called with it."""
+    steps = []
+    for one in _each(processors):
+        needs_batch = has_history(one) or is_per_row(one)
+        steps.append(Step(one, padded, index) if needs_batch else Step(one, [padded[index]]))
+    return steps
+
+
+def _each(processors: Sequence[Any]) -> list[Any]:
+    """Those of a list and of the lists in it."""
+    return [each for one in processors for each in (_each(one) if isinstance(one, (list, tuple)) else [one])]
+
+
+def _check(processors: list[Any], argument: str) -> None:
+    for one in processors:
+        if not callable(one):
+            raise ValueError(
+                f"`{argument}` must be processors, which can be called, but {one!r} cannot. Derive it from "
+                "`LogitsProcessor`."
+            )
+    check_forks([one for one in processors if has_history(one)], argument)
 
 
 def _from_flags(model: Any, config: GenerationConfig, prompt: list[int], device: torch.device) -> LogitsProcessorList:

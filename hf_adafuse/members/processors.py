@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .histories import History, has_history
+from .histories import ForkError, History, has_history
 
 
 class ProcessorError(Exception):
@@ -24,7 +24,8 @@ class Step:
 
     Args:
         processor: a function of the ids, or an object with a history.
-        batch (`list[list[int]]`): the prompts it was made for, of one length, padding and all.
+        batch (`list[list[int]]`): the prompts it was made for, of one length, padding and all; this one alone where
+            it makes no difference.
         row (`int`): which of them this prompt is.
     """
 
@@ -103,7 +104,15 @@ class PromptProcessors:
 
 
 def _asked(step: Step, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    return _checked(step.processor, step.processor(rows, scores), scores)
+    """Call a processor that is a function of the ids; with each text in as many rows as it may have been made for."""
+    size = len(step.batch)
+    if size == 1:
+        return _checked(step.processor, step.processor(rows, scores), scores)
+    found = []
+    for ids, row in zip(rows, scores, strict=True):
+        result = step.processor(ids.repeat(size, 1), row.repeat(size, 1))
+        found.append(_checked(step.processor, result, row.expand(size, -1), step.row)[step.row])
+    return torch.stack(found)
 
 
 def _called(step: Step, state: StepState | None, token: int, scores: torch.Tensor) -> tuple[torch.Tensor, StepState]:
@@ -117,7 +126,10 @@ def _called(step: Step, state: StepState | None, token: int, scores: torch.Tenso
         others = state.others.clone()
         others[step.row] = token
         history, ids = state.history, torch.cat([state.ids, others[:, None]], dim=1)
-    history, result = history.after(ids, scores.expand(len(ids), -1).clone())
+    try:
+        history, result = history.after(ids, scores.expand(len(ids), -1))
+    except ForkError as error:
+        raise ProcessorError(f"its logits processor {type(step.processor).__name__} {error}") from error.__cause__
     result = _checked(step.processor, result, scores.expand(len(ids), -1), step.row)
     return result[step.row : step.row + 1], StepState(history, ids, result.argmax(-1))
 
