@@ -185,14 +185,15 @@ def user_arguments(frame: Any) -> tuple[dict[str, Any], Any] | None:
     frame; `None` where none does. A pipeline adds defaults of its own, `do_sample=True` among them, and passes all on
     as if the user had said so; its frames alone know better.
     """
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(
-        ("transformers.pipelines", "hf_adafuse")
-    ):
-        given = frame.f_locals.get("forward_params")
-        if frame.f_globals["__name__"] == "transformers.pipelines.base" and isinstance(given, dict):
-            pipeline = frame.f_locals["self"]
-            # Not there before transformers 5.23: what a pipeline was made with is among its defaults then.
-            arguments = {**getattr(pipeline, "_generate_kwargs", {}), **given}
-            return arguments, arguments.get("generation_config")
+    for _ in range(16):  # the pipeline's own, decorators, the code of a repository
+        if frame is None:
+            return None
+        # The locals of a frame are looked at only where they are a pipeline's: the look alone keeps them alive.
+        if frame.f_globals.get("__name__") == "transformers.pipelines.base":
+            given = frame.f_locals.get("forward_params")
+            if isinstance(given, dict):
+                # Not there before transformers 5.23: what a pipeline was made with is among its defaults then.
+                arguments = {**getattr(frame.f_locals["self"], "_generate_kwargs", {}), **given}
+                return arguments, arguments.get("generation_config")
         frame = frame.f_back
     return None

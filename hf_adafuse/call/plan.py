@@ -104,14 +104,16 @@ def _prompts(
 ) -> tuple[list[list[list[int]]], list[KeysValues | None]]:
     """Each member's ids of the prompts, and the cache of their beginning where there is one."""
     participants, given = ensemble.participants, ensemble.assistant_inputs
-    prompts = [inputs.prompts, *assistant_prompts(participants, inputs.prompts, given)]
-    caches: list[KeysValues | None] = [inputs.cache, *[None] * (len(prompts) - 1)]
+    repeats = call.generation_config.num_return_sequences or 1
+    prompts = [inputs.prompts, *assistant_prompts(participants, inputs.prompts, given, repeats)]
+    # Trust that follows from the prompt needs all of it to be read.
+    is_read_anew = ensemble.config.model_weights == "prompt"
+    caches: list[KeysValues | None] = [None if is_read_anew else inputs.cache, *[None] * (len(prompts) - 1)]
     unread = [index for index in range(1, len(prompts)) if given is None or given[index - 1] is None]
     if given is None:
         for index, (ids, cache) in assistant_states(inputs.past, call.input_ids, participants).items():
-            prompts[index], caches[index] = ids, cache
-            if cache is not None:
-                unread.remove(index)
+            prompts[index], caches[index] = ids, None if is_read_anew else cache
+            unread.remove(index)
     warn_of_lost_templates(participants, inputs.prompts, unread)
     return prompts, caches
 

@@ -81,17 +81,18 @@ def _sampling(plan: CallPlan, members: list[Member]) -> dict[str, Any]:
         return {}
     draws, temperatures = [], []
     for member in members:
-        warpers, temperature = warpers_of(base_model(member.model), plan.sampling, member.device)
-        draws.append(_draw(warpers))
+        helper = base_model(members[0].model)
+        warpers, temperature = warpers_of(helper, base_model(member.model), plan.sampling, member.device)
+        draws.append(_draw(warpers, is_greedy(temperature)))
         temperatures.append(temperature)
     return {"draws": draws, "streams": random_streams(plan.inputs.prompts), "is_greedy": is_greedy(temperatures[0])}
 
 
-def _draw(warpers: Any) -> Callable[..., int]:
+def _draw(warpers: Any, takes_best: bool) -> Callable[..., int]:
     ids = torch.zeros((1, 1), dtype=torch.long)
 
     def draw(node: Any, number: float | None, allow: Any) -> int:
-        return draw_token(node.reading, lambda scores: warpers(ids, scores), number, allow)
+        return draw_token(node.reading, lambda scores: warpers(ids, scores), None if takes_best else number, allow)
 
     return draw
 

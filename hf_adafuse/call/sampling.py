@@ -85,11 +85,14 @@ def _stream(seed: str) -> Iterator[float]:
         yield generator.random()
 
 
-def warpers_of(model: Any, asked: Mapping[str, Any], device: torch.device) -> tuple[LogitsProcessorList, float]:
+def warpers_of(
+    helper: Any, model: Any, asked: Mapping[str, Any], device: torch.device
+) -> tuple[LogitsProcessorList, float]:
     """
     What warps a member's distribution: the settings that the call asks for, else the member's own.
 
     Args:
+        helper (`PreTrainedModel`): any, with the methods of `generate()`.
         model (`PreTrainedModel`): the member's.
         asked (`dict`): the settings of the call.
         device (`torch.device`): of the scores.
@@ -107,4 +110,4 @@ def warpers_of(model: Any, asked: Mapping[str, Any], device: torch.device) -> tu
     kept = {**settings, "temperature": 1.0} if is_greedy(temperature) else settings
     config = GenerationConfig(do_sample=True, num_beams=1, **kept)
     set_prepared_eos_ids(config, [], device)
-    return LogitsProcessorList(make_processors(model, config, [0], device)), temperature
+    return LogitsProcessorList(make_processors(helper, config, [0], device)), temperature

@@ -48,7 +48,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
     def add(flag: str, field: str, help: str, **options: Any) -> None:
         default = getattr(defaults, field)
-        help += f" (default: {'equal' if default is None else default})"
+        default = {"model_weights": "equal", "certainty_gate": "none"}.get(field, default)
+        help += f" (default: {default})"
         group.add_argument(flag, dest=field, help=help, **options)
 
     add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")

@@ -1,7 +1,8 @@
 """The algorithm: propose, pool, score, commit. `decoder` is the loop on one screen; read it first.
 
-`words` says what a word is, `proposer` how a member proposes, `pool` holds a round's candidates, `scoring` turns
-log-probabilities into the fused score, `progress` is what became of each prompt. A prompt's rounds are a generator that
-asks for nodes to be read (`requests`); `scheduler` serves many of them in common passes. `look_ahead` and `foresight`
-only save passes. This room must not know models, caches or tensors.
+`words` says what a word is. `turns`: who proposes when and scores what; `proposer`: how one member proposes; `pool`: a
+round's candidates. `judge` prepares the choice, `fusion` has the rules by which a candidate wins, `scoring` the fused
+score, `trust` the members' weights; `committer` appends the winner. A prompt's rounds ask for nodes (`requests`), and
+`scheduler` serves many prompts in common passes; `look_ahead` and `foresight` only save passes. `sampled_rounds` and
+`word_sampler` draw words instead. This room must not know models, or how caches and trees work.
 """

@@ -1,5 +1,5 @@
-"""The loop of AdaFuse (Algorithm 1): propose, pool, score, commit. Knows members and the prompts' text; no model, cache
-or tensor, and nothing of `generate()`.
+"""The loop of AdaFuse (arXiv 2601.06022, Algorithm 1): propose, pool, score, commit. Knows members and the prompts'
+text; runs no model, and knows nothing of `generate()`.
 
 How members take their turns is in `turns`, what a rule makes of the scores in `judge`.
 """
@@ -87,9 +87,9 @@ class Decoder:
     def _decode(self, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt."""
         while self._has_room(prompt):
-            pool = Pool(self._vocabularies)
             if (yield from self._commit_certain(prompt)):
                 continue
+            pool = Pool(self._vocabularies)
             first = yield from self._turns.propose(prompt, pool)
             self._turns.drop_unfit(prompt, pool)
             scored = yield from self._turns.score(prompt, pool)
@@ -104,7 +104,8 @@ class Decoder:
     def _sampled_rounds(self) -> SampledRounds:
         weights = [self._judge.trust(prompt).weights for prompt in self.prompts]
         sampler = WordSampler(self._proposers, weights, self.draws or [], self.is_greedy, self.streams)
-        return SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, self.keep_logits)
+        reads_all = self.keep_logits or self.keep_cache
+        return SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, reads_all)
 
     def _sample(self, rounds: SampledRounds, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt where words are sampled: one member's word, committed by all."""
@@ -113,7 +114,8 @@ class Decoder:
             if winner.dropped is None:
                 self._committer.commit(prompt, pool, winner)
             else:
-                self._stop_at_context(prompt, self.members[0])
+                unfit = [m for k, m in enumerate(self.members) if not self._turns.fits(k, prompt, pool, winner)]
+                self._stop_at_context(prompt, unfit[0])
 
     def _commit_certain(self, prompt: Prompt) -> Requests[bool]:
         """Commit the words of which the main model is certain, without asking the others, who read them later."""
@@ -131,6 +133,7 @@ class Decoder:
             return False
         winner.nlls[0] = span_nll(main.log_probs(prompt.index, Span(winner.ids[0], winner.ends)))
         winner.score = winner.nlls[0] or 0.0
+        main.num_proposals += 1
         self._committer.commit(prompt, sure, winner)
         return True
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from ..config import AdaFuseConfig
 from .scoring import first_lowest, fused_score
 
-# What follows the last word of a candidate that ends the sequence: a word of its own.
-END = "<end>"
+# What follows the last word of a candidate that ends the sequence: a word of its own, unlike any that has text.
+END = ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def _nll(span: ScoredSpan, member_index: int, config: AdaFuseConfig, num_words: 
     if not log_probs:
         return None
     length = len(log_probs) if config.nll_normalization == "token" else max(1, sum(span.num_bytes[:num_words]))
-    return -math.fsum(log_probs) / float(length**config.length_exponent)
+    if config.length_exponent == 1:
+        return -math.fsum(log_probs) / length
+    return -math.fsum(log_probs) * math.exp(-config.length_exponent * math.log(length))
 
 
 class _Trie:

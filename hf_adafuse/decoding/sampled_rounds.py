@@ -28,7 +28,7 @@ class SampledRounds:
         members (`list[Member]`), proposers (`list[Proposer]`): the main model first.
         sampler (`WordSampler`)
         drop_unfit (`Callable`): `drop_unfit(prompt, pool)` marks candidates that cannot be committed.
-        keep_logits (`bool`): whether the main model must have read every token that is committed.
+        reads_all (`bool`): whether the main model must have read every token that is committed.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class SampledRounds:
         proposers: Sequence[Proposer],
         sampler: WordSampler,
         drop_unfit: Callable[[Prompt, Pool], None],
-        keep_logits: bool,
+        reads_all: bool,
     ) -> None:
         self._members, self._proposers, self._sampler = members, proposers, sampler
-        self._drop_unfit, self._keep_logits = drop_unfit, keep_logits
+        self._drop_unfit, self._reads_all = drop_unfit, reads_all
 
     def draw(self, prompt: Prompt) -> Requests[tuple[Pool, Candidate]]:
         """A candidate, alone in its pool; `dropped` where it does not fit into a context."""
@@ -58,6 +58,7 @@ class SampledRounds:
                 member = self._members[member_index]
                 log_probs = member.log_probs(prompt.index, Span(candidate.ids[member_index], candidate.ends))
                 candidate.nlls[member_index] = span_nll(log_probs)
+                member.num_proposals += 1
                 candidate.score = candidate.nlls[member_index] or 0.0
                 candidate.dropped = None  # also a special token of the main model's own, which has no text
                 self._sampler.keep(prompt, member_index, word)
@@ -71,7 +72,7 @@ class SampledRounds:
             return True
         if not candidate.reaches_caller:
             return False
-        if not (main.has_processors or self._keep_logits or candidate.ends):
+        if not (main.has_processors or self._reads_all or candidate.ends):
             return True
         span = Span(pool.encode_for(0, candidate), candidate.ends)
         if needed := main.needed_to_score(prompt.index, [span]):

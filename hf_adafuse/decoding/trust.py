@@ -17,7 +17,8 @@ class Trust:
     Args:
         config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness` and `online_rate`.
         prompt_nlls (`list[float]`): per member, its NLL of the prompt in nats per byte; used for
-            `model_weights="prompt"`: the weights are the softmax of minus these (PackLLM), times the sharpness.
+            `model_weights="prompt"`: the weights are the softmax of minus these, times the sharpness (PackLLM,
+            arXiv 2404.11531). NaN where a member's prompt has no text: then all count alike.
         num_members (`int`)
     """
 
@@ -25,7 +26,8 @@ class Trust:
         self._rate = config.online_rate
         self._given: list[float] | None = None
         if isinstance(config.model_weights, str):
-            self._logs = [-config.prompt_sharpness * nll for nll in prompt_nlls or [0.0] * num_members]
+            known = prompt_nlls if prompt_nlls and not any(map(math.isnan, prompt_nlls)) else [0.0] * num_members
+            self._logs = [-config.prompt_sharpness * nll for nll in known]
         else:
             self._given = list(config.model_weights or [1.0] * num_members)
             self._logs = [math.log(weight) for weight in self._given]

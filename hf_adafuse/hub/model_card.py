@@ -79,9 +79,9 @@ _SETTINGS = """
 
 {where} `generate(...)` takes others as
 `adafuse_config={{...}}`, and other assistants as `assistant_models=[...]`: loaded models, Hub names or folders.
-Decoding is deterministic, so `do_sample` is not used. The package `hf_adafuse`, from which this repository was written,
-has the documentation, a command line and a trace of every round. Its code is under the MIT license; weights keep the
-licenses of the models that they are of.
+Decoding is deterministic where the call does not ask for `do_sample=True`. The package `hf_adafuse`, from which this
+repository was written, has the documentation, a command line and a trace of every round. Its code is under the MIT
+license; weights keep the licenses of the models that they are of.
 """
 
 

@@ -1,7 +1,8 @@
 """One model with its tokenizer: who takes part, what it reads of a prompt, and what it makes of the logits.
 
-`participants` checks models and finds tokenizers, `vocabulary` is a tokenizer seen as text, `prompts` and `chat` give
-each member its own ids, `processors` says which logits processors act on it, `readings` what it reads off a node, and
-`member` is all of that with its token trees. This room must not know other members: what they do together is decided in
-`decoding`.
+`participants` checks models, `loading` finds models and tokenizers by name, `vocabulary` is a tokenizer seen as text,
+`prompts` and `chat` give each member its own ids. `processor_request` says which logits processors act on a member,
+`processors` how they are asked, `histories` copies those that remember, `structured` makes grammars of them. `readings`
+is what a member reads off a node, `member` all of that with its token trees. This room must not know what members do
+together: that is decided in `decoding`.
 """

@@ -107,11 +107,12 @@ class Member:
             self.prompt_nlls = [self._nll(ids, values) for ids, values in pairs]
 
     def _nll(self, ids: list[int], log_probs: list[float]) -> float:
-        """The NLL of a prompt's text in nats per byte; without what the cache held, and without special tokens."""
+        """The NLL of a prompt's text in nats per byte, without special tokens; NaN where it has no text."""
         pieces = [self.vocabulary.piece(token) for token in ids[len(ids) - len(log_probs) :]]
         pairs = zip(log_probs, pieces, strict=True)
         read = [(value, len(piece)) for value, piece in pairs if piece and not math.isnan(value)]
-        return -math.fsum(value for value, _ in read) / max(1, sum(size for _, size in read))
+        num_bytes = sum(size for _, size in read)
+        return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan
 
     @property
     def has_processors(self) -> bool:
@@ -197,17 +198,17 @@ class Member:
         path = self.path(prompt_index, ids)
         was_forbidden = any(above.reading and above.reading.forbids(node.token) for above, node in pairwise(path))
         if was_forbidden:
-            self._reader.read([node for node in path[1:] if node.logits is not None], is_committed=True)
+            self._read(lambda: [node for node in path[1:] if node.logits is not None], is_committed=True)
         self._reader.remember(path)
         self.backend.commit(prompt_index, path[1:])
         if was_forbidden:
             descendants = self.root(prompt_index).run_descendants()
-            self._reader.read([node for node in descendants if node.logits is not None])
+            self._read(lambda: [node for node in descendants if node.logits is not None])
 
-    def _read(self, forward: Callable[[], list[Node]]) -> list[Node]:
+    def _read(self, forward: Callable[[], list[Node]], is_committed: bool = False) -> list[Node]:
         try:
             nodes = forward()
-            self._reader.read(nodes)
+            self._reader.read(nodes, is_committed)
             return nodes
         except (ForwardError, ProcessorError) as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)

@@ -15,11 +15,12 @@ logger = logging.get_logger(__name__)
 
 
 def assistant_prompts(
-    participants: Sequence[Participant], main_prompts: list[list[int]], given: Sequence[Any] | None
+    participants: Sequence[Participant], main_prompts: list[list[int]], given: Sequence[Any] | None, repeats: int = 1
 ) -> list[list[list[int]]]:
     """
     Per assistant, its ids of each prompt: as given; the main model's when the tokenizers are identical; else the
-    decoded prompt, encoded with the assistant's own special tokens.
+    decoded prompt, encoded with the assistant's own special tokens. `repeats` is how often each of the main model's
+    prompts comes in a row, where several texts are sampled of one.
     """
     main, *assistants = participants
     if given is not None and not isinstance(given, (list, tuple)):
@@ -32,7 +33,8 @@ def assistant_prompts(
     prompts = []
     for index, assistant in enumerate(assistants):
         if given is not None and given[index] is not None:
-            rows = _given_rows(given[index], index, len(main_prompts), assistant)
+            rows = _given_rows(given[index], index, len(main_prompts) // repeats, assistant)
+            rows = [row for row in rows for _ in range(repeats)]
         elif assistant.vocabulary.is_same_as(main.vocabulary):
             rows = [list(ids) for ids in main_prompts]
         else:

@@ -100,6 +100,8 @@ def draw_token(
             the ids, reach it. `None`: the most likely one.
         allow (`Callable`, *optional*): tokens among which is drawn, where one of them is possible.
     """
+    if not reading.scores.isfinite().any():
+        return reading.top[0]  # every token is forbidden
     probabilities = warp(reading.scores[None].clone())[0].double().softmax(-1)
     tokens: list[int] = probabilities.nonzero().flatten().tolist()
     if allow is not None:
@@ -141,6 +143,7 @@ class Reader:
     def __init__(self, processors: list[PromptProcessors], num_top: int, ids_to: Callable[[Node], list[int]]) -> None:
         self._processors, self._num_top, self._ids_to = processors, num_top, ids_to
         self.has_processors = any(processors)
+        self._committed: dict[int, set[Node]] = {}  # per prompt, what has been committed before it was read
         self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
@@ -160,9 +163,12 @@ class Reader:
 
     def remember(self, path: list[Node]) -> None:
         """This path becomes part of the prefix, and what is not read of it is parted from what is."""
+        prompt_index = path[0].prompt_index
         for above, node in pairwise(path):
             if node.reading is None and above.reading is not None:
-                self._settled[node.prompt_index] = above.reading.states
+                self._settled[prompt_index] = above.reading.states
+        committed = {*self._committed.get(prompt_index, ()), *path}
+        self._committed[prompt_index] = {node for node in committed if node.reading is None}
 
     def _process(self, nodes: list[Node], is_committed: bool) -> tuple[torch.Tensor, dict[Node, States]]:
         logits = torch.stack([node.logits for node in nodes if node.logits is not None])
@@ -176,7 +182,8 @@ class Reader:
         for (prompt_index, _), indices in sorted(groups.items()):  # by position: what forbids a token comes before it
             # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
             if not is_committed:
-                indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits)]
+                committed = self._committed.get(prompt_index, set())
+                indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits, committed)]
             processors = self._processors[prompt_index]
             if processors.has_history:
                 for index in indices:
@@ -194,12 +201,13 @@ class Reader:
         return processors.begin(ids, logits) if before is None else processors.advance(ids, logits, before)
 
 
-def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor) -> bool:
-    """Whether a token on the way to the node has been forbidden, here or in an earlier reading."""
+def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor, committed: set[Node]) -> bool:
+    """Whether a token on the way to the node, but for committed ones, has been forbidden, here or in an earlier
+    reading."""
     while node.parent is not None:
         above = node.parent
         scores = logits[order[id(above)]] if id(above) in order else above.reading.scores
-        if scores[node.token] == -math.inf:
+        if node not in committed and scores[node.token] == -math.inf:
             return True
         node = above
     return False

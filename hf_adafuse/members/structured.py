@@ -57,6 +57,7 @@ class GrammarProcessor(LogitsProcessor):
     def __init__(self, compiled: Any) -> None:
         self.compiled = compiled
         self.matcher: Any = None
+        self.is_lost = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` of shape `(1, vocab_size)` with minus infinity for tokens that the grammar does not allow."""
@@ -64,9 +65,11 @@ class GrammarProcessor(LogitsProcessor):
 
         if self.matcher is None:
             self.matcher = xgrammar.GrammarMatcher(self.compiled)
-        elif not self.matcher.is_terminated() and not self.matcher.accept_token(int(input_ids[0, -1])):
-            raise ValueError(f"the grammar does not allow token {int(input_ids[0, -1])}, which has been committed")
-        if self.matcher.is_terminated():
+        elif not self.is_lost and not self.matcher.is_terminated():
+            # A text that this member cannot spell has been committed: it goes on unguided, the main model rules out
+            # what the grammar does not allow.
+            self.is_lost = not self.matcher.accept_token(int(input_ids[0, -1]))
+        if self.is_lost or self.matcher.is_terminated():
             return scores
         bitmask = xgrammar.allocate_token_bitmask(1, scores.shape[-1])
         self.matcher.fill_next_token_bitmask(bitmask)

@@ -15,8 +15,8 @@ from hf_adafuse import demo
 from hf_adafuse.benchmarks import instruments, measure, variants
 from hf_adafuse.benchmarks import members as benchmark_members
 from hf_adafuse.benchmarks.measuring import AGAINST
-from hf_adafuse.decoding.decoder import Decoder
-from hf_adafuse.decoding.pool import Pool
+from hf_adafuse.decoding.judge import Judge
+from hf_adafuse.decoding.turns import Turns
 from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
 from hf_adafuse.trees.rows_backend import RowsBackend
@@ -59,14 +59,14 @@ def test_members_that_agree_and_texts_that_end():
 
 
 def test_a_text_that_is_not_ours_is_told(monkeypatch):
-    def choose_another(settle):
-        def settle_otherwise(self, config, log_probs):
-            settle(self, config, log_probs)
-            return max(self.ranked(), key=lambda candidate: candidate.score if candidate.dropped is None else 0.0)
+    def choose_another(choose):
+        def choose_otherwise(self, prompt, pool, scored):
+            choose(self, prompt, pool, scored)
+            return max(pool.ranked(), key=lambda candidate: candidate.score if candidate.dropped is None else 0.0)
 
-        return settle_otherwise
+        return choose_otherwise
 
-    monkeypatch.setitem(variants.VARIANTS, "no-packed", lambda: variants._patched(Pool, "choose", choose_another))
+    monkeypatch.setitem(variants.VARIANTS, "no-packed", lambda: variants._patched(Judge, "choose", choose_another))
     result = measure(pair(), PROMPTS, new_tokens=4, repeats=1, against=["no-packed"])
     assert result.same_text == {"ours": True, "no-packed": False}
 
@@ -154,7 +154,7 @@ def test_nothing_is_left_on_the_callers_models():
 @pytest.mark.parametrize("name", list(variants.VARIANTS))
 def test_variants_restore_what_they_patch(name):
     def patchable():
-        return [Decoder._table, ColumnBackend.commit, Decoder._propose_ahead, Participant.choose_backend]
+        return [Turns._table, ColumnBackend.commit, Turns._propose_ahead, Participant.choose_backend]
 
     before = patchable()
     with contextlib.suppress(KeyError), variants.VARIANTS[name]():

@@ -81,6 +81,8 @@ def doors():
     yield "custom_generate, own main", ids(plain, inputs, custom_generate="full", trust_remote_code=True)
     pipe = pipeline("text-generation", model="full", trust_remote_code=True)
     yield "pipeline", [row[0]["generated_text"] for row in pipe(PROMPTS, **SHORT, batch_size=2)]
+    defaults = pipe(PROMPTS, max_new_tokens=SHORT["max_new_tokens"], batch_size=2)  # do_sample=True is among them
+    yield "pipeline, its own defaults", [row[0]["generated_text"] for row in defaults]
     other, inputs = load("other main", trust=None), inputs_of("other main")
     before = state(other)
     options = {"trust_remote_code": True, "tokenizer": AutoTokenizer.from_pretrained("other main")}

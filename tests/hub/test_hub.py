@@ -139,6 +139,7 @@ def test_repositories_work_without_the_package(root, members, capsys, monkeypatc
         "plain: class": "transformers.models.gpt_neox.modeling_gpt_neox",
         "custom_generate, own main": ensemble,
         "pipeline": texts,
+        "pipeline, its own defaults": texts,
         "custom_generate": other,
         "method": other,
         "hub, custom_generate": other,

@@ -1,0 +1,88 @@
+"""Words that are committed before the other members have read them: their processors and caches are as if they had."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hosts import PROMPTS, TWO, ensemble, new_ids
+from reference_rules import decode_by_rule
+from transformers import NoRepeatNGramLogitsProcessor
+
+from hf_adafuse import enable_adafuse
+
+MEMBERS = [TWO, ("gpt2/byte_level/1", "llama/byte_level/2"), ("llama/characters/0", "qwen3/characters/1")]
+
+
+def expected(case, process):
+    rows = []
+    for row in case.main_ids()[0]:
+        prompts, members = case.member_prompts(row), case.ref_members()
+        for k, member in enumerate(members):
+            member.process = process(prompts[k])
+        rows.append(decode_by_rule(members, prompts, case.config, case.max_new_tokens)[0])
+    return rows
+
+
+@pytest.mark.parametrize("gate", [0.2, 0.6])
+@pytest.mark.parametrize("members", MEMBERS, ids=str)
+def test_processors_of_members_that_read_later_equal_the_oracle(members, gate):
+    case = ensemble(*members, n=14, certainty_gate=gate)
+    output = case.fast(no_repeat_ngram_size=2)
+    assert new_ids(case, output) == expected(case, lambda prompt: NoRepeatNGramLogitsProcessor(2))
+    candidates = [candidate for prompt in output.rounds for committed in prompt for candidate in committed.candidates]
+    assert any(candidate.nlls[1] is None for candidate in candidates)  # some were committed unread
+
+
+class Counting:
+    """Rules out one token at every third call; an assistant's own."""
+
+    def __init__(self, width):
+        self.width, self.calls = width, 0
+
+    def __call__(self, input_ids, scores):
+        assert input_ids.shape[1] == self.width + self.calls
+        self.calls += 1
+        scores = scores.clone()
+        if self.calls % 3 == 0:
+            scores[:, 5 + self.calls] = -torch.inf
+        return scores
+
+
+@pytest.mark.parametrize("gate", [0.2, 0.6])
+def test_an_assistants_processor_that_remembers_is_called_once_a_token(gate):
+    case = ensemble(*MEMBERS[1], prompts=PROMPTS[:1], n=16, certainty_gate=gate)
+    width = len(case.member_prompts(case.main_ids()[0][0])[1])
+    got = new_ids(case, case.fast(assistant_logits_processor=[[Counting(width)]]))
+
+    def process(ids, scores):
+        calls = ids.shape[1] - width + 1
+        if calls % 3 == 0:
+            scores[:, 5 + calls] = -torch.inf
+        return scores
+
+    row = case.main_ids()[0][0]
+    members = case.ref_members()
+    members[1].process = process
+    assert got == [decode_by_rule(members, case.member_prompts(row), case.config, case.max_new_tokens)[0]]
+
+
+def test_trust_from_the_prompt_reads_all_of_it_where_a_cache_is_given():
+    case = ensemble(*TWO, prompts=PROMPTS[:1], n=8, model_weights="prompt", prompt_sharpness=8.0)
+    first = case.fast()
+    rest = enable_adafuse(copy.copy(case.models[0])).generate(
+        input_ids=first.sequences,
+        past_key_values=first.past_key_values,
+        tokenizer=case.tokenizers[0],
+        assistant_models=case.models[1:],
+        assistant_tokenizers=case.tokenizers[1:],
+        adafuse_config=case.config,
+        max_new_tokens=8,
+        attention_mask=torch.ones_like(first.sequences),
+        do_sample=False,
+    )
+    ((_, _, states),) = first.past_key_values.assistants
+    prompts = [first.sequences[0].tolist(), states[0][0]]
+    expected, _ = decode_by_rule(case.ref_members(), prompts, case.config, 8)
+    assert rest[0, len(prompts[0]) :].tolist() == expected
