@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..decoding.progress import Prompt
-from ..members.histories import LiveCopy, check_forks, has_history, is_per_row
+from ..members.forks import check_forks
+from ..members.histories import LiveCopy, has_history, is_per_row
 
 
 class StopCheck:

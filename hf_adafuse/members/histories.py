@@ -15,19 +15,13 @@ caller's own object is left as it is. How an object is asked follows from what i
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import queue
-import threading
 import types
-from collections import deque
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-T = TypeVar("T")
+from .forks import fork
 
 # transformers' own classes that remember earlier calls.
 WITH_STATE = (
@@ -42,34 +36,6 @@ PER_ROW = (
     "PrefixConstrainedLogitsProcessor",
 )
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
-# What copies share: large and never changed by a call, or another thread's handle on the object.
-_SHARED = (
-    torch.nn.Module,
-    PreTrainedTokenizerBase,
-    PreTrainedConfig,
-    types.ModuleType,
-    threading.Event,
-    threading.Thread,
-    queue.Queue,
-    queue.SimpleQueue,
-    type(threading.Lock()),
-    type(threading.RLock()),
-)
-# The same of libraries that need not be installed: module and class. Compiled grammars, and what they are made with.
-_SHARED_NAMES = {
-    ("xgrammar", "CompiledGrammar"),
-    ("xgrammar", "GrammarCompiler"),
-    ("xgrammar", "Grammar"),
-    ("xgrammar", "TokenizerInfo"),
-    ("outlines_core", "Index"),
-    ("outlines_core", "Vocabulary"),
-    ("llguidance", "LLTokenizer"),
-    ("tokenizers", "Tokenizer"),
-    ("asyncio", "Event"),
-    ("multiprocessing", "Event"),
-}
-# Methods by which libraries copy what `copy.deepcopy` cannot.
-_FORKS = ("fork", "deep_copy")
 
 
 def has_history(thing: Any) -> bool:
@@ -90,33 +56,6 @@ def is_per_row(thing: Any) -> bool:
     return isinstance(thing, _FUNCTIONS) or (_is_of_transformers(cls) and cls.__name__ in PER_ROW)
 
 
-def fork(thing: T) -> T:
-    """
-    A copy that can be called while the original stays as it is. Models, tokenizers and compiled grammars are shared.
-
-    Raises:
-        Exception: whatever its parts raise that cannot be copied.
-    """
-    return copy.deepcopy(thing, _known_parts(thing))
-
-
-def check_forks(things: list[Any], argument: str) -> None:
-    """
-    Refuse objects that cannot be copied, before anything is run.
-
-    Raises:
-        ValueError: names the object's class.
-    """
-    for thing in things:
-        try:
-            fork(thing)
-        except Exception as error:  # whatever a part of it says
-            raise ValueError(
-                f"`{argument}` must be objects that can be copied, one for each branch, but a {type(thing).__name__} "
-                f"cannot ({type(error).__name__}: {error}). Give it a `__deepcopy__`, or make it a function of the ids."
-            ) from error
-
-
 class ForkError(Exception):
     """An object that could be copied no longer can."""
 
@@ -132,6 +71,8 @@ class History:
     def __init__(self, processor: Any) -> None:
         self._pristine = processor
         self._processor: Any = fork(processor)
+        self._ids: torch.Tensor | None = None  # of the last call
+        self._num_prompt_tokens = 0  # of the ids of the first
         # The ids and scores of each call; `None` where it can be copied after them.
         self._calls: list[tuple[torch.Tensor, torch.Tensor]] | None = []
 
@@ -148,18 +89,22 @@ class History:
         """
         longer = object.__new__(History)
         longer._pristine, longer._processor = self._pristine, self._copied()
+        longer._ids, longer._num_prompt_tokens = ids, ids.shape[1] if self._ids is None else self._num_prompt_tokens
         result = longer._processor(ids, scores.clone())
         longer._calls = None if self._calls is None else [*self._calls, (ids, scores)]
         if self._calls == []:  # it has been called for the first time
             with contextlib.suppress(Exception):
-                fork(longer._processor)
+                longer._fork()
                 longer._calls = None
         return longer, result
+
+    def _fork(self) -> Any:
+        return fork(self._processor, None if self._ids is None else self._ids[:, self._num_prompt_tokens :])
 
     def _copied(self) -> Any:
         if not self._calls:
             try:
-                return fork(self._processor)
+                return self._fork()
             except Exception as error:  # whatever a part of it says
                 raise ForkError(f"cannot be copied any more ({type(error).__name__}: {error})") from error
         # What came to it with its first call cannot be copied: a pristine copy goes through all of them again.
@@ -190,48 +135,5 @@ class LiveCopy:
         return self._copy(*arguments, **options)
 
 
-def _known_parts(thing: Any) -> dict[int, Any]:
-    """For `copy.deepcopy`: the parts that are shared, and those that know how to copy themselves."""
-    known: dict[int, Any] = {}
-    seen: set[int] = set()
-    waiting = [thing]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        method = next((name for name in _FORKS if callable(getattr(type(part), name, None))), None)
-        if _is_shared(part):
-            known[id(part)] = part
-        elif method is not None:
-            known[id(part)] = getattr(part, method)()
-        else:
-            waiting.extend(_parts(part))
-    return known
-
-
-def _is_shared(part: Any) -> bool:
-    package = type(part).__module__.partition(".")[0]
-    return isinstance(part, _SHARED) or (package, type(part).__name__) in _SHARED_NAMES
-
-
 def _is_of_transformers(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "transformers"
-
-
-def _parts(part: Any) -> Iterator[Any]:
-    if isinstance(part, types.MethodType):
-        yield part.__self__
-    elif isinstance(part, functools.partial):
-        yield from (part.func, part.args, part.keywords)
-    elif isinstance(part, dict):
-        yield from part.values()
-    elif isinstance(part, (list, tuple, set, frozenset, deque)):
-        yield from part
-    elif not isinstance(part, (type, torch.Tensor, types.FunctionType)):
-        yield from getattr(part, "__dict__", {}).values()
-        for cls in type(part).__mro__:
-            slots = getattr(cls, "__slots__", ())
-            yield from (
-                getattr(part, name) for name in ([slots] if isinstance(slots, str) else slots) if hasattr(part, name)
-            )

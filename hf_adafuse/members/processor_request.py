@@ -16,7 +16,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 from ..host_internals import make_processors, set_prepared_eos_ids
-from .histories import check_forks, has_history, is_per_row
+from .forks import check_forks
+from .histories import has_history, is_per_row
 from .processors import PromptProcessors, Step
 
 # Flags that name no ids of the main vocabulary, so that they mean the same to every member.

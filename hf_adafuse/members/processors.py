@@ -127,11 +127,21 @@ def _called(step: Step, state: StepState | None, token: int, scores: torch.Tenso
         others[step.row] = token
         history, ids = state.history, torch.cat([state.ids, others[:, None]], dim=1)
     try:
-        history, result = history.after(ids, scores.expand(len(ids), -1))
+        history, result = history.after(ids, _with_others(scores, len(ids), step.row))
     except ForkError as error:
         raise ProcessorError(f"its logits processor {type(step.processor).__name__} {error}") from error.__cause__
     result = _checked(step.processor, result, scores.expand(len(ids), -1), step.row)
     return result[step.row : step.row + 1], StepState(history, ids, result.argmax(-1))
+
+
+def _with_others(scores: torch.Tensor, num_rows: int, row: int) -> torch.Tensor:
+    """The scores of a text in its row, and in the other rows without what rules tokens out for this text alone."""
+    if num_rows == 1:
+        return scores
+    possible = scores[scores.isfinite()]
+    rows = scores.clamp(min=float(possible.min()) if len(possible) else 0.0).repeat(num_rows, 1)
+    rows[row] = scores[0]
+    return rows
 
 
 def _checked(processor: Any, result: Any, scores: torch.Tensor, row: int | None = None) -> torch.Tensor:

@@ -234,6 +234,30 @@ def test_processors_can_be_used_again_and_rows_alone_are_those_of_the_batch(name
         ]
 
 
+class OwnIds:
+    """A row lets only ids of its own come, and is asked about no others."""
+
+    def start(self):
+        return None
+
+    def step(self, _, token, scores, setting):
+        assert token is None or token % 8 == setting
+        return None, ban(scores, [token for token in range(len(scores)) if token % 8 != setting])
+
+
+def test_the_rows_beside_a_text_are_not_held_to_what_acts_on_it_alone():
+    case = ensemble("llama/byte_level/0", "qwen3/sentencepiece/1")
+    size, rows = len(case.tokenizers[0]), range(len(case.prompts))
+    processor = Remembers(case.main_ids()[1], OwnIds(), [2 + row for row in rows])
+    given = {"prefix_allowed_tokens_fn": lambda row, ids: [*range(2 + row, size, 8)], "logits_processor": [processor]}
+
+    def process(row, k, prompt):
+        others = [token for token in range(size) if token % 8 != 2 + row]
+        return (lambda ids, scores: ban(scores[0], others)[None]) if k == 0 else None
+
+    assert new_ids(case, case.fast(**given)) == oracle(case, process)
+
+
 # 2. Criteria
 
 

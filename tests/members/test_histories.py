@@ -13,9 +13,12 @@ import queue
 import random
 import re
 import threading
+import time
+import timeit
 import types
 from pathlib import Path
 
+import outlines_core
 import pytest
 import torch
 import transformers
@@ -26,17 +29,8 @@ from tiny import TOKENIZERS, tiny_model
 from transformers import generation as host
 
 import hf_adafuse
-from hf_adafuse.members.histories import (
-    PER_ROW,
-    WITH_STATE,
-    ForkError,
-    History,
-    LiveCopy,
-    check_forks,
-    fork,
-    has_history,
-    is_per_row,
-)
+from hf_adafuse.members.forks import check_forks, fork
+from hf_adafuse.members.histories import PER_ROW, WITH_STATE, ForkError, History, LiveCopy, has_history, is_per_row
 
 BYTES = TOKENIZERS["byte_level"]()
 # transformers' own that set something in a call, but nothing that a later call reads.
@@ -295,6 +289,52 @@ def test_xgrammars_matcher_goes_its_own_way():
     original.matcher.fill_next_token_bitmask(bitmasks[0])
     xgrammar.GrammarMatcher(compiled()[2]).fill_next_token_bitmask(bitmasks[1])
     assert torch.equal(*bitmasks)
+
+
+class Guided:
+    """As outlines' own: a guide for each row, all of one index."""
+
+    def __init__(self, index):
+        self.index, self.guides, self.seen = index, [], []
+
+    def __call__(self, ids, scores):
+        if not self.guides:
+            self.guides = [outlines_core.Guide(self.index) for _ in ids]
+        else:
+            for guide, token in zip(self.guides, ids[:, -1].tolist(), strict=True):
+                guide.advance(token, return_tokens=False)
+        self.seen = [*self.seen, [guide.get_state() for guide in self.guides]]
+        return scores
+
+
+def test_guides_of_outlines_do_not_copy_their_index():
+    words = {f"w{number}": [number + 1] for number in range(5000)}
+    index = outlines_core.Index(r"(w[0-9]{1,4}){1,50}", outlines_core.Vocabulary(0, words))
+    seconds = min(timeit.repeat(lambda: copy.deepcopy(outlines_core.Guide(index)), number=1, repeat=3))
+    history, ids, scores = History(Guided(index)), torch.tensor([[7], [8]]), torch.zeros(2, 4)
+    start = time.perf_counter()
+    for number in range(20):
+        history, _ = history.after(ids, scores)
+        other, _ = history.after(torch.cat([ids, torch.tensor([[11], [12]])], dim=1), scores)  # a branch
+        ids = torch.cat([ids, torch.tensor([[number + 1], [2 * number + 1]])], dim=1)
+        states = [processor.seen for processor in (history._processor, other._processor)]
+        assert states[1][:-1] == states[0] and len(states[0]) == number + 1
+    assert time.perf_counter() - start < 40 * seconds, "40 calls in a batch of two"
+    expected = Guided(index)
+    for length in range(1, 21):
+        expected(ids[:, :length], scores)
+    assert history._processor.seen == expected.seen
+
+
+def test_guides_whose_way_is_not_known_are_copied():
+    words = {letter: [number] for number, letter in enumerate("abc", start=1)}
+    original = Guided(outlines_core.Index("[abc]{2}b", outlines_core.Vocabulary(0, words)))
+    original.guides = [outlines_core.Guide(original.index)]
+    original.guides[0].advance(3)
+    for walked in (None, torch.tensor([[3]]), torch.tensor([[3, 1]]), torch.tensor([[3], [3]])):
+        copied = fork(original, walked)
+        copied.guides[0].advance(1)
+        assert sorted(copied.guides[0].get_tokens()) == [2] and sorted(original.guides[0].get_tokens()) == [1, 2, 3]
 
 
 # 3. Histories
