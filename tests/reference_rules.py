@@ -133,7 +133,7 @@ def prompt_nll(m, ids):
             raw = m.logits(tuple(ids[:end]))
             total -= (raw[ids[end]] - raw.logsumexp(-1)).item()
             size += len(piece)
-    return total / max(1, size)
+    return total / size if size else None
 
 
 def certain_words(m, prefix, config):
@@ -154,7 +154,9 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
     """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
     if config.model_weights == "prompt":
-        logs = [-config.prompt_sharpness * prompt_nll(m, ids) for m, ids in zip(members, prompts)]
+        nlls = [prompt_nll(m, ids) for m, ids in zip(members, prompts)]
+        nlls = [0.0] * len(members) if None in nlls else nlls  # a prompt without text says nothing
+        logs = [-config.prompt_sharpness * nll for nll in nlls]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:

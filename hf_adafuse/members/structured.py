@@ -52,17 +52,17 @@ class GrammarProcessor(LogitsProcessor):
 
     Args:
         compiled (`xgrammar.CompiledGrammar`): for the tokens of one member.
+        library: the module `xgrammar`, which need not be installed where no grammar is used.
     """
 
-    def __init__(self, compiled: Any) -> None:
-        self.compiled = compiled
+    def __init__(self, compiled: Any, library: Any) -> None:
+        self.compiled, self.library = compiled, library
         self.matcher: Any = None
         self.is_lost = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` of shape `(1, vocab_size)` with minus infinity for tokens that the grammar does not allow."""
-        import xgrammar
-
+        xgrammar = self.library
         if self.matcher is None:
             self.matcher = xgrammar.GrammarMatcher(self.compiled)
         elif not self.is_lost and not self.matcher.is_terminated():
@@ -113,9 +113,9 @@ def compile_grammar(structured: tuple[str, str], vocabulary: Vocabulary, eos_ids
     compiler, (kind, text) = compilers[tuple(eos_ids)], structured
     try:
         if kind == "json_schema":  # as `json.dumps` writes it: endless whitespace is valid too, and small models know
-            return GrammarProcessor(compiler.compile_json_schema(text, any_whitespace=False))
+            return GrammarProcessor(compiler.compile_json_schema(text, any_whitespace=False), xgrammar)
         compile_text = compiler.compile_regex if kind == "regex" else compiler.compile_grammar
-        return GrammarProcessor(compile_text(text))
+        return GrammarProcessor(compile_text(text), xgrammar)
     except Exception as error:  # whatever the compiler says, in whatever way
         raise ValueError(
             f"`structured[{kind!r}]` must be one that compiles, but does not: {str(error).strip().splitlines()[-1]}. "
