@@ -192,8 +192,10 @@ def user_arguments(frame: Any) -> tuple[dict[str, Any], Any] | None:
         if frame.f_globals.get("__name__") == "transformers.pipelines.base":
             given = frame.f_locals.get("forward_params")
             if isinstance(given, dict):
-                # Not there before transformers 5.23: what a pipeline was made with is among its defaults then.
-                arguments = {**getattr(frame.f_locals["self"], "_generate_kwargs", {}), **given}
+                # Not there before transformers 5.23: what a pipeline was made with is among its defaults then. A config
+                # in the call takes its place.
+                made_with = getattr(frame.f_locals["self"], "_generate_kwargs", {})
+                arguments = given if "generation_config" in given else {**made_with, **given}
                 return arguments, arguments.get("generation_config")
         frame = frame.f_back
     return None

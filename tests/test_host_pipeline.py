@@ -9,6 +9,7 @@ from chats import CHATS, PROMPTS, direct_prompt, ensemble, members, new_ids, pro
 from transformers import TextIteratorStreamer, pipeline
 from transformers.utils.logging import warning_once
 
+import hf_adafuse.pipelines
 from hf_adafuse import enable_adafuse
 
 
@@ -34,17 +35,7 @@ def test_the_hosts_pipeline(when):
             assert [unpadded(row, tokenizer) for row in rows] == expected
 
 
-def test_sampling_by_default_warns_once(caplog):
-    pair = members()
-    enable_adafuse(pair[0][0], tokenizer=pair[0][1])
-    warning_once.cache_clear()
-    pipe = pipeline("text-generation", model=pair[0][0], tokenizer=pair[0][1], **ensemble(pair))
-    with caplog.at_level(logging.WARNING), propagating():
-        pipe(PROMPTS, max_new_tokens=4)
-    assert caplog.text.count("`do_sample` is set, but AdaFuse is deterministic") == 1
-
-
-@pytest.mark.parametrize("task", ["text-generation", "adafuse-text-generation"])
+@pytest.mark.parametrize("task", ["text-generation", hf_adafuse.pipelines.TASK])
 def test_streaming(task):
     pair = members()
     (model, tokenizer), _ = pair

@@ -4,7 +4,6 @@ for the self-test that chooses a backend.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +14,13 @@ from ..members.processor_request import ProcessorRequest, assistant_processors, 
 from ..members.processors import PromptProcessors
 from ..members.prompts import assistant_prompts, check_prompts, warn_of_lost_templates
 from ..members.structured import compile_grammar
+from ..trees.adapters import base_model
 from ..trees.kv_cache import KeysValues
 from ..trees.self_test import keeps_keys
 from .arguments import Ensemble
 from .continuation import assistant_states
 from .inputs import HostCall, MainInputs, read_inputs
+from .sampling import Warper, warper_of
 from .stopping import StopCheck
 
 
@@ -56,7 +57,7 @@ class CallPlan:
         config (`AdaFuseConfig`)
         call (`HostCall`)
         stop_check (`StopCheck`): asked after each committed token.
-        sampling (`dict`, *optional*): the settings of sampling that the call names; `None`: words are not sampled.
+        warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn; `None`: words are not sampled.
     """
 
     members: list[MemberPlan]
@@ -64,7 +65,7 @@ class CallPlan:
     config: AdaFuseConfig
     call: HostCall
     stop_check: StopCheck
-    sampling: Mapping[str, Any] | None = None
+    warpers: list[Warper] | None = None
 
     @property
     def keeps_logits(self) -> bool:
@@ -96,7 +97,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     _check_cache(members[0], inputs)
     grammars = _grammars(ensemble, members)
     members = _with_processors(members, request, grammars, inputs)
-    return CallPlan(members, inputs, ensemble.config, call, stop_check, ensemble.sampling)
+    return CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble))
 
 
 def _prompts(
@@ -137,6 +138,16 @@ def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
             "`past_key_values` must be left out where the main model runs without keys and values, but is given for a "
             f"{type(main.participant.model).__name__}. Pass all ids alone."
         )
+
+
+def _warpers(ensemble: Ensemble) -> list[Warper] | None:
+    """How each member's tokens are drawn, where words are sampled."""
+    if ensemble.sampling is None:
+        return None
+    helper = ensemble.participants[0].model  # any model with `generate()` makes warpers alike
+    owns = [getattr(base_model(who.model), "generation_config", None) for who in ensemble.participants]
+    members = zip(owns, ensemble.participants, strict=True)
+    return [warper_of(helper, own, ensemble.sampling, who.device) for own, who in members]
 
 
 def _grammars(ensemble: Ensemble, members: list[MemberPlan]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,11 +12,10 @@ from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.member import Member, MemberError
 from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
-from ..trees.adapters import base_model
 from ..trees.self_test import BACKENDS
 from .output import make_output, pad_right
 from .plan import CallPlan, MemberPlan
-from .sampling import is_greedy, random_streams, warpers_of
+from .sampling import Warper, random_streams
 
 
 def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
@@ -56,7 +55,7 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         keep_logits=plan.keeps_logits,
         keep_cache=call.returns_dict,
         prompt_nlls=[member.prompt_nlls for member in members if member.prompt_nlls],
-        **_sampling(plan, members),
+        **_sampling(plan),
     )
 
 
@@ -75,24 +74,20 @@ def _make_member(plan: MemberPlan) -> Member:
     )
 
 
-def _sampling(plan: CallPlan, members: list[Member]) -> dict[str, Any]:
+def _sampling(plan: CallPlan) -> dict[str, Any]:
     """What the decoder needs to sample words."""
-    if plan.sampling is None:
+    if plan.warpers is None:
         return {}
-    draws, temperatures = [], []
-    for member in members:
-        helper = base_model(members[0].model)
-        warpers, temperature = warpers_of(helper, base_model(member.model), plan.sampling, member.device)
-        draws.append(_draw(warpers, is_greedy(temperature)))
-        temperatures.append(temperature)
-    return {"draws": draws, "streams": random_streams(plan.inputs.prompts), "is_greedy": is_greedy(temperatures[0])}
+    return {
+        "draws": [_draw(warper) for warper in plan.warpers],
+        "streams": random_streams(plan.inputs.prompts),
+        "is_greedy": all(warper.is_greedy for warper in plan.warpers),
+    }
 
 
-def _draw(warpers: Any, takes_best: bool) -> Callable[..., int]:
-    ids = torch.zeros((1, 1), dtype=torch.long)
-
-    def draw(node: Any, number: float | None, allow: Any) -> int:
-        return draw_token(node.reading, lambda scores: warpers(ids, scores), None if takes_best else number, allow)
+def _draw(warper: Warper) -> Callable[..., int]:
+    def draw(node: Any, numbers: Iterator[float], allow: Any) -> int:
+        return draw_token(node.reading, None if warper.is_greedy else warper, numbers, allow)
 
     return draw
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig
 
 from ..host_internals import make_processors, set_prepared_eos_ids
 
@@ -21,7 +21,8 @@ from ..host_internals import make_processors, set_prepared_eos_ids
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 # As in transformers, where nothing else is said.
 _DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-# At this temperature and below words are not drawn: the heaviest member's most likely one is taken.
+# At this temperature and below a member's tokens are not drawn: its most likely ones are taken. Where that holds for
+# all members, the heaviest one's words are.
 GREEDY_TEMPERATURE = 0.01
 
 
@@ -37,6 +38,26 @@ class SamplingAsked:
 
     do_sample: bool
     settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Warper:
+    """
+    How a member's tokens are drawn.
+
+    Args:
+        processors (`list[LogitsProcessor]`): warp its scores before.
+        is_greedy (`bool`): whether they are not drawn: the most likely ones are taken.
+    """
+
+    processors: Sequence[Any]
+    is_greedy: bool
+
+    def __call__(self, scores: torch.Tensor) -> torch.Tensor:
+        """`scores` of shape `(1, vocab_size)`, warped; none of the processors looks at the ids."""
+        for processor in self.processors:
+            scores = processor(None, scores)
+        return scores
 
 
 def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) -> SamplingAsked:
@@ -56,11 +77,6 @@ def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) ->
     given = {**passed, **{name: call[name] for name in names if call.get(name) is not None}}
     settings = {name: given[name] for name in SETTINGS if given.get(name) is not None}
     return SamplingAsked(bool(given.get("do_sample")), settings)
-
-
-def is_greedy(temperature: float) -> bool:
-    """Whether words are taken, not drawn, at this temperature."""
-    return temperature <= GREEDY_TEMPERATURE
 
 
 def random_streams(prompts: list[list[int]]) -> list[Iterator[float]]:
@@ -85,29 +101,26 @@ def _stream(seed: str) -> Iterator[float]:
         yield generator.random()
 
 
-def warpers_of(
-    helper: Any, model: Any, asked: Mapping[str, Any], device: torch.device
-) -> tuple[LogitsProcessorList, float]:
+def warper_of(helper: Any, own: Any, asked: Mapping[str, Any], device: torch.device) -> Warper:
     """
     What warps a member's distribution: the settings that the call asks for, else the member's own.
 
     Args:
         helper (`PreTrainedModel`): any, with the methods of `generate()`.
-        model (`PreTrainedModel`): the member's.
+        own (`GenerationConfig`, *optional*): the member's.
         asked (`dict`): the settings of the call.
         device (`torch.device`): of the scores.
 
-    Returns:
-        the warpers, and the temperature.
+    Raises:
+        ValueError: a setting is out of its range.
     """
-    own = getattr(model, "generation_config", None)
     settings: dict[str, Any] = dict(_DEFAULTS)
     for name in SETTINGS:
         value = asked.get(name, getattr(own, name, None))
         if value is not None:
             settings[name] = value
-    temperature = float(settings["temperature"])
-    kept = {**settings, "temperature": 1.0} if is_greedy(temperature) else settings
-    config = GenerationConfig(do_sample=True, num_beams=1, **kept)
+    if 0 <= settings["temperature"] <= GREEDY_TEMPERATURE:
+        return Warper([], True)
+    config = GenerationConfig(do_sample=True, num_beams=1, **settings)
     set_prepared_eos_ids(config, [], device)
-    return LogitsProcessorList(make_processors(helper, config, [0], device)), temperature
+    return Warper(make_processors(helper, config, [0], device), False)

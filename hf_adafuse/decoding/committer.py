@@ -39,7 +39,10 @@ class Committer:
         main = self._members[0]
         ids = pool.encode_for(0, winner)
         nodes = main.path(prompt.index, ids)
-        tokens = ids + ([nodes[-1].reading.best_of(main.eos_ids)] if winner.ends else [])
+        end_token = winner.end_token
+        if winner.ends and end_token is None:
+            end_token = nodes[-1].reading.best_of(main.eos_ids)
+        tokens = ids if end_token is None else [*ids, end_token]
         num_taken = self._append(prompt, tokens, nodes)
         is_whole = num_taken == len(tokens)
         text = winner.text if num_taken >= len(ids) else main.vocabulary.text(ids[:num_taken])

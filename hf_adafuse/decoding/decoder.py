@@ -104,8 +104,7 @@ class Decoder:
     def _sampled_rounds(self) -> SampledRounds:
         weights = [self._judge.trust(prompt).weights for prompt in self.prompts]
         sampler = WordSampler(self._proposers, weights, self.draws or [], self.is_greedy, self.streams)
-        reads_all = self.keep_logits or self.keep_cache
-        return SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, reads_all)
+        return SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, self.keep_logits)
 
     def _sample(self, rounds: SampledRounds, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt where words are sampled: one member's word, committed by all."""
@@ -114,8 +113,7 @@ class Decoder:
             if winner.dropped is None:
                 self._committer.commit(prompt, pool, winner)
             else:
-                unfit = [m for k, m in enumerate(self.members) if not self._turns.fits(k, prompt, pool, winner)]
-                self._stop_at_context(prompt, unfit[0])
+                self._stop_at_context(prompt, self._unfit(prompt, pool, winner)[0])
 
     def _commit_certain(self, prompt: Prompt) -> Requests[bool]:
         """Commit the words of which the main model is certain, without asking the others, who read them later."""
@@ -142,11 +140,14 @@ class Decoder:
         word = yield from self._proposers[0].propose_word(self.members[0].root(prompt.index))
         winner = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
         pool = Pool(self._vocabularies)
-        unfit = [member for k, member in enumerate(self.members) if not self._turns.fits(k, prompt, pool, winner)]
-        if unfit:
+        if unfit := self._unfit(prompt, pool, winner):
             self._stop_at_context(prompt, unfit[0])
             return None
         return winner
+
+    def _unfit(self, prompt: Prompt, pool: Pool, candidate: Candidate) -> list[Member]:
+        """The members into whose context a candidate does not fit."""
+        return [member for k, member in enumerate(self.members) if not self._turns.fits(k, prompt, pool, candidate)]
 
     def _has_room(self, prompt: Prompt) -> bool:
         """Whether the prompt goes on; one that has filled a member's context is finished here."""
@@ -168,6 +169,8 @@ class Decoder:
     def _leave(self, paused: Iterable[int]) -> None:
         """Of these prompts, those that are finished leave the batch."""
         finished = {index for index in paused if self.prompts[index].is_finished}
+        if self.keep_cache and self.draws is not None:
+            self.members[0].read_to_end(finished)  # others may have had the last words
         for member in self.members:
             if self.keep_cache:
                 for index in sorted(finished):

@@ -25,6 +25,7 @@ class Candidate:
         nlls (`dict[int, float]`): by member; `None` where there was nothing to score.
         score (`float`): the fused score.
         dropped (`str`, *optional*): why it left the pool.
+        end_token (`int`, *optional*): of the main model: the one that ends the sequence, where that has been drawn.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Candidate:
     nlls: dict[int, float | None] = field(default_factory=dict)
     score: float = math.inf
     dropped: str | None = None
+    end_token: int | None = None
 
     @property
     def reaches_caller(self) -> bool:

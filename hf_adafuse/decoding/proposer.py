@@ -45,12 +45,17 @@ class Proposals:
 
 @dataclass
 class GrowingWord:
-    """A word while it is extended: its nodes so far, their bytes, whether the text ends with it, whether it is done."""
+    """A word while it is extended: its nodes so far, their bytes, the token that ends the text, whether it is done."""
 
     nodes: tuple[Node, ...] = ()
     data: bytes = b""
-    ends: bool = False
+    end_token: int | None = None
     is_done: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether the text ends with it."""
+        return self.end_token is not None
 
 
 class Proposer:
@@ -141,7 +146,7 @@ class Proposer:
     def begin(self, node: Node, token: int) -> GrowingWord:
         """The word that begins with `token` after `node`."""
         if token in self.eos_ids:
-            return GrowingWord(ends=True, is_done=True)
+            return GrowingWord(end_token=token, is_done=True)
         return GrowingWord((node.add_child(token),), self.piece(token))
 
     def _extend(self, words: list[GrowingWord], useful: Sequence[Node] = ()) -> Requests[list[GrowingWord]]:

@@ -51,26 +51,28 @@ class SampledRounds:
             pool.add(member_index, Proposals([proposal], []))
             (candidate,) = pool.ranked()
             self._drop_unfit(prompt, pool)
-            is_main = member_index == 0
+            member = self._members[member_index]
+            member.num_proposals += 1
             if candidate.dropped is not None and candidate.reaches_caller:
                 return pool, candidate
-            if (yield from self._is_accepted(prompt, pool, candidate, is_main)):
-                member = self._members[member_index]
-                log_probs = member.log_probs(prompt.index, Span(candidate.ids[member_index], candidate.ends))
+            log_probs = member.log_probs(prompt.index, Span(candidate.ids[member_index], candidate.ends))
+            if member_index == 0:
+                candidate.end_token = word.end_token
+            if member_index == 0 or (yield from self._is_accepted(prompt, pool, candidate, log_probs)):
                 candidate.nlls[member_index] = span_nll(log_probs)
-                member.num_proposals += 1
                 candidate.score = candidate.nlls[member_index] or 0.0
                 candidate.dropped = None  # also a special token of the main model's own, which has no text
                 self._sampler.keep(prompt, member_index, word)
                 return pool, candidate
         raise AssertionError("unreachable: the main model's own words are accepted")
 
-    def _is_accepted(self, prompt: Prompt, pool: Pool, candidate: Candidate, is_main: bool) -> Requests[bool]:
-        """Whether the main model can write the word, and may say it; it reads the word where that is to be known."""
+    def _is_accepted(self, prompt: Prompt, pool: Pool, candidate: Candidate, log_probs: list[float]) -> Requests[bool]:
+        """
+        Whether an assistant may say the word (it may not, where nothing was left to it), and whether the main model
+        can write it and may say it; it reads the word where that is to be known.
+        """
         main = self._members[0]
-        if is_main:
-            return True
-        if not candidate.reaches_caller:
+        if not candidate.reaches_caller or -math.inf in log_probs:
             return False
         if not (main.has_processors or self._reads_all or candidate.ends):
             return True

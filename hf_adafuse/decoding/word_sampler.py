@@ -26,9 +26,9 @@ class WordSampler:
     Args:
         proposers (`list[Proposer]`): of all members.
         weights (`list[list[float]]`): per prompt, of the members.
-        draws (`list[Callable]`): per member, `draw(node, u, allow)`: a token after a node that has been read, by a
-            random number from 0 to 1, among those that `allow` lets through where it does any.
-        is_greedy (`bool`): whether the heaviest member's likeliest word is taken instead.
+        draws (`list[Callable]`): per member, `draw(node, numbers, allow)`: a token after a node that has been read, by
+            random numbers from 0 to 1, among those that `allow` lets through where it does any.
+        is_greedy (`bool`): whether the words are the heaviest member's, the first one's of equals; none is drawn.
         streams (`list[Iterator[float]]`): per prompt, random numbers from 0 to 1.
     """
 
@@ -36,7 +36,7 @@ class WordSampler:
         self,
         proposers: Sequence[Proposer],
         weights: Sequence[Sequence[float]],
-        draws: Sequence[Callable[[Node, float | None, Callable[[int], bool] | None], int]],
+        draws: Sequence[Callable[[Node, Iterator[float], Callable[[int], bool] | None], int]],
         is_greedy: bool,
         streams: Sequence[Iterator[float]],
     ) -> None:
@@ -72,11 +72,11 @@ class WordSampler:
         if not word.nodes and last is not None:
             over = GrowingWord((node,), last)
             allow = lambda token: proposer.ends_before(over, token)  # noqa: E731
-        number = None if self._is_greedy else next(self._streams[prompt_index])
-        token = self._draws[member_index](node, number, allow)
+        token = self._draws[member_index](node, self._streams[prompt_index], allow)
         if not word.nodes:
             begun = proposer.begin(node, token)
-            word.nodes, word.data, word.ends, word.is_done = begun.nodes, begun.data, begun.ends, begun.is_done
+            word.nodes, word.data = begun.nodes, begun.data
+            word.end_token, word.is_done = begun.end_token, begun.is_done
         elif proposer.ends_before(word, token):
             word.is_done = True
         else:

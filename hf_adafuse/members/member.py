@@ -205,6 +205,19 @@ class Member:
             descendants = self.root(prompt_index).run_descendants()
             self._read(lambda: [node for node in descendants if node.logits is not None])
 
+    def read_to_end(self, prompts: Iterable[int]) -> None:
+        """
+        Read all but the last token of these prompts: what a cache that is handed out must hold.
+
+        Raises:
+            MemberError: the forward pass failed.
+        """
+        above = [self.root(prompt_index).parent for prompt_index in prompts]
+        if missing := unread(node for node in above if node is not None):
+            self._read(lambda: self.backend.run(missing))
+            for node in missing:
+                self.backend.commit(node.prompt_index, [])  # what has been run settles in the prefix
+
     def _read(self, forward: Callable[[], list[Node]], is_committed: bool = False) -> list[Node]:
         try:
             nodes = forward()

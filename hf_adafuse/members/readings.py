@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -12,6 +12,10 @@ from ..trees.nodes import Node
 from .processors import PromptProcessors, States
 
 Allow = Callable[[int], bool]
+
+# A first token is drawn again where it does not begin a word: seldom this often, and to ask all tokens of a large
+# vocabulary takes as long as a forward pass.
+_MOST_DRAWS = 16
 
 
 def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,29 +92,42 @@ class Reading:
 
 
 def draw_token(
-    reading: Reading, warp: Callable[[torch.Tensor], torch.Tensor], number: float | None, allow: Allow | None
+    reading: Reading,
+    warp: Callable[[torch.Tensor], torch.Tensor] | None,
+    numbers: Iterator[float],
+    allow: Allow | None,
 ) -> int:
     """
-    A token drawn after a node.
+    A token drawn after a node: the one where the probabilities, laid end to end in the order of the ids, reach a random
+    number. One that is not allowed is drawn again; after `_MOST_DRAWS` in vain, one of those that are is drawn.
 
     Args:
         reading (`Reading`): of the node.
-        warp (`Callable`): gives the scores, of shape `(1, vocab_size)`, from which is drawn.
-        number (`float`, *optional*): from 0 to 1: the token where the probabilities, laid end to end in the order of
-            the ids, reach it. `None`: the most likely one.
-        allow (`Callable`, *optional*): tokens among which is drawn, where one of them is possible.
+        warp (`Callable`, *optional*): gives the scores, of shape `(1, vocab_size)`, from which is drawn. `None`: the
+            most likely token is taken.
+        numbers (`Iterator[float]`): random ones from 0 to 1.
+        allow (`Callable`, *optional*): which tokens are allowed, where one that is is possible.
     """
-    if not reading.scores.isfinite().any():
-        return reading.top[0]  # every token is forbidden
+    if warp is None:
+        best = (reading.best(1, allow) if allow is not None else []) or reading.best(1)
+        return best[0][0] if best else reading.top[0]
     probabilities = warp(reading.scores[None].clone())[0].double().softmax(-1)
-    tokens: list[int] = probabilities.nonzero().flatten().tolist()
-    if allow is not None:
-        tokens = [token for token in tokens if allow(token)] or tokens
-    chosen = probabilities[tokens]
-    if number is None:
-        return tokens[int(chosen.argmax())]
-    reached = torch.searchsorted(chosen.cumsum(0), number * float(chosen.sum()), right=True)
-    return tokens[min(int(reached), len(tokens) - 1)]
+    bounds = probabilities.cumsum(0)
+    if not bounds[-1] > 0:  # every token is forbidden
+        return reading.top[0]
+    for _ in range(_MOST_DRAWS):
+        token = _reached(bounds, next(numbers))
+        if allow is None or allow(token):
+            return token
+    allowed = [token for token in probabilities.nonzero().flatten().tolist() if allow is not None and allow(token)]
+    return allowed[_reached(probabilities[allowed].cumsum(0), next(numbers))] if allowed else token
+
+
+def _reached(bounds: torch.Tensor, number: float) -> int:
+    """The first index with more than this share of the whole before its end."""
+    reached = torch.searchsorted(bounds, number * bounds[-1], right=True)
+    # Rounded, a number just below 1 may be the whole: of what has no share at the end nothing is reached either.
+    return int(torch.minimum(reached, torch.searchsorted(bounds, bounds[-1])))
 
 
 def span_log_probs(readings: list[Reading], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
