@@ -93,6 +93,23 @@ def test_a_prefilled_answer_is_continued(main):
     assert new_ids(records, opened["input_ids"][0]) == direct(pair, **opened)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "new"])
+@pytest.mark.parametrize("seed", [0, 2])
+def test_at_the_start_of_a_text_there_is_no_space_to_add(seed, whole):
+    pair = [
+        (copy.copy(tiny_model("gpt2", "sentencepiece", seed)), TOKENIZERS["sentencepiece"]()),
+        (tiny_model("qwen3", "characters", 1), TOKENIZERS["characters"]()),
+    ]
+    options = dict(max_new_tokens=6, do_sample=False)
+    ours = adafuse_pipeline(pair)
+    (ids,) = ours("", return_tensors=True, **options)
+    assert pair[0][1].convert_ids_to_tokens(ids["generated_token_ids"])[1].startswith("▁"), "its decoder drops a space"
+    enable_adafuse(pair[0][0], tokenizer=pair[0][1], **ensemble(pair))
+    plain = pipeline("text-generation", model=pair[0][0], tokenizer=pair[0][1])
+    (record,) = ours("", return_full_text=whole, **options)
+    assert record == plain("", return_full_text=whole, **options)[0] and record["generated_text"][0].isalpha()
+
+
 def test_a_continuation_keeps_its_first_space():
     pair = members("sentencepiece")
     pipe = adafuse_pipeline(pair, max_new_tokens=6)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from calls import (
     BYTES,
     CHARS,
+    FORM,
     LEFT,
     arguments,
     assert_refused,
@@ -119,3 +122,43 @@ def test_an_assistant_is_a_transformers_model(value):
     main = enable_adafuse(own())
     with no_forward(main), pytest.raises(ValueError, match="`assistant_models` must be transformers models or names"):
         main.generate(**arguments(assistant_models=[value]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("assistant_models", 3, "`assistant_models` must be a list, but is 3"),
+        ("assistant_models", {"a": 1}, "`assistant_models` must be a list, but is {'a': 1}"),
+        ("assistant_tokenizers", 3, "`assistant_tokenizers` must be a list, but is 3"),
+        ("assistant_tokenizers", "name", "`assistant_tokenizers` must be a list, but is 'name'"),
+        ("assistant_tokenizers", CHARS, "`assistant_tokenizers` must be a list, but is a tokenizer"),
+        ("assistant_tokenizers", [3], r"`assistant_tokenizers\[0\]` must be a tokenizer or its name, but is 3"),
+        (
+            "assistant_tokenizers",
+            [len],
+            r"`assistant_tokenizers\[0\]` must be a tokenizer or its name, but is <built-in",
+        ),
+        ("assistant_inputs", 3, "`assistant_inputs` must be a list, but is a int"),
+        ("assistant_inputs", inputs_of(CHARS), "`assistant_inputs` must be a list, but is a dict"),
+        ("assistant_inputs", torch.tensor([[5]]), "`assistant_inputs` must be a list, but is a Tensor"),
+        ("tokenizer", 3, "`tokenizer` must be a tokenizer or its name, but is 3"),
+        ("tokenizer", torch.nn.Linear(1, 1), r"`tokenizer` must be a tokenizer or its name, but is Linear\("),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_other_types_are_refused(name, value, match):
+    main, given = enable_adafuse(own()), arguments(**{name: value})
+    with no_forward(main, tiny_model("gpt2", "characters")), pytest.raises(ValueError, match=f"^{match}") as caught:
+        main.generate(**given)
+    assert re.match(FORM, str(caught.value), re.DOTALL), str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["assistant_models", "assistant_tokenizers", "tokenizer"])
+def test_other_types_are_not_bound(name):
+    given = {
+        "assistant_models": [tiny_model("gpt2", "characters")],
+        "assistant_tokenizers": [CHARS],
+        "tokenizer": BYTES,
+    }
+    with pytest.raises(ValueError, match=f"^`{name}` must be "):
+        enable_adafuse(own(), **given | {name: 3})

@@ -115,6 +115,27 @@ def test_stop_strings_use_the_tokenizer_that_was_found(tmp_path):
     assert stop in BYTES.decode(stopped[0, ids.shape[1] :]) and stopped.shape[1] <= ids.shape[1] + 20
 
 
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_the_same_assistant_twice_goes_on_with_its_own_texts(num_rows):
+    """The assistants of a cache are told apart by their places: model and tokenizer may be the same."""
+    main, assistant = enable_adafuse(own()), tiny_model("llama", "characters", 1)
+    texts = [["She", "the cat"], ["there was a big tree in the park. The cat", "Question: what is"]]
+    config = AdaFuseConfig(max_words=1, max_word_tokens=2)
+    given = {"assistant_models": [assistant] * 2, "assistant_tokenizers": [CHARS] * 2, "adafuse_config": config}
+    inputs = [CHARS(rows[:num_rows], padding=True, return_tensors="pt", return_token_type_ids=False) for rows in texts]
+    prompts = BYTES(["Once upon a time"] * num_rows, return_tensors="pt").input_ids
+    whole = call(main, 30, prompts, assistant_inputs=inputs, **given)
+    sizes = [[committed.num_tokens for committed in rounds] for rounds in whole.rounds]
+    ends = set.intersection(*({sum(row[:count]) for count in range(2, len(row))} for row in sizes))
+    length = min(ends)
+    start = call(main, length, prompts, assistant_inputs=inputs, **given)
+    resumed = call(main, 30 - length, start.sequences, past_key_values=start.past_key_values, **given)
+    assert torch.equal(resumed.sequences, whole.sequences)
+    # With their prompts exchanged it is another text: they may not be taken for each other.
+    other = call(main, 30, prompts, assistant_inputs=inputs[:1] * 2, **given)
+    assert not torch.equal(other.sequences, whole.sequences)
+
+
 def test_padding_of_assistant_inputs_is_seen_without_a_mask():
     main, assistant = enable_adafuse(own()), tiny_model("gpt2", "byte_level", 1)
     prompts = BYTES(["She", "Once upon a time"], padding=True, return_tensors="pt", return_token_type_ids=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
-from calls import BYTES, CHARS, LEFT, arguments, assert_refused, inputs_of, own
+from calls import BYTES, CHARS, FORM, LEFT, arguments, assert_refused, inputs_of, no_forward, own
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -77,3 +80,46 @@ def test_a_folder_without_a_tokenizer_will_do_where_one_is_given(architecture, t
 def test_a_name_that_is_nowhere_is_refused():
     given = arguments(assistant_models=["nobody/has-this-model"], assistant_tokenizers=LEFT)
     assert_refused(given, "nobody/has-this-model", form=False, error=(ValueError, OSError))
+
+
+@pytest.fixture
+def tokenizer_loads(monkeypatch):
+    """The names under which tokenizers are loaded."""
+    seen, real = [], loading.AutoTokenizer.from_pretrained
+
+    def load(name, *args, **kwargs):
+        seen.append(str(name))
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", load)
+    return seen
+
+
+@pytest.mark.parametrize("as_path", [str, Path], ids=["text", "path"])
+def test_tokenizers_by_name_are_loaded_once(as_path, tmp_path, tokenizer_loads):
+    folders = [tmp_path / "main", tmp_path / "assistant"]
+    for tokenizer, folder in zip((BYTES, CHARS), folders, strict=True):
+        tokenizer.save_pretrained(folder)
+    main = enable_adafuse(own())
+    expected = main.generate(**arguments(max_new_tokens=6))
+    names = [as_path(folder) for folder in folders]
+    for _ in range(2):
+        given = arguments(tokenizer=names[0], assistant_tokenizers=[names[1]], max_new_tokens=6)
+        assert torch.equal(main.generate(**given), expected)
+    assert tokenizer_loads == list(map(str, folders))
+    bound = enable_adafuse(own(), given["assistant_models"], [names[1]], names[0])
+    assert torch.equal(bound.generate(**inputs_of(BYTES), max_new_tokens=6, do_sample=False), expected)
+    stopped = main.generate(**arguments(tokenizer=names[0], assistant_tokenizers=[names[1]], stop_strings=["zqz"]))
+    assert torch.equal(stopped, main.generate(**arguments()))
+    assert tokenizer_loads == list(map(str, folders))
+
+
+@pytest.mark.parametrize("role", ["tokenizer", "assistant_tokenizers"])
+def test_a_tokenizers_name_that_does_not_load_is_refused(role):
+    name = "nobody/has-this-tokenizer"
+    given = arguments(**{role: name if role == "tokenizer" else [name]})
+    main = enable_adafuse(own())
+    argument = role if role == "tokenizer" else rf"{role}\[0\]"
+    with no_forward(main), pytest.raises(ValueError, match=f"^`{argument}` must be a tokenizer, .*{name}") as caught:
+        main.generate(**given)
+    assert re.match(FORM, str(caught.value), re.DOTALL)

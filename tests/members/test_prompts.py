@@ -154,3 +154,56 @@ def test_the_same_tokenizer_is_the_same_whatever_it_was_last_asked_for():
             seen.clear()
     finally:
         handle.remove()
+
+
+def rows_of(*ids):
+    return torch.tensor([[5, 6, 7], [5, *ids]])
+
+
+# A negative id cannot be decoded for the assistant, which is tried before it is looked at.
+DECODED_FIRST = pytest.mark.xfail(raises=OverflowError)
+
+
+@pytest.mark.parametrize(
+    ("role", "token"),
+    [
+        pytest.param("main", -1, marks=DECODED_FIRST),
+        ("main", 10**6),
+        ("main", "size"),
+        ("assistant", -1),
+        ("assistant", 10**6),
+        ("assistant", "size"),
+    ],
+)
+def test_ids_outside_the_vocabulary_are_refused(role, token):
+    model, name = (own(), "the main model") if role == "main" else (tiny_model("gpt2", "characters"), "assistant 1")
+    size = model.config.vocab_size
+    ids = rows_of(size if token == "size" else token, 7)
+    inside = {"input_ids": rows_of(size - 1, 7), "attention_mask": torch.ones(2, 3, dtype=torch.long)}
+    given = arguments(**inside) if role == "main" else arguments(**inputs_of(BYTES, "She", "She"))
+    if role == "assistant":
+        given["assistant_inputs"] = [inside]
+    enable_adafuse(own()).generate(**given)  # the last one is inside
+    given |= {"input_ids": ids} if role == "main" else {"assistant_inputs": [{"input_ids": ids}]}
+    message = assert_refused(given, rf"^The prompt of {name}\b.* must be ids from 0 to {size - 1}, but has ")
+    assert f"but has {ids[1, 1].item()} in row 1. " in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bool], ids=str)
+@pytest.mark.parametrize("role", ["main", "assistant"])
+def test_ids_that_are_no_integers_are_refused(role, dtype):
+    ids = torch.ones(1, 3, dtype=dtype)
+    given = arguments(input_ids=ids, attention_mask=torch.ones(1, 3, dtype=torch.long))
+    if role == "assistant":
+        given = arguments(assistant_inputs=[{"input_ids": ids}])
+    argument = "input_ids" if role == "main" else r"assistant_inputs\[0\]"
+    assert_refused(given, f"^`{argument}` must be integers, but is of type {dtype}")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8], ids=str)
+def test_integers_of_any_size_are_ids(dtype):
+    main = enable_adafuse(own())
+    ids = torch.tensor([[5, 6, 7]])
+    expected = main.generate(**arguments(input_ids=ids, attention_mask=LEFT, assistant_inputs=[{"input_ids": ids}]))
+    given = arguments(input_ids=ids, attention_mask=LEFT, assistant_inputs=[{"input_ids": ids.to(dtype)}])
+    assert torch.equal(main.generate(**given), expected)

@@ -10,10 +10,10 @@ import torch
 from cases import assert_equal, counts
 from kinds import BYTES, CPU, MANY, MODELS, case_of, model_of, peaked
 from tiny import TOKENIZERS, tiny_model
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, GPT2LMHeadModel, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
-from hf_adafuse import enable_adafuse
+from hf_adafuse import disable_adafuse, enable_adafuse
 from hf_adafuse.trees.self_test import choose_backend
 
 
@@ -143,3 +143,50 @@ def test_a_model_that_no_backend_can_run_is_refused(cls, match):
         enable_adafuse(copy.copy(main), [assistant], [BYTES], tokenizer)
     with pytest.raises(ValueError, match=f"but for the main model .*{match}"):
         case_of(assistant).fast()
+
+
+def with_dropout(max_positions):
+    """A model of one's own in training mode, but for its last layer, and that its logits are random then."""
+    config = copy.deepcopy(tiny_model("gpt2").config)
+    config.n_positions, config.resid_pdrop, config.embd_pdrop = max_positions, 0.4, 0.4
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel(config).train()
+    model.transformer.h[-1].eval()
+    ids = torch.tensor([[5, 6, 7]])
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dropout_does_not_decide_the_backend(seed):
+    model = with_dropout(500 + seed)  # none of which is known yet
+    modes = [module.training for module in model.modules()]
+    torch.manual_seed(seed)
+    assert choose_backend(model, CPU) == "packed"
+    assert [module.training for module in model.modules()] == modes and len(set(modes)) == 2
+    assert choose_backend(model.eval(), CPU) == "packed"
+
+
+@pytest.mark.parametrize("role", ["main", "assistant"])
+def test_dropout_is_warned_of_once(role):
+    model = with_dropout(510 + len(role))
+    case = case_of(peaked(model).train(), role, batch=1)
+    main, name = case.models[0], "the main model" if role == "main" else "assistant 1"
+    match = rf"^{name} \(GPT2LMHeadModel\) .*is in training mode: dropout .* Call `\.eval\(\)` on it\.$"
+    try:
+        with pytest.warns(UserWarning, match=match) as seen:
+            enable_adafuse(main, case.models[1:], case.tokenizers[1:], case.tokenizers[0], case.config)
+        assert len(seen) == 1 and model.training
+        for _ in range(2):  # warnings are errors
+            main.generate(case.main_ids()[1], max_new_tokens=4, do_sample=False)
+    finally:
+        disable_adafuse(main)
+    model.eval()
+    assert_equal(case)
+
+
+def test_training_mode_without_dropout_is_nobodys_business():
+    model = copy.deepcopy(tiny_model())
+    expected = case_of(model).fast().sequences
+    case = case_of(model.train())
+    assert torch.equal(case.fast().sequences, expected) and model.training
