@@ -45,6 +45,12 @@ class MemberPlan:
     processors: list[PromptProcessors]
     backend: str
 
+    @property
+    def can_share(self) -> bool:
+        """Whether the beginning of a prompt may be read apart: not where a long prompt is read by other frequencies."""
+        switch = self.participant.frequency_switch
+        return switch is None or max(map(len, self.prompts)) <= switch
+
 
 @dataclass(frozen=True)
 class CallPlan:
@@ -58,6 +64,7 @@ class CallPlan:
         call (`HostCall`)
         stop_check (`StopCheck`): asked after each committed token.
         warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn; `None`: words are not sampled.
+        has_grammar (`bool`): whether the text must follow one.
     """
 
     members: list[MemberPlan]
@@ -66,6 +73,7 @@ class CallPlan:
     call: HostCall
     stop_check: StopCheck
     warpers: list[Warper] | None = None
+    has_grammar: bool = False
 
     @property
     def keeps_logits(self) -> bool:
@@ -95,9 +103,9 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     ]
     members = [replace(member, backend=member.participant.choose_backend()) for member in members]
     _check_cache(members[0], inputs)
-    grammars = _grammars(ensemble, members)
-    members = _with_processors(members, request, grammars, inputs)
-    return CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble))
+    members = _with_processors(members, request, _grammars(ensemble, members), inputs)
+    has_grammar = ensemble.structured is not None
+    return CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), has_grammar)
 
 
 def _prompts(

@@ -32,7 +32,7 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         num_top = max(2, plan.config.num_branches)
         for member, planned in zip(members, plan.members, strict=True):
             with_nlls = plan.config.model_weights == "prompt"
-            member.start(planned.prompts, planned.processors, num_top, planned.cache, with_nlls)
+            member.start(planned.prompts, planned.processors, num_top, planned.cache, with_nlls, planned.can_share)
         _make_decoder(plan, members, prompts).run()
     except MemberError as error:
         raise AdaFuseDecodingError.of(error, 0, prompts) from error.__cause__
@@ -55,6 +55,7 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         keep_logits=plan.keeps_logits,
         keep_cache=call.returns_dict,
         prompt_nlls=[member.prompt_nlls for member in members if member.prompt_nlls],
+        is_strict=plan.has_grammar,
         **_sampling(plan),
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..members.member import Member
+from ..members.member import Member, MemberError
 from ..outputs import AdaFuseRound, cut_words
 from ..trees.nodes import Node
 from .pool import Candidate, Pool
@@ -22,6 +22,7 @@ class Committer:
         should_stop (`Callable`): asked after each new token of a prompt.
         on_commit (`Callable`): told the new ids of a prompt after each round.
         keep_logits (`bool`): keep the scores and logits of each committed token.
+        is_strict (`bool`): nothing is committed that the main model's processors rule out: there is a grammar.
     """
 
     def __init__(
@@ -30,12 +31,19 @@ class Committer:
         should_stop: Callable[[Prompt], bool],
         on_commit: Callable[[list[int]], None],
         keep_logits: bool,
+        is_strict: bool = False,
     ) -> None:
         self._members = members
         self._should_stop, self._on_commit, self._keep_logits = should_stop, on_commit, keep_logits
+        self._is_strict = is_strict
 
     def commit(self, prompt: Prompt, pool: Pool, winner: Candidate) -> None:
-        """Append the winner to the prefix of every member, as far as no stopping criterion fires."""
+        """
+        Append the winner to the prefix of every member, as far as no stopping criterion fires.
+
+        Raises:
+            MemberError: the main model's grammar rules it out, as it does with all else.
+        """
         main = self._members[0]
         ids = pool.encode_for(0, winner)
         nodes = main.path(prompt.index, ids)
@@ -43,6 +51,9 @@ class Committer:
         if winner.ends and end_token is None:
             end_token = nodes[-1].reading.best_of(main.eos_ids)
         tokens = ids if end_token is None else [*ids, end_token]
+        pairs = zip(nodes, tokens, strict=False)
+        if self._is_strict and any(node.reading and node.reading.forbids(token) for node, token in pairs):
+            raise MemberError(main, "it has no word that its grammar and its other logits processors allow")
         num_taken = self._append(prompt, tokens, nodes)
         is_whole = num_taken == len(tokens)
         text = winner.text if num_taken >= len(ids) else main.vocabulary.text(ids[:num_taken])

@@ -45,6 +45,7 @@ class Decoder:
         draws (`list[Callable]`, *optional*), streams (`list[Iterator[float]]`), is_greedy (`bool`): as of
             [`WordSampler`], where words are sampled.
         prompt_nlls (`list[list[float]]`, *optional*): as of [`Judge`].
+        is_strict (`bool`): as of [`Committer`].
     """
 
     members: list[Member]
@@ -59,13 +60,14 @@ class Decoder:
     streams: Sequence[Iterator[float]] = ()
     is_greedy: bool = False
     prompt_nlls: Sequence[Sequence[float]] = ()
+    is_strict: bool = False
 
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
         self._proposers = [Proposer(index, member, self.config, rule) for index, member in enumerate(self.members)]
         self._foresights = [Foresight(proposer) for proposer in self._proposers]
         self._vocabularies = [member.vocabulary for member in self.members]
-        self._committer = Committer(self.members, self.should_stop, self.on_commit, self.keep_logits)
+        self._committer = Committer(self.members, self.should_stop, self.on_commit, self.keep_logits, self.is_strict)
         self._judge = Judge(self._vocabularies, self.config, rule, self.prompt_nlls)
         self._turns = Turns(self.members, self._proposers, self._foresights, self.prompts, self.max_length)
 

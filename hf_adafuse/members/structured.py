@@ -5,8 +5,10 @@ that all members propose valid text. Knows one vocabulary; no model or tree. Nee
 from __future__ import annotations
 
 import json
+import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from transformers import LogitsProcessor
 from .vocabulary import Vocabulary
 
 KINDS = ("json_schema", "regex", "grammar")
+# The time, and the line of the library's own source, before each of its messages.
+_SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
 
 
@@ -60,6 +64,12 @@ class GrammarProcessor(LogitsProcessor):
         self.matcher: Any = None
         self.is_lost = False
 
+    def can_begin(self, vocab_size: int) -> bool:
+        """Whether any token may come first."""
+        bitmask = self.library.allocate_token_bitmask(1, vocab_size)
+        is_limited = self.library.GrammarMatcher(self.compiled).fill_next_token_bitmask(bitmask)
+        return not is_limited or bool(bitmask.any())
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` of shape `(1, vocab_size)` with minus infinity for tokens that the grammar does not allow."""
         xgrammar = self.library
@@ -89,15 +99,10 @@ def compile_grammar(structured: tuple[str, str], vocabulary: Vocabulary, eos_ids
 
     Raises:
         ImportError: the library is missing.
-        ValueError: the grammar does not compile, or the member has no end-of-sequence id, with which a text that is
-            complete ends.
+        ValueError: the grammar does not compile, the member has no end-of-sequence id, with which a text that is
+            complete ends, or no token that may come first.
     """
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise ImportError(
-            '`structured` needs the package xgrammar. Install it with `pip install "hf_adafuse[structured]"`.'
-        ) from error
+    xgrammar = _library("`structured`")
     if not eos_ids:
         raise ValueError(
             f"`structured` must be used with members that can end a text, but {member} has no end-of-sequence id. Set "
@@ -110,14 +115,51 @@ def compile_grammar(structured: tuple[str, str], vocabulary: Vocabulary, eos_ids
             pieces, xgrammar.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=list(eos_ids)
         )
         compilers[tuple(eos_ids)] = xgrammar.GrammarCompiler(info)
-    compiler, (kind, text) = compilers[tuple(eos_ids)], structured
-    try:
-        if kind == "json_schema":  # as `json.dumps` writes it: endless whitespace is valid too, and small models know
-            return GrammarProcessor(compiler.compile_json_schema(text, any_whitespace=False), xgrammar)
-        compile_text = compiler.compile_regex if kind == "regex" else compiler.compile_grammar
-        return GrammarProcessor(compile_text(text), xgrammar)
-    except Exception as error:  # whatever the compiler says, in whatever way
+    grammar = parse_grammar(structured)
+    with _compiling(f"`structured[{structured[0]!r}]`"):
+        processor = GrammarProcessor(compilers[tuple(eos_ids)].compile_grammar(grammar), xgrammar)
+    if not processor.can_begin(len(vocabulary.all_pieces())):
         raise ValueError(
-            f"`structured[{kind!r}]` must be one that compiles, but does not: {str(error).strip().splitlines()[-1]}. "
-            "Correct it."
+            f"`structured` must be used with members that can write the text, but {member} has no token that may come "
+            "first. Leave the member out, or change the grammar."
+        )
+    return processor
+
+
+def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
+    """
+    The grammar, for any vocabulary.
+
+    Args:
+        structured (`tuple[str, str]`): as of [`read_structured`].
+        name (`str`, *optional*): how errors call it.
+
+    Raises:
+        ImportError: the library is missing.
+        ValueError: it does not compile.
+    """
+    kind, text = structured
+    grammars = _library(name or "`structured`").Grammar
+    with _compiling(name or f"`structured[{kind!r}]`"):
+        if kind == "json_schema":  # as `json.dumps` writes it: endless whitespace is valid too, and small models know
+            return grammars.from_json_schema(text, any_whitespace=False)
+        return grammars.from_regex(text) if kind == "regex" else grammars.from_ebnf(text)
+
+
+def _library(name: str) -> Any:
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ImportError(
+            f'{name} needs the package xgrammar. Install it with `pip install "hf_adafuse[structured]"`.'
         ) from error
+    return xgrammar
+
+
+@contextmanager
+def _compiling(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever the library says, in whatever way
+        reason = _SOURCE_LINE.sub("", str(error).strip()).partition("\n")[0].rstrip(".")
+        raise ValueError(f"{name} must be one that compiles, but does not: {reason}. Correct it.") from error
