@@ -105,6 +105,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole_number(text: str) -> int:
+    """The type of a flag: a whole number, 0 too."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, but is {text!r}")
+    return int(text)
+
+
 def _standard_input() -> str:
     try:
         text = sys.stdin.read().removesuffix("\n").removesuffix("\r")

@@ -17,6 +17,7 @@ from ..host_internals import execution_device
 from ..members.chat import chat_inputs, pad_left
 from .arguments import adafuse_config
 from .members import Pair
+from .plain_json import with_nulls
 from .questions import Question
 
 
@@ -66,6 +67,8 @@ class Answerer:
             record = _record(question, "".join(span.text for span in committed))
             record["words"] = sum(len(span.words) for span in committed)
             record["ended"] = bool(committed) and committed[-1].ends
+            if self._args.rounds:
+                record["rounds"] = with_nulls([span.to_dict() for span in committed])
             yield record
 
     def _generate(self, prompts: list[str]) -> list[Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from .arguments import adafuse_config, add_config_arguments, add_member_arguments, add_stop_argument, read_prompt
+from .plain_json import with_nulls
 
 if TYPE_CHECKING:
     from .members import Pair
@@ -102,16 +102,7 @@ def _as_json(prompt: str, output: Any) -> str:
         "rounds": [committed.to_dict() for committed in rounds],
         "stats": output.stats,
     }
-    return json.dumps(_with_nulls(result), allow_nan=False)
-
-
-def _with_nulls(value: Any) -> Any:
-    """JSON has no infinity: `null` instead, as of the score of a candidate that was dropped."""
-    if isinstance(value, dict):
-        return {key: _with_nulls(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_nulls(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(with_nulls(result), allow_nan=False)
 
 
 def _name(model: Any) -> str:

@@ -32,7 +32,8 @@ examples:
 
 an answer:
   {"line": 1, "input": {"question": ...}, "prompt": ..., "text": ..., "words": 2, "ended": true}
-`ended`: the text came to its end by itself. Where there is none: "error", with the text until there."""
+`ended`: the text came to its end by itself. Where there is none: "error", with the text until there. --rounds adds
+"rounds", as `generate --json` writes them. `hf-adafuse compare` sets two such files side by side."""
 
 
 # Where a setting's flag has another name than its field.
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="prompts at a time (default: 8)")
     parser.add_argument("--max-new-tokens", type=count, default=128, metavar="N", help="per answer (default: 128)")
     add_stop_argument(parser)
+    parser.add_argument("--rounds", action="store_true", default=None, help="also write each answer's rounds")
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
@@ -165,7 +167,7 @@ def _default_template(model: str | None) -> str:
 
 def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
     """What the answers depend on, by flag. Not among it: what changes no answer, as the batch size."""
-    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop")
+    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds")
     settings = {name: getattr(args, name) for name in names} | {"template": template.text}
     given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
     return settings | {_FLAGS.get(name, name): value for name, value in given.items()}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import AdaFuseConfig, enable_adafuse
+from ..evaluation.paired import paired
 from .data import Question
 
 Member = tuple[Any, Any]  # a model and its tokenizer
@@ -138,10 +139,10 @@ def _result(method: Method, questions: list[Question], answers: list[str], tally
 
 def difference(one: Result, other: Result, rows: list[int]) -> tuple[float, float]:
     """How much more often `one` is right than `other`, question by question, in points, with its standard error."""
-    steps = [float(one.right[row]) - float(other.right[row]) for row in rows]
-    mean = sum(steps) / max(len(steps), 1)
-    variance = sum((step - mean) ** 2 for step in steps) / max(len(steps) - 1, 1)
-    return 100 * mean, 100 * math.sqrt(variance / max(len(steps), 1))
+    gained = paired([float(one.right[row]) for row in rows], [float(other.right[row]) for row in rows]).difference
+    if gained.n < 2:  # nothing to take an error from
+        return 100 * gained.value if rows else 0.0, 0.0
+    return 100 * gained.value, 100 * gained.error
 
 
 def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
