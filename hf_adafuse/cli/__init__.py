@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import bench, compare, demo, export, generate, run
+from . import bench, compare, demo, eval, export, generate, run
 
 
 class Command(Protocol):
@@ -26,6 +26,7 @@ class Command(Protocol):
 _COMMANDS: dict[str, tuple[str, Command]] = {
     "generate": ("generate text with an ensemble", generate),
     "run": ("answer a file of questions with an ensemble", run),
+    "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
     "compare": ("compare two files of answers", compare),
     "demo": (demo.HELP, demo),
     "bench": (bench.HELP, bench),

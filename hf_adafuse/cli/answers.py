@@ -49,7 +49,7 @@ class Answers:
         Raises:
             ValueError: other settings, or a file that this command did not write.
         """
-        self._lock = _locked(self.path)
+        self._lock = locked(self.path)
         sidecar = self.path.with_name(f"{self.path.name}.settings.json")
         if overwrite:
             os.truncate(self.path, 0)
@@ -61,7 +61,7 @@ class Answers:
             scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
             scratch.replace(sidecar)
         elif sidecar.exists():
-            _check_settings(sidecar, settings, self.path)
+            check_settings(sidecar, settings, self.path)
         else:
             raise ValueError(
                 f"`--output` must be a file of this command or a new one, but {str(self.path)!r} has no settings "
@@ -163,7 +163,7 @@ def check_output(path: Path) -> None:
         raise ValueError(f"`--output` must be a regular file, but {str(path)!r} is {kind}. Choose another name.")
 
 
-def _check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
+def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
     try:
         earlier = json.loads(sidecar.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -231,7 +231,7 @@ def _append(path: Path, record: Record) -> None:
             rest = rest[file.write(rest) :]
 
 
-def _locked(path: Path) -> Any:
+def locked(path: Path) -> Any:
     """The file, open and locked for as long as it stays open; the end of a process, of any kind, frees it."""
     file = path.open("ab")
     try:

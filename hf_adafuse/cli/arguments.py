@@ -17,6 +17,14 @@ from ..config import (
     AdaFuseConfig,
 )
 
+# Where a setting's flag has another name than its field.
+_FLAGS = {
+    "margin_threshold": "threshold",
+    "num_branches": "branches",
+    "model_weights": "weights",
+    "certainty_gate": "gate",
+    "do_sample": "sample",
+}
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -77,6 +85,11 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     base = AdaFuseConfig.coerce(stored) or AdaFuseConfig()
     return replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
+    return {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
 
 
 def read_prompt(given: str | None) -> str:

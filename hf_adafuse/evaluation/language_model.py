@@ -1,0 +1,218 @@
+"""The model type `adafuse` of lm-evaluation-harness: an ensemble, or a member alone under the same code.
+
+```python
+>>> import lm_eval
+>>> from hf_adafuse.demo import load_pair
+>>> from hf_adafuse.evaluation.language_model import AdaFuseLM
+
+>>> (model, tokenizer), (other, other_tokenizer) = load_pair()
+>>> options = {"assistants": [other], "tokenizer": tokenizer, "assistant_tokenizers": [other_tokenizer]}
+>>> lm = AdaFuseLM(model, **options, fusion="word")  # then: lm_eval.simple_evaluate(model=lm, tasks=[...])
+
+```
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from ..call.arguments import EnsembleArguments, resolve_participants
+from ..call.sampling import SETTINGS
+from ..cli.plain_json import with_nulls
+from ..config import AdaFuseConfig
+from ..generation import enable_adafuse
+from ..members.chat import pad_left
+from .contexts import chat_context, prompt_rows
+from .model_arguments import members_of, settings_of
+from .responses import Responses
+from .samples import cut_at
+
+Rounds = list[dict[str, Any]]
+
+# One member, word by word its own greedy text: what its ordinary `generate()` writes, and rounds beside it.
+ALONE = AdaFuseConfig(commitment="fixed")
+
+
+@register_model("adafuse")
+class AdaFuseLM(LM):
+    """
+    An ensemble as the harness sees it.
+
+    Args:
+        pretrained (`PreTrainedModel` or `str`): the main model.
+        assistants (`list` or `str`, *optional*): the others, as of `generate(assistant_models=...)`; names may also be
+            one text, with `+` between them.
+        tokenizer, assistant_tokenizers (*optional*): found by the models' names.
+        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): also JSON or the name of a file of it.
+            `False`, without assistants: the main model alone, as its ordinary greedy `generate()`.
+        batch_size (`int`, *optional*, defaults to 8): requests at a time.
+        max_gen_toks (`int`, *optional*, defaults to 256): of an answer, where a task does not say.
+        dtype, device_map, device, trust_remote_code (*optional*): of loading by name.
+        responses (`Responses`, *optional*): what is known already; it is not asked again.
+        progress (`bool`, *optional*): a bar on standard error; by default where that is a terminal.
+        label (`str`, *optional*): what the bar says.
+        settings: fields of `AdaFuseConfig`, over those of `adafuse_config`.
+
+    Attributes:
+        rounds (`dict`): per task's name and number of the question, the rounds of the answer as plain JSON values.
+
+    Raises:
+        ValueError: members that do not go together, or settings that cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        assistants: Any = None,
+        tokenizer: Any = None,
+        assistant_tokenizers: Sequence[Any] | None = None,
+        adafuse_config: Any = None,
+        batch_size: int | str | None = None,
+        max_gen_toks: int = 256,
+        responses: Responses | None = None,
+        progress: bool | None = None,
+        label: str = "adafuse",
+        dtype: str = "auto",
+        device: str | None = None,
+        device_map: str | None = None,
+        trust_remote_code: bool = False,
+        max_batch_size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        loading = (dtype, device_map or device, trust_remote_code)
+        members = members_of(pretrained, assistants, tokenizer, assistant_tokenizers, loading)
+        main, *others = members
+        arguments = EnsembleArguments([model for model, _ in others], [tok for _, tok in others], None, main[1])
+        self.participants = resolve_participants(main[0], arguments)
+        self.config = settings_of(adafuse_config, settings, main[0], len(members)) or ALONE
+        self.model = enable_adafuse(main[0])
+        self._tokenizers = [participant.tokenizer for participant in self.participants]
+        self._device = self.participants[0].device
+        self._batch_size = _batch_size(batch_size)
+        self._max_gen_toks = max_gen_toks
+        self._responses = Responses() if responses is None else responses
+        self._shows = sys.stderr.isatty() if progress is None else progress
+        self._label = label
+        self.rounds: dict[tuple[str | None, int | None], Rounds] = {}
+
+    # What the harness asks
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answers, without the text that they stop at."""
+        with self._bar("generate_until", len(requests), disable_tqdm) as bar:
+            for batch in self._batches(requests, "generate_until", bar):
+                kwargs = batch[0].args[1]
+                answers = self._generate([request.args[0] for request in batch], kwargs)
+                for request, answer in zip(batch, answers, strict=True):
+                    self._responses.add("generate_until", request.args, answer)
+                    self.cache_hook.add_partial("generate_until", request.args, answer[0])
+                bar.update(len(batch))
+        found = [self._responses.get("generate_until", request.args) for request in requests]
+        for request, (_, rounds) in zip(requests, found, strict=True):
+            self.rounds[request.task_name, request.doc_id] = rounds
+        return [text for text, _ in found]
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """As of [`ensemble_scores`]."""
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """As of [`ensemble_scores`]."""
+        raise NotImplementedError
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The messages themselves, as a string: each member's own template renders them later."""
+        return chat_context(chat_history, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The members' templates, for the records."""
+        return "\n\n".join(str(tokenizer.chat_template or "") for tokenizer in self._tokenizers)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Of all members."""
+        return "+".join(str(tokenizer.name_or_path).replace("/", "__") for tokenizer in self._tokenizers)
+
+    # How it is done
+
+    def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> Iterator[list[Any]]:
+        """What is not known yet, in batches of equal settings, the longest first: a lack of memory shows at once."""
+        groups: dict[str, dict[str, Any]] = {}
+        for request in requests:
+            if self._responses.get(kind, request.args) is None:
+                groups.setdefault(repr(request.args[1:]), {})[request.args[0]] = request
+        bar.update(len(requests) - sum(map(len, groups.values())))
+        for group in groups.values():
+            ordered = sorted(group.values(), key=lambda request: -len(request.args[0]))
+            for start in range(0, len(ordered), self._batch_size):
+                yield ordered[start : start + self._batch_size]
+
+    def _generate(self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any]) -> list[tuple[str, Rounds]]:
+        options, until, max_new_tokens = _generation_options(gen_kwargs, self._max_gen_toks)
+        rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
+        inputs = [
+            pad_left([self._cut(k, ids, max_new_tokens) for ids in rows[k]], tokenizer)
+            for k, tokenizer in enumerate(self._tokenizers)
+        ]
+        main = self._tokenizers[0]
+        padding = [token for token in (main.pad_token_id, main.eos_token_id) if token is not None]
+        output = self.model.generate(
+            **inputs[0].to(self._device),
+            tokenizer=main,
+            assistant_models=[participant.model for participant in self.participants[1:]],
+            assistant_tokenizers=self._tokenizers[1:],
+            assistant_inputs=inputs[1:] or None,
+            adafuse_config=self.config,
+            max_new_tokens=max_new_tokens,
+            stop_strings=until or None,
+            return_dict_in_generate=True,
+            pad_token_id=padding[0] if padding else None,
+            **options,
+        )
+        texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
+        rounds = [[with_nulls(committed.to_dict()) for committed in rounds] for rounds in output.rounds]
+        return [(cut_at(text, until), made) for text, made in zip(texts, rounds, strict=True)]
+
+    def _cut(self, member_index: int, ids: list[int], max_new_tokens: int) -> list[int]:
+        """The end of a prompt that is too long for a member, as the harness cuts them."""
+        participant = self.participants[member_index]
+        if participant.max_length is None:
+            return ids
+        room = participant.max_length - max_new_tokens
+        if room < 1:
+            raise ValueError(
+                f"`max_gen_toks` must be below the context of every member, but is {max_new_tokens} with "
+                f"{participant.max_length} tokens of {participant.name}. Ask for shorter answers (--max-new-tokens)."
+            )
+        return ids[-room:]
+
+    def _bar(self, kind: str, total: int, is_disabled: bool) -> Any:
+        shows = self._shows and not is_disabled
+        return tqdm(total=total, desc=f"{self._label}: {kind}", disable=not shows, file=sys.stderr)
+
+
+def _generation_options(gen_kwargs: Mapping[str, Any], default: int) -> tuple[dict[str, Any], list[str], int]:
+    """What a task asks of `generate()`: options, the texts to stop at, and the most new tokens."""
+    options = dict(normalize_gen_kwargs(dict(gen_kwargs), default))
+    until, max_new_tokens = options.pop("until", None) or [], options.pop("max_gen_toks")
+    if options.get("temperature") == 0:
+        options["do_sample"] = False
+    if not options["do_sample"]:  # what warps a distribution is of no use then
+        options = {name: value for name, value in options.items() if name not in SETTINGS}
+    return options, [stop for stop in ([until] if isinstance(until, str) else until) if stop], max_new_tokens
+
+
+def _batch_size(given: int | str | None) -> int:
+    if given is None or str(given).startswith("auto"):
+        return 8
+    if not str(given).isdecimal() or int(given) < 1:
+        raise ValueError(f"`batch_size` must be a whole number of at least 1, but is {given!r}. Leave it out for 8.")
+    return int(given)

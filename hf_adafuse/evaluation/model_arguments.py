@@ -1,0 +1,87 @@
+"""What `--model_args` of the harness says, and what a caller passes: members and settings. Runs no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..cli.members import load_members
+from ..config import AdaFuseConfig
+
+Pair = tuple[Any, Any]
+
+
+def members_of(
+    pretrained: Any, assistants: Any, tokenizer: Any, tokenizers: Sequence[Any] | None, loading: tuple[Any, ...]
+) -> list[Pair]:
+    """
+    The model and the tokenizer of each member, the main one first; a tokenizer that is not known is `None`.
+
+    Args:
+        pretrained, assistants, tokenizer, tokenizers: as of `AdaFuseLM`.
+        loading (`tuple`): the further arguments of `load_members`.
+
+    Raises:
+        ValueError: something does not load, or there are more tokenizers than assistants.
+    """
+    others = assistants.split("+") if isinstance(assistants, str) else list(assistants or [])
+    names = [name.strip() if isinstance(name, str) else name for name in others]
+    if len(tokenizers or names) != len(names):
+        raise ValueError(
+            f"`assistant_tokenizers` must be one per assistant, but is {len(tokenizers or [])} for {len(names)} "
+            "assistants. Use None for one to be found by its model's name."
+        )
+    if isinstance(pretrained, str) and all(isinstance(name, str) for name in names):
+        loaded = load_members(pretrained, names, *loading)
+        given = [tokenizer, *(tokenizers or [None] * len(names))]
+        return [(model, own if own is not None else found) for (model, found), own in zip(loaded, given, strict=True)]
+    if isinstance(pretrained, str):
+        pretrained, found = load_members(pretrained, [], *loading)[0]
+        tokenizer = found if tokenizer is None else tokenizer
+    return [(pretrained, tokenizer), *zip(names, tokenizers or [None] * len(names), strict=True)]
+
+
+def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members: int) -> AdaFuseConfig | None:
+    """
+    The settings of an ensemble; `None` for the main model alone.
+
+    Args:
+        given: `adafuse_config` of `AdaFuseLM`.
+        settings (`dict`): fields over it, as the harness reads them from text.
+        model (`PreTrainedModel`): whose generation config may have settings.
+        num_members (`int`)
+
+    Raises:
+        ValueError: not settings.
+    """
+    if given is False:
+        if num_members > 1 or settings:
+            raise ValueError("`adafuse_config` must not be False with assistants or settings, but is. Leave it out.")
+        return None
+    known = [field.name for field in fields(AdaFuseConfig)]
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ValueError(
+            f"The arguments of the model type adafuse must be those of AdaFuseLM or fields of AdaFuseConfig, but "
+            f"{unknown[0]!r} is none. Check the spelling."
+        )
+    if given is None:
+        given = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
+    config = AdaFuseConfig.coerce(_from_text(given) if isinstance(given, str) else given) or AdaFuseConfig()
+    changes = dict(settings)
+    weights = changes.get("model_weights")
+    if isinstance(weights, str) and weights != "prompt":  # a comma parts arguments
+        changes["model_weights"] = tuple(float(weight) for weight in weights.split("+"))
+    return replace(config, **changes)
+
+
+def _from_text(text: str) -> Any:
+    try:
+        return json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"`adafuse_config` must be JSON or a file of it, but is {text!r} ({error}). Check the name."
+        ) from None
