@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from ..config import (
@@ -25,6 +27,8 @@ _FLAGS = {
     "certainty_gate": "gate",
     "do_sample": "sample",
 }
+# The flags of structured output, by the names that `generate(structured=...)` has for them.
+STRUCTURED = ("json_schema", "regex", "grammar")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -47,6 +51,40 @@ def add_stop_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", type=_text, metavar="TEXT", help="stop after this text; may be given several times"
     )
+
+
+def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> None:
+    """What the text must be, and which of the possible texts is drawn; for `read_text_arguments`."""
+    group = parser.add_argument_group("the text (structured output needs hf_adafuse[structured])")
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument("--json-schema", metavar="FILE", help="the text is JSON that is valid by the schema in a file")
+    kinds.add_argument("--regex", type=_text, metavar="TEXT", help="the text matches a regular expression")
+    kinds.add_argument("--grammar", metavar="FILE", help="the text follows the GBNF grammar in a file (from root)")
+    group.add_argument("--seed", type=_seed, metavar="N", help=f"of --sample (default: {default_seed})")
+
+
+def read_text_arguments(args: argparse.Namespace) -> None:
+    """
+    Put what `generate(structured=...)` takes into `args.structured`, files read and grammars checked. Loads no model.
+
+    Raises:
+        ValueError: a file that cannot be read, a grammar that does not compile, or a seed without sampling.
+        ImportError: there is a grammar, but not the library for it.
+    """
+    if args.seed is not None and not args.do_sample:
+        raise ValueError("`--seed` must be left out without `--sample`, but is given. Add --sample, or drop it.")
+    args.structured = None
+    for kind in STRUCTURED:
+        given, flag = getattr(args, kind), f"`--{kind.replace('_', '-')}`"
+        if given is None:
+            continue
+        from ..members.structured import parse_grammar
+
+        text = given if kind == "regex" else _content(given, flag)
+        if kind == "json_schema":  # as one line, however the file is laid out
+            text = _json_line(text, given, flag)
+        parse_grammar((kind, text), flag)
+        args.structured = {kind: text}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +127,8 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
-    return {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}  # as in JSON
 
 
 def read_prompt(given: str | None) -> str:
@@ -139,6 +178,30 @@ def _text(text: str) -> str:
     if not is_unicode(text):
         raise argparse.ArgumentTypeError(f"must be text in UTF-8, but is {text!r}")
     return text
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**63 - 1, but is {text!r}")
+    return int(text)
+
+
+def _content(path: str, flag: str) -> str:
+    """The text of a file that a flag names."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{flag} must be a file in UTF-8, but {path!r} is not: {error}. Convert it.") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"{flag} must be a file, but {path!r} cannot be read: {reason}. Check the name.") from None
+
+
+def _json_line(text: str, path: str, flag: str) -> str:
+    try:
+        return json.dumps(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{flag} must be a file in JSON, but {path!r} is not: {error}. Correct it.") from None
 
 
 def _weights(text: str) -> tuple[float, ...] | str:

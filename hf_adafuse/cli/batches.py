@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,12 +40,14 @@ class Answerer:
         if args.chat:
             chat_inputs(_chat("?"), self._tokenizers)  # templates that are missing are found before the first prompt
         model = members[0][0]
+        config = adafuse_config(args, model)
+        self._samples = bool(config.do_sample)
         self._model = enable_adafuse(
             model,
             assistant_models=[assistant for assistant, _ in members[1:]],
             assistant_tokenizers=self._tokenizers[1:],
             tokenizer=self._tokenizers[0],
-            adafuse_config=adafuse_config(args, model),
+            adafuse_config=config,
         )
         self._device = execution_device(model)
 
@@ -54,7 +57,7 @@ class Answerer:
         be answered takes no other with it; its record has an `error`, and the text until there.
         """
         try:
-            rounds = self._generate([question.prompt or "" for question in questions])
+            rounds = self._rounds(questions)
         except (AdaFuseDecodingError, ValueError) as error:
             if len(questions) > 1:
                 for question in questions:
@@ -71,6 +74,19 @@ class Answerer:
                 record["rounds"] = with_nulls([span.to_dict() for span in committed])
             yield record
 
+    def _rounds(self, questions: Sequence[Question]) -> list[Any]:
+        """The rounds of each. A sampled answer follows from the seed, the prompt and how often that has come before."""
+        prompts = {question.line: question.prompt or "" for question in questions}
+        if not self._samples:
+            return self._generate([*prompts.values()])
+        seed = self._args.seed or 0
+        rounds: dict[int, Any] = {}
+        for repeat in sorted({question.repeat for question in questions}):
+            some = [question.line for question in questions if question.repeat == repeat]
+            torch.manual_seed(random.Random(f"{seed} {repeat}").getrandbits(63) if repeat else seed)
+            rounds.update(zip(some, self._generate([prompts[line] for line in some]), strict=True))
+        return [rounds[line] for line in prompts]
+
     def _generate(self, prompts: list[str]) -> list[Any]:
         tokenizer = self._tokenizers[0]
         if self._args.chat:
@@ -83,6 +99,7 @@ class Answerer:
             max_new_tokens=self._args.max_new_tokens,
             stop_strings=self._args.stop,
             do_sample=False,
+            structured=self._args.structured,
             return_dict_in_generate=True,
             pad_token_id=padding[0] if padding else None,
         )

@@ -8,7 +8,15 @@ import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, add_stop_argument, read_prompt
+from .arguments import (
+    adafuse_config,
+    add_config_arguments,
+    add_member_arguments,
+    add_stop_argument,
+    add_text_arguments,
+    read_prompt,
+    read_text_arguments,
+)
 from .plain_json import with_nulls
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the text to go on from; - or nothing: standard input")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of the main model (default: 128)")
     add_stop_argument(parser)
+    add_text_arguments(parser, "another text each time")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="write one JSON object instead: prompt, text, rounds, stats")
     shape.add_argument("--trace", action="store_true", help="write [each round] in brackets, then all candidates")
@@ -42,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     prompt = read_prompt(args.prompt)
     adafuse_config(args)  # refuse wrong settings before models are loaded
+    read_text_arguments(args)
 
     from .members import load_members
     from .streaming import SpanWriter, TextWriter
@@ -73,19 +83,25 @@ def as_question(prompt: str) -> str:
 
 
 def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer: TextWriter | None) -> Any:
+    import torch
+
     from ..generation import enable_adafuse
     from ..host_internals import execution_device
 
     (model, tokenizer), *assistants = members
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     device = execution_device(model)
+    config = adafuse_config(args, model)
+    if config.do_sample:  # torch begins with the same seed in every process
+        torch.manual_seed(torch.seed() if args.seed is None else args.seed)
     return enable_adafuse(model).generate(
         input_ids=inputs["input_ids"].to(device).long(),
         attention_mask=inputs["attention_mask"].to(device),
         tokenizer=tokenizer,
         assistant_models=[assistant for assistant, _ in assistants],
         assistant_tokenizers=[tokenizer for _, tokenizer in assistants],
-        adafuse_config=adafuse_config(args, model),
+        adafuse_config=config,
+        structured=args.structured,
         max_new_tokens=args.max_new_tokens,
         stop_strings=args.stop,
         do_sample=False,

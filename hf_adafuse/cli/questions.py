@@ -6,9 +6,10 @@ import json
 import math
 import string
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ class Question:
         record (`dict`, *optional*): what the line holds; `None` where that is not a JSON object.
         prompt (`str`, *optional*): the template filled with it; `None` where that cannot be.
         error (`str`, *optional*): why there is no prompt.
+        repeat (`int`): how many lines before it have the same prompt.
     """
 
     line: int
     record: dict[str, Any] | None
     prompt: str | None
     error: str | None = None
+    repeat: int = 0
 
 
 class Template:
@@ -113,7 +116,14 @@ def read_questions(
         questions = list(_of_lines(_rows(source, split, subset), template))
     if not questions:
         raise ValueError(f"The questions must not be empty, but {source!r} is. Write one JSON object per line.")
-    return questions
+    return list(_with_repeats(questions))
+
+
+def _with_repeats(questions: Iterable[Question]) -> Iterator[Question]:
+    seen: Counter[str | None] = Counter()
+    for question in questions:
+        yield replace(question, repeat=seen[question.prompt])
+        seen[question.prompt] += 1
 
 
 def _of_lines(lines: Iterable[bytes], template: Template) -> Iterator[Question]:

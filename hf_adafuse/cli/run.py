@@ -7,13 +7,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import AdaFuseConfig
 from .answers import Answers, check_output
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, add_stop_argument, count
+from .arguments import (
+    STRUCTURED,
+    adafuse_config,
+    add_config_arguments,
+    add_member_arguments,
+    add_stop_argument,
+    add_text_arguments,
+    count,
+    given_settings,
+    read_text_arguments,
+)
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -36,10 +44,6 @@ an answer:
 "rounds", as `generate --json` writes them. `hf-adafuse compare` sets two such files side by side."""
 
 
-# Where a setting's flag has another name than its field.
-_FLAGS = {"margin_threshold": "threshold", "num_branches": "branches", "model_weights": "weights"}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
@@ -54,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="prompts at a time (default: 8)")
     parser.add_argument("--max-new-tokens", type=count, default=128, metavar="N", help="per answer (default: 128)")
     add_stop_argument(parser)
+    add_text_arguments(parser, "0")
     parser.add_argument("--rounds", action="store_true", default=None, help="also write each answer's rounds")
     parser.add_argument(
         "--on-error",
@@ -74,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
+    read_text_arguments(args)
     check_output(Path(args.output))
     template = Template(args.template or _default_template(args.model))
     questions = read_questions(args.questions, template, args.split, args.subset)
@@ -167,10 +173,10 @@ def _default_template(model: str | None) -> str:
 
 def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
     """What the answers depend on, by flag. Not among it: what changes no answer, as the batch size."""
-    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds")
+    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds", "seed")
     settings = {name: getattr(args, name) for name in names} | {"template": template.text}
-    given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
-    return settings | {_FLAGS.get(name, name): value for name, value in given.items()}
+    settings |= {kind: (args.structured or {}).get(kind) for kind in STRUCTURED}
+    return settings | given_settings(args)
 
 
 class _Report:
