@@ -43,6 +43,7 @@ _EXPORTS = {
     "disable_adafuse": "generation",
     "enable_adafuse": "generation",
     "export_adafuse": "hub.export",
+    "prefix_caching": "trees.shared_prefix",
 }
 
 __all__ = list(_EXPORTS)

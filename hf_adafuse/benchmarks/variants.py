@@ -11,7 +11,7 @@ from typing import Any
 from ..decoding.turns import Turns
 from ..members.participants import Participant
 from ..trees import model_call
-from ..trees.packed_backend import ColumnBackend
+from ..trees.column_backend import ColumnBackend
 
 
 def without_score_first() -> AbstractContextManager[None]:

@@ -84,6 +84,7 @@ class Member:
         num_top: int,
         cache: Any = None,
         with_nlls: bool = False,
+        can_share: bool = True,
     ) -> None:
         """
         Read the prompts.
@@ -94,6 +95,7 @@ class Member:
             num_top (`int`): how many of the best tokens are read after each token.
             cache (`KeysValues`, *optional*): holds the first columns of the prompts, left-padded.
             with_nlls (`bool`, *optional*, defaults to `False`): whether to keep `prompt_nlls`.
+            can_share (`bool`, *optional*, defaults to `True`): whether what all prompts begin with may be read apart.
 
         Raises:
             MemberError: its forward pass failed.
@@ -101,18 +103,10 @@ class Member:
         trees = self.backend
         self._reader = Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
         self._num_prompt_tokens = [len(ids) for ids in prompts]
-        self._read(lambda: trees.prefill(prompts, cache, with_nlls))
+        self._read(lambda: trees.prefill(prompts, cache, with_nlls, can_share))
         if with_nlls:
             pairs = zip(prompts, trees.prompt_log_probs, strict=True)
-            self.prompt_nlls = [self._nll(ids, values) for ids, values in pairs]
-
-    def _nll(self, ids: list[int], log_probs: list[float]) -> float:
-        """The NLL of a prompt's text in nats per byte, without special tokens; NaN where it has no text."""
-        pieces = [self.vocabulary.piece(token) for token in ids[len(ids) - len(log_probs) :]]
-        pairs = zip(log_probs, pieces, strict=True)
-        read = [(value, len(piece)) for value, piece in pairs if piece and not math.isnan(value)]
-        num_bytes = sum(size for _, size in read)
-        return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan
+            self.prompt_nlls = [nll_per_byte(self.vocabulary, ids, values) for ids, values in pairs]
 
     @property
     def has_processors(self) -> bool:
@@ -230,3 +224,12 @@ class Member:
 def unread(nodes: Iterable[Node]) -> list[Node]:
     """Those that have not been read, each once."""
     return list({id(node): node for node in nodes if node.reading is None}.values())
+
+
+def nll_per_byte(vocabulary: Vocabulary, ids: list[int], log_probs: list[float]) -> float:
+    """The NLL of a prompt's text in nats per byte, without special tokens; NaN where it has no text."""
+    pieces = [vocabulary.piece(token) for token in ids[len(ids) - len(log_probs) :]]
+    pairs = zip(log_probs, pieces, strict=True)
+    read = [(value, len(piece)) for value, piece in pairs if piece and not math.isnan(value)]
+    num_bytes = sum(size for _, size in read)
+    return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan

@@ -51,7 +51,11 @@ class Backend:
         return False
 
     def prefill(
-        self, prompts: list[list[int]], cache: KeysValues | None = None, with_log_probs: bool = False
+        self,
+        prompts: list[list[int]],
+        cache: KeysValues | None = None,
+        with_log_probs: bool = False,
+        can_share: bool = True,
     ) -> list[Node]:
         """
         Read the prompts.
@@ -60,6 +64,7 @@ class Backend:
             prompts (`list[list[int]]`): ids per prompt, unpadded, at least one each.
             cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
             with_log_probs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_log_probs`.
+            can_share (`bool`, *optional*, defaults to `True`): whether what all prompts begin with may be read apart.
 
         Returns:
             the roots, one per prompt.

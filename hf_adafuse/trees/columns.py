@@ -3,7 +3,7 @@ no tensor and no model.
 
 Each row of the cache holds the columns of one prompt, or of several:
 
-    columns of a row    prefix of prompt 0 | prefix of prompt 1 | nodes of either, as columns were free
+    columns of a row    what all begin with | rest of prompt 0's prefix | of prompt 1's | nodes, as columns were free
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ class Columns:
     """
     The columns of a cache of so many rows.
 
+    Args:
+        num_rows (`int`)
+        num_shared (`int`, *optional*, defaults to 0): how many first tokens are the same in all prompts; in one row
+            they have the same columns.
+
     Attributes:
         num_rows (`int`), width (`int`): of the cache, as far as it holds something.
         row_of (`dict[int, int]`): the row of each prompt.
         prefix (`dict[int, list[int]]`): per prompt, the columns of its settled tokens, in order.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, num_shared: int = 0) -> None:
+        self.num_shared = num_shared
         self.row_of: dict[int, int] = {}
         self.prefix: dict[int, list[int]] = {}
         self._below: dict[int, dict[Node, int]] = {}  # per prompt, the columns of its nodes that are not settled
@@ -44,6 +50,12 @@ class Columns:
     def num_used(self) -> int:
         """The columns that hold something, over all rows."""
         return sum(self._ends) - sum(map(len, self._free))
+
+    @property
+    def num_distinct(self) -> int:
+        """As many as would be used if all prompts were in one row."""
+        copies = 0 if self.num_rows == 1 else len(self.row_of) - 1
+        return self.num_used - copies * self.num_shared
 
     def add_prompt(self, prompt_index: int, row: int, columns: Iterable[int]) -> None:
         """A prompt whose tokens are in these columns of a row, which have been taken."""
@@ -86,8 +98,9 @@ class Columns:
 
     def drop(self, prompt_index: int) -> None:
         """The prompt is gone, its columns are free."""
-        columns = [*self.prefix.pop(prompt_index), *self._below.pop(prompt_index).values()]
-        self.release(self.row_of.pop(prompt_index), columns)
+        row, columns = self.row_of.pop(prompt_index), self.held(prompt_index)
+        del self.prefix[prompt_index], self._below[prompt_index]
+        self.release(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
 
     def held(self, prompt_index: int) -> list[int]:
         """The columns of a prompt: of its prefix, then of its nodes below."""
@@ -106,8 +119,11 @@ class Columns:
         sources = []
         ends = []
         for row, prompts in enumerate(rows):
-            places = [(self.row_of[prompt], column) for prompt in prompts for column in self.held(prompt)]
-            end = 0
+            shared = self.prefix[prompts[0]][: self.num_shared]
+            places = [(self.row_of[prompts[0]], column) for column in shared]
+            for prompt in prompts:
+                places += [(self.row_of[prompt], column) for column in self.held(prompt)[len(shared) :]]
+            end = len(shared)
             for prompt in prompts:
                 end = self._move(prompt, row, end)
             sources.append(places)
@@ -116,10 +132,10 @@ class Columns:
         return sources
 
     def _move(self, prompt_index: int, row: int, start: int) -> int:
-        """Put a prompt's columns side by side from `start` on; returns their end."""
-        middle = start + len(self.prefix[prompt_index])
+        """Put a prompt's columns side by side from `start` on, but for those shared; returns their end."""
+        middle = start + len(self.prefix[prompt_index]) - self.num_shared
         self.row_of[prompt_index] = row
-        self.prefix[prompt_index] = list(range(start, middle))
+        self.prefix[prompt_index] = [*range(self.num_shared), *range(start, middle)]
         nodes = self._below[prompt_index]
         self._below[prompt_index] = {node: column for column, node in enumerate(nodes, start=middle)}
         return middle + len(nodes)

@@ -88,9 +88,11 @@ class ModelCall:
         memory: Any = None,
         use_memory: bool = True,
         last_only: bool = False,
+        keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Any]:
         """
         The logits after `ids`, and the memory that holds them too; the model makes its own where it is given none.
+        A model that can leaves out the logits of all but the last column (`last_only`), or of all but some (`keep`).
 
         Raises:
             ForwardError: whatever the model raises.
@@ -104,6 +106,8 @@ class ModelCall:
             given[self.memory or ""] = memory
         if last_only:
             given["logits_to_keep"] = 1
+        elif keep is not None:
+            given["logits_to_keep"] = keep
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
         try:
             output = (self._quick if self._is_set_up else self.model)(**given)

@@ -32,6 +32,9 @@ class Policy:
     # With more columns than this each prompt has a row of the cache of its own: more costs attention to other prompts'.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20,500 --batch 8,16
     most_shared_columns = 3072
+    # What prompts begin with is read once for all where that saves so many tokens: a pass more costs about as much.
+    # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 8
+    least_shared_tokens = 64
     # A member goes on while more than this share of the waiting prompts waits for it. hf-adafuse bench --batch 8,16
     keeping_share = 0.4
     # Rounds that the first member may propose ahead, and the seconds that must be won by it on average.

@@ -25,7 +25,11 @@ class ReencodeBackend(Backend):
 
     @torch.no_grad()
     def prefill(
-        self, prompts: list[list[int]], cache: KeysValues | None = None, with_log_probs: bool = False
+        self,
+        prompts: list[list[int]],
+        cache: KeysValues | None = None,
+        with_log_probs: bool = False,
+        can_share: bool = True,
     ) -> list[Node]:
         """Read the prompts in one forward pass; returns the roots, one per prompt. There is no `cache`."""
         self.trees = [TokenTree(prompt_index, list(ids)) for prompt_index, ids in enumerate(prompts)]

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 import torch
 
+from .column_backend import ColumnBackend
 from .kv_cache import make_cache
 from .nodes import Node, leaves_of, missing_nodes
-from .packed_backend import ColumnBackend
 
 _ROW = 0  # all prompts share one row of the cache: each pass gathers what it reads
 

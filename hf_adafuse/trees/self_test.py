@@ -195,7 +195,7 @@ def _difference(
     """How a backend goes wrong on the four texts, or `None` where it does not."""
     try:
         backend = make(model, device)
-        roots = backend.prefill([[ids[index] for index in prompt] for prompt in _PROMPTS])
+        roots = backend.prefill([[ids[index] for index in prompt] for prompt in _PROMPTS], can_share=False)
         paths = [
             [root, *root.add_path(ids[index] for index in tail)]
             for root, tails in zip(roots, _BRANCHES, strict=True)

@@ -16,7 +16,8 @@ from .backend import Backend, log_probs_of
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
-from .snapshots import grows, join, split
+from .shared_prefix import SharedPrefix, keep_prefix, kept_prefix, worth_sharing
+from .snapshots import fork, grows, join, split
 
 _Below = dict[int, list[Node]]  # by a node's id: the nodes to read after it
 
@@ -85,16 +86,26 @@ class SnapshotBackend(Backend):
 
     @torch.no_grad()
     def prefill(
-        self, prompts: list[list[int]], cache: KeysValues | None = None, with_log_probs: bool = False
+        self,
+        prompts: list[list[int]],
+        cache: KeysValues | None = None,
+        with_log_probs: bool = False,
+        can_share: bool = True,
     ) -> list[Node]:
-        """Read the prompts, those of one length in one pass; returns the roots, one per prompt. There is no `cache`."""
+        """Read the prompts, those of one length in one pass, and what all begin with in one before; returns the roots,
+        one per prompt. There is no `cache`."""
+        # Several tokens after others are needed; and no log-probabilities, of which one would be between two passes.
+        can_share = can_share and not with_log_probs and self._max_tokens is None
+        shared = self._shared_prefix(prompts) if can_share else None
+        num_shared = 0 if shared is None else len(shared.ids)
         self.active = list(range(len(prompts)))
         trees: dict[int, SnapshotTree] = {}
         log_probs: dict[int, list[float]] = {}
         while waiting := [index for index in self.active if index not in trees]:
             batch = [index for index in waiting if len(prompts[index]) == len(prompts[waiting[0]])][: self._max_rows]
-            rows = [prompts[index] for index in batch]
-            logits, parts = self._forward(rows, [0] * len(batch), None, last_only=not with_log_probs)
+            rows = [prompts[index][num_shared:] for index in batch]
+            memory = None if shared is None else join([shared.memory] * len(batch))
+            logits, parts = self._forward(rows, [num_shared] * len(batch), memory, last_only=not with_log_probs)
             if with_log_probs:
                 values = log_probs_of(logits[:, :-1], torch.tensor(rows)[:, 1:]).tolist()
                 log_probs.update(zip(batch, values, strict=True))
@@ -104,6 +115,21 @@ class SnapshotBackend(Backend):
         self.trees = [trees[index] for index in self.active]
         self.prompt_log_probs = [log_probs[index] for index in sorted(log_probs)]
         return [tree.root for tree in self.trees]
+
+    def _shared_prefix(self, prompts: list[list[int]]) -> SharedPrefix | None:
+        """What all prompts begin with, read; `None` where that is not worth it. A snapshot cannot be cut: what was kept
+        is of use where all of it is at the beginning of all prompts."""
+        known = kept_prefix(self.model)
+        if known is not None and not all(ids[: len(known.ids)] == known.ids for ids in prompts):
+            known = None
+        number = worth_sharing(prompts, 0 if known is None else len(known.ids))
+        if number == 0 or (known is not None and number == len(known.ids)):
+            return known if number else None
+        ids, start = prompts[0][:number], 0 if known is None else len(known.ids)
+        _, (memory,) = self._forward([ids[start:]], [start], None if known is None else fork(known.memory), True)
+        shared = SharedPrefix(ids, memory)
+        keep_prefix(self.model, shared)
+        return shared
 
     @torch.no_grad()
     def run(self, wanted: Iterable[Node]) -> list[Node]:

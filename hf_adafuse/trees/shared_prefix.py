@@ -1,0 +1,98 @@
+"""The prefix that prompts share (instructions, few-shot examples), read once: by the prompts of a batch, and within
+[`prefix_caching`] by calls one after the other. Calls no model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from .adapters import AdaptedModel, base_model
+from .pass_policy import Policy
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """
+    Tokens that have been read.
+
+    Args:
+        ids (`list[int]`)
+        memory (`KeysValues` or a snapshot): what the model remembers of them, as a batch of one.
+        log_probs (`list[float]`, *optional*): of all but the first (nats); `None` where nobody asked.
+    """
+
+    ids: list[int]
+    memory: Any
+    log_probs: list[float] | None = None
+
+
+# By model and by the adapter it takes part with.
+_Kept = weakref.WeakKeyDictionary[Any, dict[Any, SharedPrefix]]
+_kept: ContextVar[_Kept | None] = ContextVar("prefix_caching", default=None)
+
+
+@contextmanager
+def prefix_caching() -> Iterator[None]:
+    """
+    Within this context each member keeps what it has read of the last prompts, and calls of `generate()` whose prompts
+    begin alike do not read that again. The models must not be changed within it. It costs the keys and values of one
+    prompt per member.
+
+    Example:
+
+    ```python
+    >>> with hf_adafuse.prefix_caching():
+    ...     for batch in batches:
+    ...         model.generate(**batch, assistant_models=[assistant])
+    ```
+    """
+    token = _kept.set(weakref.WeakKeyDictionary() if (known := _kept.get()) is None else known)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def is_caching() -> bool:
+    """Whether this is within [`prefix_caching`]."""
+    return _kept.get() is not None
+
+
+def kept_prefix(model: Any) -> SharedPrefix | None:
+    """What the model has kept, if anything."""
+    kept = _kept.get()
+    return None if kept is None else kept.get(base_model(model), {}).get(_adapter(model))
+
+
+def keep_prefix(model: Any, prefix: SharedPrefix) -> None:
+    """Keep what the model has read, instead of what it has kept so far."""
+    kept = _kept.get()
+    if kept is not None:
+        kept.setdefault(base_model(model), {})[_adapter(model)] = prefix
+
+
+def _adapter(model: Any) -> Any:
+    return (model.adapter,) if isinstance(model, AdaptedModel) else None
+
+
+def common_length(rows: Sequence[list[int]]) -> int:
+    """How many first ids all rows share."""
+    first, last = min(rows), max(rows)  # all others lie between them
+    length = 0
+    while length < min(len(first), len(last)) and first[length] == last[length]:
+        length += 1
+    return length
+
+
+def worth_sharing(prompts: Sequence[list[int]], num_known: int) -> int:
+    """How many first ids of the prompts are worth reading once for all; 0 for none. Of them `num_known` are known."""
+    if len(prompts) == 1:  # there is nobody to share more with
+        return num_known if num_known >= Policy.least_shared_tokens else 0
+    number = min(common_length(prompts), min(map(len, prompts)) - 1)
+    saved = number * len(prompts) - (number - min(num_known, number))
+    return number if saved >= Policy.least_shared_tokens else 0

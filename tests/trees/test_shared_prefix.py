@@ -1,0 +1,212 @@
+"""What prompts begin with is read once: the same text as the oracle's over random ensembles, in a batch and from call
+to call; and counts of the tokens that are read.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from types import SimpleNamespace
+
+import cases
+import pytest
+import torch
+from cases import Case, assert_equal, counts, random_case
+from kinds import BYTES, MODELS, case_of, force, model_of
+from reference_rules import decode_by_rule
+from test_longrope import SWITCH, phi
+from tiny import TOKENIZERS, tiny_model
+
+import hf_adafuse
+from hf_adafuse import AdaFuseConfig
+from hf_adafuse.trees.columns import Columns
+from hf_adafuse.trees.nodes import Node
+from hf_adafuse.trees.pass_policy import Policy
+from hf_adafuse.trees.shared_prefix import common_length, kept_prefix, worth_sharing
+
+SHOTS = "Question: what is the capital? Answer: a big tree.\n\nQuestion: "
+
+
+@pytest.fixture(autouse=True)
+def _always_worth_it(monkeypatch):
+    monkeypatch.setattr(Policy, "least_shared_tokens", 1)
+
+
+@pytest.fixture(autouse=True)
+def same_main(monkeypatch):
+    """A case's main model is a copy in every call, and what that one keeps is of no use to the next: here, the same."""
+    copies = {}
+    monkeypatch.setattr(cases, "copy", SimpleNamespace(copy=lambda model: copies.setdefault(model, copy.copy(model))))
+    return copies
+
+
+def with_shots(number):
+    """A random case whose prompts begin alike; some with trust that follows from the prompt."""
+    case, rng = random_case(number), random.Random(number)
+    shots = SHOTS * rng.randint(1, 2)
+    case.prompts = [shots[: rng.randint(5, len(shots))] * (rng.random() < 0.9) + prompt for prompt in case.prompts]
+    if number % 3 == 0:
+        case.config = AdaFuseConfig.from_dict(case.config.to_dict() | {"model_weights": "prompt"})
+    return case
+
+
+def assert_equals_the_rule(case):
+    """As `assert_equal`, by the oracle of all rules."""
+    members, (rows, ids, _) = case.ref_members(), case.main_ids()
+    sequences = case.fast().sequences
+    for row, prompt in enumerate(rows):
+        expected, _ = decode_by_rule(members, case.member_prompts(prompt), case.config, case.max_new_tokens)
+        assert sequences[row, ids.shape[1] :][: len(expected)].tolist() == expected, f"row {row} of {case}"
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_prompts_that_begin_alike_equal_the_oracle(number, monkeypatch):
+    if number % 4 == 3:
+        force(monkeypatch, "rows")
+    if number % 5 == 4:
+        monkeypatch.setattr(Policy, "most_shared_columns", 40)  # soon a row for each
+    assert_equals_the_rule(with_shots(number))
+
+
+@pytest.mark.parametrize("number", range(40, 70))
+def test_calls_one_after_the_other_equal_the_oracle(number, same_main):
+    """What is kept of one call serves the next, also one of fewer prompts, of others, of one alone."""
+    case = with_shots(number)
+    with hf_adafuse.prefix_caching():
+        for prompts in (case.prompts, case.prompts[:1], [SHOTS + "She", SHOTS + "It was"], ["She"], case.prompts[::-1]):
+            case.prompts = prompts
+            assert_equals_the_rule(case)
+        assert kept_prefix(same_main[case.models[0]]) is not None
+    assert kept_prefix(same_main[case.models[0]]) is None
+
+
+@pytest.mark.filterwarnings("ignore:.* reads the whole text again:UserWarning")
+@pytest.mark.parametrize("role", ["main", "assistant"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_shares_or_does_not(name, role):
+    case = case_of(model_of(name), role, batch=3)
+    case.prompts = [SHOTS[:40] + prompt for prompt in case.prompts]
+    with hf_adafuse.prefix_caching():
+        assert_equal(case)
+        assert_equal(case)
+
+
+def llama_case(prompts, **config):
+    model = tiny_model("llama", "byte_level", 1)
+    return Case([model], [BYTES], AdaFuseConfig(**config), prompts, 1)
+
+
+def tokens_run(case):
+    ((_, tokens),) = counts(case.fast())
+    return tokens
+
+
+@pytest.mark.parametrize("weights", [None, "prompt"])
+def test_shared_tokens_are_run_once(weights, monkeypatch):
+    """In a batch once for all; within `prefix_caching` not again, by a prompt alone either."""
+    case = llama_case([SHOTS + end for end in ("a cat", "the tree", "Once")], num_branches=1, model_weights=weights)
+    alone = llama_case([SHOTS + "park"], num_branches=1, model_weights=weights)
+    rows, (row,) = case.main_ids()[0], alone.main_ids()[0]
+    shared, of_alone = common_length(rows), common_length([row, rows[0]])
+    assert shared > 20 and of_alone > 20
+    monkeypatch.setattr(Policy, "least_shared_tokens", 1000)
+    num_tokens, num_alone = tokens_run(case), tokens_run(alone)
+    monkeypatch.setattr(Policy, "least_shared_tokens", 1)
+    assert tokens_run(case) == num_tokens - 2 * shared
+    with hf_adafuse.prefix_caching():
+        assert tokens_run(case) == num_tokens - 2 * shared
+        assert tokens_run(case) == num_tokens - 3 * shared
+        assert tokens_run(alone) == num_alone - of_alone
+    assert tokens_run(alone) == num_alone
+
+
+def test_members_of_one_architecture_do_not_take_each_others(same_main):
+    models = [tiny_model("llama", "byte_level", seed) for seed in (1, 2)]
+    case = Case(models, [BYTES, BYTES], AdaFuseConfig(), [SHOTS + "a", SHOTS + "the"], 8)
+    with hf_adafuse.prefix_caching():
+        assert_equal(case)
+        first, second = kept_prefix(same_main[models[0]]), kept_prefix(models[1])
+        assert not torch.equal(first.memory[0][0], second.memory[0][0])
+        case.models = models[::-1]
+        assert_equal(case)
+
+
+def test_what_is_kept_is_not_changed(same_main):
+    case = llama_case([SHOTS + "a cat", SHOTS + "the"])
+    with hf_adafuse.prefix_caching():
+        case.fast()
+        kept = kept_prefix(same_main[case.models[0]])
+        before = copy.deepcopy(kept.memory)
+        case.prompts = case.prompts[1:]
+        case.fast()
+        for layer, known in zip(kept.memory, before, strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(layer, known, strict=True))
+
+
+def test_frequencies_that_switch_are_not_shared(same_main):
+    """LongRoPE reads a short beginning otherwise than a long prompt."""
+    other = tiny_model("llama", "characters", 1)
+    prompts = [SHOTS + "a cat", SHOTS + "the tree"]
+    case = Case([phi(), other], [BYTES, TOKENIZERS["characters"]()], AdaFuseConfig(max_words=2), prompts, 8)
+    assert min(map(len, case.main_ids()[0])) > SWITCH
+    with hf_adafuse.prefix_caching():
+        assert_equal(case)
+        assert_equal(case)
+        assert kept_prefix(same_main[phi()]) is None
+
+
+def test_what_is_worth_sharing(monkeypatch):
+    monkeypatch.setattr(Policy, "least_shared_tokens", 10)
+    shared = list(range(10))
+    assert worth_sharing([[*shared, 50], [*shared, 60]], 0) == 10  # ten tokens saved
+    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 0) == 0  # nine
+    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 2) == 9  # eleven
+    assert worth_sharing([shared, shared, shared], 0) == 9  # each reads its last token itself
+    assert worth_sharing([[*shared, 50]], 10) == 10  # alone: what is known
+    assert worth_sharing([[*shared, 50]], 9) == 0
+    assert common_length([[1, 2, 3], [1, 2], [1, 2, 4]]) == 2
+    assert common_length([[1], []]) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shared_columns_are_free_when_the_last_prompt_leaves(seed):
+    """Prompts of one beginning in one row, in rows of their own and back: each finds its own columns' content."""
+    rng = random.Random(seed)
+    num_shared, prompts = rng.randint(1, 5), list(range(rng.randint(2, 5)))
+    columns = Columns(len(prompts), num_shared)
+    content, roots = {}, {}
+    for prompt in prompts:
+        taken = columns.take(prompt, num_shared + rng.randint(1, 4))
+        columns.add_prompt(prompt, prompt, taken)
+        own = [(prompt, place) for place in range(num_shared, len(taken))]
+        for column, thing in zip(taken, [*range(num_shared), *own], strict=True):
+            content[prompt, column] = thing
+        roots[prompt] = Node(0, None, prompt, len(taken) - 1)
+    expected = {p: [content[p, column] for column in columns.held(p)] for p in prompts}
+    while prompts:
+        in_one = rng.random() < 0.6
+        sources = columns.rearrange([list(prompts)] if in_one else [[prompt] for prompt in prompts])
+        content = {
+            (row, column): content[place] for row, places in enumerate(sources) for column, place in enumerate(places)
+        }
+        assert all(len(set(places)) == len(places) for places in sources)
+        for prompt in prompts:
+            node = roots[prompt].add_child(rng.randint(0, 99))
+            (column,) = columns.place([node])
+            row = columns.row_of[prompt]
+            assert (row, column) not in content  # it was free
+            content[row, column] = (prompt, node)
+            columns.settle(prompt, [node], [])
+            expected[prompt].append((prompt, node))
+            roots[prompt] = node
+        for prompt in prompts:
+            row = columns.row_of[prompt]
+            assert [content[row, column] for column in columns.held(prompt)] == expected[prompt]
+        distinct = {thing for prompt in prompts for thing in expected[prompt]}
+        assert columns.num_distinct == len(distinct)
+        gone = prompts.pop(rng.randrange(len(prompts)))
+        freed = columns.held(gone)[0 if not in_one or not prompts else num_shared :]
+        row = columns.row_of[gone]
+        columns.drop(gone)
+        content = {place: thing for place, thing in content.items() if place[0] != row or place[1] not in freed}
+    assert columns.num_used == 0
