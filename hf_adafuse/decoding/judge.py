@@ -66,7 +66,7 @@ class Judge:
     def _scored_span(self, candidate: Candidate, scored: Scored) -> ScoredSpan:
         words = self._rule.split(candidate.text) if candidate.text else []
         log_probs = [
-            self._by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
+            by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
             for k, of_member in enumerate(scored)
         ]
         if candidate.ends:
@@ -76,14 +76,14 @@ class Judge:
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
         return ScoredSpan((*words, *[END] * candidate.ends), log_probs, num_bytes)
 
-    def _by_word(
-        self, words: list[str], ids: list[int], log_probs: list[float], vocabulary: Vocabulary
-    ) -> list[list[float]]:
-        """The log-probabilities of a member's tokens by the word in which each token begins."""
-        bounds = list(itertools.accumulate(len(word.encode("utf-8", "replace")) for word in words))
-        of_words: list[list[float]] = [[] for _ in words]
-        start = 0
-        for token, value in zip(ids, log_probs, strict=False):
-            of_words[min(bisect.bisect_right(bounds, start), len(words) - 1)].append(value)
-            start += len(vocabulary.piece(token))
-        return of_words
+
+def by_word(
+    words: list[str], ids: list[int], log_probs: list[float], vocabulary: Vocabulary, start: int = 0
+) -> list[list[float]]:
+    """The log-probabilities of a member's tokens by the word in which each begins; the first one's byte is `start`."""
+    bounds = list(itertools.accumulate(len(word.encode("utf-8", "replace")) for word in words))
+    of_words: list[list[float]] = [[] for _ in words]
+    for token, value in zip(ids, log_probs, strict=False):
+        of_words[min(bisect.bisect_right(bounds, start), len(words) - 1)].append(value)
+        start += len(vocabulary.piece(token))
+    return of_words

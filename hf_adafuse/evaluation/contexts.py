@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..members.chat import chat_inputs
+from ..members.vocabulary import vocabulary_of
 
 _CHAT = "hf-adafuse chat: "
 
@@ -38,8 +39,9 @@ def prompt_rows(context: str, tokenizers: Sequence[Any]) -> list[list[int]]:
 def pair_ids(context: str, continuation: str, tokenizer: Any) -> tuple[list[int], list[int]]:
     """
     The ids of a context and of what continues it, parted as lm-eval's `_encode_pair` does: spaces at the context's end
-    go to the continuation, and that is what the ids of both have beyond those of the context. After an empty context
-    stands the beginning (or end) of a sequence.
+    go to the continuation, and that is what the ids of both have beyond those of the context. Where these do not begin
+    with the context's (a token across the border), lm-eval scores a part of the text; here it is encoded apart. An
+    empty context is the beginning (or end) of a sequence.
     """
     context = _as_text(context, tokenizer)
     if not context:
@@ -49,8 +51,17 @@ def pair_ids(context: str, continuation: str, tokenizer: Any) -> tuple[list[int]
     kept = context.rstrip()
     if not kept:
         return pair_ids("", context + continuation, tokenizer)
-    before = _encode(kept, tokenizer)
-    return before, _encode(context + continuation, tokenizer)[len(before) :]
+    before, both = _encode(kept, tokenizer), _encode(context + continuation, tokenizer)
+    if both[: len(before)] == before:
+        return before, both[len(before) :]
+    return before, vocabulary_of(tokenizer).encode(context[len(kept) :] + continuation).ids
+
+
+def continued_text(context: str, continuation: str) -> str:
+    """What [`pair_ids`] takes for the continuation."""
+    if _read_chat(context) is not None:
+        return continuation
+    return context[len(context.rstrip()) :] + continuation
 
 
 def text_ids(text: str, tokenizer: Any) -> list[int]:

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.model import LM
@@ -23,13 +23,14 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from ..call.arguments import EnsembleArguments, resolve_participants
+from ..call.arguments import Ensemble, EnsembleArguments, resolve_participants
 from ..call.sampling import SETTINGS
 from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
 from ..generation import enable_adafuse
 from ..members.chat import pad_left
 from .contexts import chat_context, prompt_rows
+from .ensemble_scores import EnsembleScorer
 from .model_arguments import members_of, settings_of
 from .responses import Responses
 from .samples import cut_at
@@ -91,9 +92,10 @@ class AdaFuseLM(LM):
         members = members_of(pretrained, assistants, tokenizer, assistant_tokenizers, loading)
         main, *others = members
         arguments = EnsembleArguments([model for model, _ in others], [tok for _, tok in others], None, main[1])
-        self.participants = resolve_participants(main[0], arguments)
         self.config = settings_of(adafuse_config, settings, main[0], len(members)) or ALONE
+        self.participants = Ensemble(resolve_participants(main[0], arguments), self.config).participants
         self.model = enable_adafuse(main[0])
+        self._scorer = EnsembleScorer(self.participants, self.config)
         self._tokenizers = [participant.tokenizer for participant in self.participants]
         self._device = self.participants[0].device
         self._batch_size = _batch_size(batch_size)
@@ -121,12 +123,17 @@ class AdaFuseLM(LM):
         return [text for text, _ in found]
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """As of [`ensemble_scores`]."""
-        raise NotImplementedError
+        """Of continuations after their contexts; as of `ensemble_scores`."""
+        found = self._score(requests, "loglikelihood", self._scorer.pairs, disable_tqdm)
+        return [(value, is_greedy) for value, is_greedy in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """As of [`ensemble_scores`]."""
-        raise NotImplementedError
+        """Of whole texts; as of `ensemble_scores`."""
+
+        def score(arguments: Sequence[Any]) -> list[float]:
+            return self._scorer.texts([text for (text,) in arguments])
+
+        return self._score(requests, "loglikelihood_rolling", score, disable_tqdm)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The messages themselves, as a string: each member's own template renders them later."""
@@ -143,15 +150,27 @@ class AdaFuseLM(LM):
 
     # How it is done
 
+    def _score(
+        self, requests: Sequence[Any], kind: str, score: Callable[[Any], list[Any]], is_quiet: bool
+    ) -> list[Any]:
+        with self._bar(kind, len(requests), is_quiet) as bar:
+            for batch in self._batches(requests, kind, bar):
+                for request, value in zip(batch, score([request.args for request in batch]), strict=True):
+                    self._responses.add(kind, request.args, value)
+                    self.cache_hook.add_partial(kind, request.args, value)
+                bar.update(len(batch))
+        return [self._responses.get(kind, request.args) for request in requests]
+
     def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> Iterator[list[Any]]:
         """What is not known yet, in batches of equal settings, the longest first: a lack of memory shows at once."""
         groups: dict[str, dict[str, Any]] = {}
         for request in requests:
             if self._responses.get(kind, request.args) is None:
-                groups.setdefault(repr(request.args[1:]), {})[request.args[0]] = request
+                settings = repr(request.args[1:]) if kind == "generate_until" else ""
+                groups.setdefault(settings, {})[repr(request.args)] = request
         bar.update(len(requests) - sum(map(len, groups.values())))
         for group in groups.values():
-            ordered = sorted(group.values(), key=lambda request: -len(request.args[0]))
+            ordered = sorted(group.values(), key=lambda request: -sum(map(len, request.args[:2])))
             for start in range(0, len(ordered), self._batch_size):
                 yield ordered[start : start + self._batch_size]
 

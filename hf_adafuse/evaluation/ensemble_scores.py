@@ -1,0 +1,204 @@
+"""The log-likelihood of a given text under an ensemble, by the rule of its settings (`fusion`).
+
+Each member scores the text in its own tokens. With members k of weights w (summing to 1), S_k the sum of the NLL of
+member k's tokens of the text and L_k their number (with `nll_normalization="byte"`: the text's bytes):
+
+| `fusion` | log-likelihood |
+|---|---|
+| `span`, `horizon` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
+| `word` | sum over words of log sum_k w_k p_k(word), or of sum_k w_k log p_k(word) with `word_mean="geometric"` |
+
+The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
+number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
+member it is that member's log-likelihood. It is a weighted geometric pool of the members, not normalized over all
+texts; `word` with arithmetic means is a mixture word by word. Where there is a single text, there is no horizon.
+Weights from the prompt are those of the context; what follows from a text's own past (`online_rate`) or from
+what others propose (`switch_margin`, `certainty_gate`) has no part in it, but for an infinite `switch_margin`, with
+which the main model is alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..config import AdaFuseConfig
+from ..decoding.fusion import ScoredSpan, choose
+from ..decoding.judge import by_word
+from ..decoding.trust import Trust
+from ..decoding.words import WordRule
+from ..members.member import nll_per_byte
+from ..members.participants import Participant
+from ..trees.model_call import ModelCall
+from .contexts import continued_text, pair_ids, prefix_id, text_ids
+
+# The most logits of one pass: 1 GB in float32.
+_MOST_LOGITS = 2**28
+_UNBOUNDED_WINDOW = 2048  # as the harness cuts long texts for a model that has no longest
+
+
+@dataclass
+class Reading:
+    """
+    What a member makes of a text.
+
+    Attributes:
+        ids (`list[int]`), log_probs (`list[float]`): its tokens of it.
+        is_greedy (`bool`): whether each is its most likely one.
+        context_nll (`float`): its NLL of the context in nats per byte; NaN where it was not asked for, or has no text.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    is_greedy: bool = True
+    context_nll: float = math.nan
+
+
+class EnsembleScorer:
+    """
+    Scores texts.
+
+    Args:
+        participants (`list[Participant]`): the members, the main model first.
+        config (`AdaFuseConfig`)
+    """
+
+    def __init__(self, participants: Sequence[Participant], config: AdaFuseConfig) -> None:
+        self._participants = list(participants[:1] if config.switch_margin == math.inf else participants)
+        self._calls = [ModelCall(participant.model) for participant in self._participants]
+        self._config = config
+        self._rule = WordRule(config.max_word_tokens, config.word_boundary)
+        self._asks_context = config.model_weights == "prompt" and len(self._participants) > 1
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """
+        Per context and continuation, the continuation's log-likelihood, and whether the ensemble would write it. Of the
+        latter it is said only where every member would, by its own greedy text: what the ensemble writes where they
+        differ is known only by decoding.
+        """
+        by_member = []
+        for participant, call in zip(self._participants, self._calls, strict=True):
+            split = [pair_ids(context, continuation, participant.tokenizer) for context, continuation in pairs]
+            by_member.append(read(participant, call, split, self._asks_context))
+        results = []
+        for (context, continuation), readings in zip(pairs, zip(*by_member, strict=True), strict=True):
+            value = self._fused(continued_text(context, continuation), readings)
+            results.append((value, all(reading.is_greedy for reading in readings)))
+        return results
+
+    def texts(self, texts: Sequence[str]) -> list[float]:
+        """Per text, its log-likelihood, read from its beginning, in windows where it is longer than a context."""
+        by_member = []
+        for participant, call in zip(self._participants, self._calls, strict=True):
+            windows = [_windows(text, participant) for text in texts]
+            flat = read(participant, call, [window for of_text in windows for window in of_text], False)
+            pieces = iter(flat)
+            by_member.append([_joined([next(pieces) for _ in of_text]) for of_text in windows])
+        return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
+
+    def _fused(self, text: str, readings: Sequence[Reading]) -> float:
+        words = self._rule.split(text)
+        if not words:
+            return 0.0
+        num_bytes = [len(word.encode("utf-8", "replace")) for word in words]
+        log_probs = []
+        for participant, reading in zip(self._participants, readings, strict=True):
+            vocabulary = participant.vocabulary
+            # The ends of the text and of the tokens meet; before its first word a tokenizer may put a space.
+            start = sum(num_bytes) - sum(len(vocabulary.piece(token)) for token in reading.ids)
+            of_words = by_word(words, reading.ids, reading.log_probs, vocabulary, start)
+            log_probs.append(of_words if any(of_words) else [])
+        config = self._config
+        weights = Trust(config, [reading.context_nll for reading in readings], len(readings)).weights
+        (score,) = choose([ScoredSpan(tuple(words), log_probs, num_bytes)], weights[: len(readings)], config).scores
+        if config.fusion == "word":
+            return -score
+        length = len(readings[0].ids) if config.nll_normalization == "token" else sum(num_bytes)
+        return -score * math.pow(max(length, 1), config.length_exponent)
+
+
+def read(
+    participant: Participant, call: ModelCall, pairs: Sequence[tuple[list[int], list[int]]], with_context: bool
+) -> list[Reading]:
+    """
+    What a member makes of continuations.
+
+    Args:
+        participant (`Participant`), call (`ModelCall`): of its model.
+        pairs (`list`): ids of a context, and of what continues it; contexts that are too long lose their beginning.
+        with_context (`bool`): whether to read what it makes of the contexts, too.
+
+    Raises:
+        ValueError: a continuation longer than a context of the model.
+    """
+    rows = [_cut(participant, context, continuation) for context, continuation in pairs]
+    order = sorted((index for index, row in enumerate(rows) if row[1]), key=lambda index: -len(rows[index][0]))
+    readings = [Reading() for _ in rows]
+    size = int(participant.model.config.get_text_config().vocab_size)
+    while order:
+        width = len(rows[order[0]][0])
+        kept = width if with_context else max(width - len(rows[i][0]) + rows[i][1] for i in order)
+        # One text a pass where the rotary frequencies follow from its length.
+        most = 1 if participant.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
+        batch, order = order[:most], order[most:]
+        found = _run(participant, call, [rows[index] for index in batch], with_context)
+        for index, reading in zip(batch, found, strict=True):
+            readings[index] = reading
+    return readings
+
+
+@torch.no_grad()
+def _run(
+    participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]], with_context: bool
+) -> list[Reading]:
+    """One pass, padded on the right: causal models do not see what comes later."""
+    inputs = [ids[:-1] for ids, _ in rows]
+    width = max(map(len, inputs))
+    batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=participant.device)
+    first = 0 if with_context else min(len(ids) - 1 - count for ids, count in rows)
+    logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=participant.device))
+    first = width - logits.shape[1]  # a model that cannot leave any out gives all
+    readings = []
+    for (ids, count), row in zip(rows, logits, strict=True):
+        end = len(ids) - 1
+        start = 0 if with_context else end - count
+        scores = row[start - first : end - first].float().log_softmax(-1)
+        chosen = torch.tensor(ids[start + 1 :], device=scores.device)
+        values: list[float] = scores.gather(-1, chosen[:, None])[:, 0].tolist()
+        greedy = bool((scores[-count:].argmax(-1) == chosen[-count:]).all())
+        nll = nll_per_byte(participant.vocabulary, ids[:-count], values[:-count]) if with_context else math.nan
+        readings.append(Reading(ids[-count:], values[-count:], greedy, nll))
+    return readings
+
+
+def _cut(participant: Participant, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
+    limit = participant.max_length
+    if limit is not None and len(continuation) > limit:
+        raise ValueError(
+            f"A continuation must be at most {limit} tokens of {participant.name} (its context), but is "
+            f"{len(continuation)}. Shorten it, or leave that member out."
+        )
+    whole = [*context, *continuation]
+    return whole if limit is None else whole[-limit - 1 :], len(continuation)
+
+
+def _windows(text: str, participant: Participant) -> list[tuple[list[int], list[int]]]:
+    """A text's tokens in windows: each is read once, with as much before it as fits."""
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    windows: Any = get_rolling_token_windows(
+        token_list=text_ids(text, participant.tokenizer),
+        prefix_token=prefix_id(participant.tokenizer),
+        max_seq_len=participant.max_length or _UNBOUNDED_WINDOW,
+        context_len=1,
+    )
+    return [make_disjoint_window(window) for window in windows]
+
+
+def _joined(readings: Sequence[Reading]) -> Reading:
+    ids = [token for reading in readings for token in reading.ids]
+    return Reading(ids, [value for reading in readings for value in reading.log_probs])
