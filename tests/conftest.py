@@ -20,9 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=320, help="random cases compared with the oracle")
 
 
+# By the name of the argument that is a case's number, how many of `--cases` make one: some take longer.
+CASES_PER_NUMBER = {"case_number": 1, "structured_number": 10, "real_number": 40}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case_number" in metafunc.fixturenames:
-        metafunc.parametrize("case_number", range(metafunc.config.getoption("--cases")))
+    for name, cases in CASES_PER_NUMBER.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, range(-(-metafunc.config.getoption("--cases") // cases)))
 
 
 @pytest.fixture(autouse=True, scope="session")

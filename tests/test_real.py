@@ -65,6 +65,13 @@ def test_stories_equal_the_oracle(order, branches):
     assert len(words) > 30 and sum(word.strip(".,!?\"'").isalpha() for word in words) / len(words) > 0.9
 
 
+def shared_tokenizer(name):
+    tokenizer = AutoTokenizer.from_pretrained(SHARED / "tokenizers" / name)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def real_tokenizers():
     return sorted(path.name for path in (SHARED / "tokenizers").iterdir()) if SHARED.is_dir() else []
 

@@ -19,7 +19,9 @@ from .vocabulary import Vocabulary
 KINDS = ("json_schema", "regex", "grammar")
 # The time, and the line of the library's own source, before each of its messages.
 _SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
-_COMPILERS: weakref.WeakKeyDictionary[Vocabulary, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
+# JSON of one line has none of these. The library lets them into strings of a given length (its issue 800).
+_CONTROLS = re.compile(rb"[\x00-\x1f]")
+_COMPILERS: weakref.WeakKeyDictionary[Vocabulary, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def read_structured(given: Any) -> tuple[str, str] | None:
@@ -43,10 +45,19 @@ def read_structured(given: Any) -> tuple[str, str] | None:
     ((kind, value),) = given.items()
     if kind == "json_schema" and not isinstance(value, str):
         value = value.model_json_schema() if hasattr(value, "model_json_schema") else value
-        value = json.dumps(value) if isinstance(value, Mapping) else value
+        value = _json(value) if isinstance(value, Mapping) else value
     if not isinstance(value, str):
         raise ValueError(f"`structured[{kind!r}]` must be text, but is {value!r}. Pass the {kind} itself.")
     return kind, value
+
+
+def _json(schema: Any) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`structured['json_schema']` must be of JSON values, but {error}. Pass what `json.dumps` takes."
+        ) from None
 
 
 class GrammarProcessor(LogitsProcessor):
@@ -108,22 +119,26 @@ def compile_grammar(structured: tuple[str, str], vocabulary: Vocabulary, eos_ids
             f"`structured` must be used with members that can end a text, but {member} has no end-of-sequence id. Set "
             "`eos_token_id` in its generation config."
         )
-    compilers = _COMPILERS.setdefault(vocabulary, {})
-    if tuple(eos_ids) not in compilers:
-        pieces = vocabulary.all_pieces()
-        info = xgrammar.TokenizerInfo(
-            pieces, xgrammar.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=list(eos_ids)
-        )
-        compilers[tuple(eos_ids)] = xgrammar.GrammarCompiler(info)
-    grammar = parse_grammar(structured)
+    grammar, compiler = parse_grammar(structured), _compiler(vocabulary, eos_ids, structured[0] == "json_schema")
     with _compiling(f"`structured[{structured[0]!r}]`"):
-        processor = GrammarProcessor(compilers[tuple(eos_ids)].compile_grammar(grammar), xgrammar)
+        processor = GrammarProcessor(compiler.compile_grammar(grammar), xgrammar)
     if not processor.can_begin(len(vocabulary.all_pieces())):
         raise ValueError(
             f"`structured` must be used with members that can write the text, but {member} has no token that may come "
             "first. Leave the member out, or change the grammar."
         )
     return processor
+
+
+def _compiler(vocabulary: Vocabulary, eos_ids: list[int], is_json: bool) -> Any:
+    """What compiles for a vocabulary, made once: that may take a second."""
+    xgrammar, compilers = _library("`structured`"), _COMPILERS.setdefault(vocabulary, {})
+    key = is_json, *eos_ids
+    if key not in compilers:
+        pieces = [b"" if is_json and _CONTROLS.search(piece) else piece for piece in vocabulary.all_pieces()]
+        info = xgrammar.TokenizerInfo(pieces, xgrammar.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=eos_ids)
+        compilers[key] = xgrammar.GrammarCompiler(info)
+    return compilers[key]
 
 
 def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
