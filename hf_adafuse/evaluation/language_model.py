@@ -29,6 +29,7 @@ from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
 from ..generation import enable_adafuse
 from ..members.chat import pad_left
+from ..trees.shared_prefix import prefix_caching
 from .contexts import chat_context, prompt_rows
 from .ensemble_scores import EnsembleScorer
 from .model_arguments import members_of, settings_of
@@ -109,7 +110,8 @@ class AdaFuseLM(LM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, without the text that they stop at."""
-        with self._bar("generate_until", len(requests), disable_tqdm) as bar:
+        # The worked examples of a task are read once.
+        with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
                 kwargs = batch[0].args[1]
                 answers = self._generate([request.args[0] for request in batch], kwargs)
@@ -162,11 +164,11 @@ class AdaFuseLM(LM):
         return [self._responses.get(kind, request.args) for request in requests]
 
     def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> Iterator[list[Any]]:
-        """What is not known yet, in batches of equal settings, the longest first: a lack of memory shows at once."""
+        """What is not known yet, in batches of one task, the longest first: too little memory shows at once."""
         groups: dict[str, dict[str, Any]] = {}
         for request in requests:
             if self._responses.get(kind, request.args) is None:
-                settings = repr(request.args[1:]) if kind == "generate_until" else ""
+                settings = repr((request.task_name, request.args[1:])) if kind == "generate_until" else ""
                 groups.setdefault(settings, {})[repr(request.args)] = request
         bar.update(len(requests) - sum(map(len, groups.values())))
         for group in groups.values():

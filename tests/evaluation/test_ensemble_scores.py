@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from requests import KINDS, PAIRS, ensemble, harness_model, members, requests
+from asked import KINDS, PAIRS, ensemble, harness_model, members, requests
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.members.vocabulary import Vocabulary
