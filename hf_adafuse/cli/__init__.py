@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import bench, compare, demo, eval, export, generate, run
+from . import bench, compare, demo, eval, export, generate, run, tune
 
 
 class Command(Protocol):
@@ -28,6 +28,7 @@ _COMMANDS: dict[str, tuple[str, Command]] = {
     "run": ("answer a file of questions with an ensemble", run),
     "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
     "compare": ("compare two files of answers", compare),
+    "tune": ("find the members and settings that answer a file of questions best", tune),
     "demo": (demo.HELP, demo),
     "bench": (bench.HELP, bench),
     "export": ("write an ensemble as a folder for the Hub", export),

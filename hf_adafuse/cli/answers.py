@@ -68,7 +68,7 @@ class Answers:
                 "beside it. Choose another name, or start over with --overwrite."
             )
         for path in files:
-            _mend(path)
+            mend(path)
 
     def close(self) -> None:
         """Let another run write."""
@@ -82,7 +82,7 @@ class Answers:
 
     def load(self) -> list[Question]:
         """Read what earlier runs have written; the questions that are still to be answered, in order."""
-        for record in _records(self.path, 0)[0]:
+        for record in read_records(self.path, 0)[0]:
             line = self._order[self._position] if self._position < len(self._order) else None
             if record["line"] != line:
                 raise self._foreign(record)
@@ -96,9 +96,9 @@ class Answers:
         """Put a record where it belongs; those that came into `NAME` by it, in order."""
         is_next = self._position < len(self._order) and record["line"] == self._order[self._position]
         if not (self._is_main and is_next):
-            _append(self._own, record)
+            append(self._own, record)
             return self.collect()
-        _append(self.path, record)
+        append(self.path, record)
         self._position += 1
         return [record, *self.collect()]
 
@@ -113,7 +113,7 @@ class Answers:
             record = self._pending.get(self._order[self._position])
             if record is None or record.get("stopped"):
                 break
-            _append(self.path, record)
+            append(self.path, record)
             moved.append(self._pending.pop(record["line"]))
             self._position += 1
         return moved
@@ -132,7 +132,7 @@ class Answers:
 
     def _read_parts(self) -> None:
         for path in self._parts():
-            records, self._read[path] = _records(path, self._read.get(path, 0))
+            records, self._read[path] = read_records(path, self._read.get(path, 0))
             for record in records:
                 self._check(record)
                 if self._rank[record["line"]] >= self._position:  # else a kill came between its move and the end
@@ -185,7 +185,7 @@ def _shown(setting: Any) -> str:
     return "left out" if setting in (None, False, []) else json.dumps(setting)
 
 
-def _mend(path: Path) -> None:
+def mend(path: Path) -> None:
     """Cut off a line that a kill has torn, and the record that a run has stopped at: both are to be made again."""
     content = path.read_bytes()
     size = content.rfind(b"\n") + 1
@@ -196,7 +196,7 @@ def _mend(path: Path) -> None:
         os.truncate(path, size)
 
 
-def _records(path: Path, start: int) -> tuple[list[Record], int]:
+def read_records(path: Path, start: int) -> tuple[list[Record], int]:
     """The whole lines of a file from byte `start`, and where they end."""
     if not path.exists():
         return [], start
@@ -220,7 +220,7 @@ def _parse(path: Path, line: bytes) -> Record:
     )
 
 
-def _append(path: Path, record: Record) -> None:
+def append(path: Path, record: Record) -> None:
     """One line, whole: there is no buffer that a kill could leave half written."""
     try:
         rest = json.dumps(record, ensure_ascii=False).encode() + b"\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,10 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
 
 
-def add_stop_argument(parser: argparse.ArgumentParser) -> None:
+def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") -> None:
     """Texts to stop after."""
-    parser.add_argument(
-        "--stop", action="append", type=_text, metavar="TEXT", help="stop after this text; may be given several times"
-    )
+    help = f"stop after this text; may be given several times (default: {default})"
+    parser.add_argument("--stop", action="append", type=_text, metavar="TEXT", help=help)
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> None:
@@ -129,6 +129,15 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
     given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}  # as in JSON
+
+
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Fields of `AdaFuseConfig` as the flags that `add_config_arguments` reads, ready for a shell."""
+    flags = []
+    for name, value in settings.items():
+        shown = ",".join(f"{one:g}" for one in value) if isinstance(value, (list, tuple)) else f"{value}"
+        flags.append(f"--{_FLAGS.get(name, name).replace('_', '-')} {shown}")
+    return flags
 
 
 def read_prompt(given: str | None) -> str:

@@ -22,6 +22,7 @@ from .arguments import (
     given_settings,
     read_text_arguments,
 )
+from .few_shot import add_examples, add_few_shot_argument
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template", help="the prompt, with fields as {name} (default: {prompt}; with the demo pair its question form)"
     )
+    add_few_shot_argument(parser)
     parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
     parser.add_argument("--split", help="of a dataset")
     parser.add_argument("--subset", help="of a dataset")
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     read_text_arguments(args)
     check_output(Path(args.output))
     template = Template(args.template or _default_template(args.model))
-    questions = read_questions(args.questions, template, args.split, args.subset)
+    questions = add_examples(read_questions(args.questions, template, args.split, args.subset), args.few_shot, template)
     if args.on_error == "stop":
         _check_lines(questions, args.questions)
 
@@ -173,7 +175,7 @@ def _default_template(model: str | None) -> str:
 
 def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
     """What the answers depend on, by flag. Not among it: what changes no answer, as the batch size."""
-    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds", "seed")
+    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds", "few_shot", "seed")
     settings = {name: getattr(args, name) for name in names} | {"template": template.text}
     settings |= {kind: (args.structured or {}).get(kind) for kind in STRUCTURED}
     return settings | given_settings(args)

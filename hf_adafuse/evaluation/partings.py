@@ -13,6 +13,7 @@ from .samples import Results, Sample
 
 _MOST_ALIKE = 2  # rounds shown before the one where they part
 _MOST_SHOWN = 300  # characters of a text
+_MOST_ANSWERS = 5  # of the accepted ones
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def show_partings(comparison: Comparison, most: int) -> str:
     texts = sum(one.score == other.score and one.text != other.text for one, other in comparison.pairs)
     parted.sort(key=lambda pair: -abs(pair[1].score - pair[0].score))
     shown = parted[:most]
-    head = f"{len(parted)} {_plural(len(parted), 'question')} with another score, {texts} with another text alone"
+    head = f"{len(parted)} {_plural(len(parted), 'question')} with another score"
+    head += f", {texts} with another text and the same score" if texts else ""
     head += f"; {len(shown)} shown (--show):" if len(shown) < len(parted) else ""
     blocks = [head]
     if any(one.rounds or other.rounds for one, other in shown):
@@ -118,7 +120,9 @@ def show_partings(comparison: Comparison, most: int) -> str:
 
 def _show_pair(one: Sample, other: Sample, scale: float) -> str:
     lines = [f"question {one.number}: {_clipped(_question(one))}"]
-    lines.append(f"  accepted: {_clipped(' | '.join(one.answers))}")
+    others = len(one.answers) - _MOST_ANSWERS
+    more = f" (and {others} {_plural(others, 'other')})" if others > 0 else ""
+    lines.append(f"  accepted: {_clipped(' | '.join(one.answers[:_MOST_ANSWERS]))}{more}")
     scores = [f"{sample.score * scale:.0f}" for sample in (one, other)]
     width = max(map(len, scores))
     texts = [sample.text for sample in (one, other)]

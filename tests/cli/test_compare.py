@@ -63,7 +63,7 @@ A  50.0 ± 28.9  a.jsonl
 B  75.0 ± 25.0  b.jsonl
 B - A  +25.0 ± 47.9  question by question: 2 won by B, 1 lost, 1 tied; sign test p = 1
 
-3 questions with another score, 1 with another text alone
+3 questions with another score, 1 with another text and the same score
 
 question 2: Question 2?
   accepted: Rome
@@ -86,7 +86,7 @@ question 4: Question 4?
 def test_order_does_not_matter_and_fewer_are_shown(compare):
     out = compare(A, B[::-1], "--show", "1")
     assert "+25.0 ± 47.9" in out
-    assert "3 questions with another score, 1 with another text alone; 1 shown (--show):" in out
+    assert "3 questions with another score, 1 with another text and the same score; 1 shown (--show):" in out
     assert out.count("accepted:") == 1
     assert "accepted" not in compare(A, B, "--show", "0")
 
@@ -103,6 +103,12 @@ def test_questions_of_one_file_and_failed_ones_are_left_out_with_counts(compare)
     assert "exact_match on the 1 question that both answer" in out
     assert "left out: 1 only in A, 1 only in B, 1 whose answer failed in B" in out
     assert "B - A  +100.0 ± ?" in out
+
+
+def test_many_accepted_answers(compare):
+    asked = {"question": "Who?", "answer": list("abcdefg")}
+    a, b = ({"line": 1, "input": asked, "prompt": "Who?", "text": text} for text in "xb")
+    assert "  accepted: a | b | c | d | e (and 2 others)\n" in compare([a], [b])
 
 
 def test_rounds_side_by_side_until_they_part(compare):

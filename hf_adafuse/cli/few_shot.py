@@ -1,0 +1,66 @@
+"""Worked examples in front of every question of a job. Knows no model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..evaluation.metrics import answers_of
+from .questions import Question, Template, read_questions
+
+
+def add_few_shot_argument(parser: argparse.ArgumentParser) -> None:
+    """How many examples, or which."""
+    parser.add_argument(
+        "--few-shot",
+        metavar="K",
+        help="worked examples in each prompt: the first K questions, which are not asked, or those in a file",
+    )
+
+
+def add_examples(questions: Sequence[Question], few_shot: str | None, template: Template) -> list[Question]:
+    """
+    The questions to ask, each behind the examples: their prompts and first accepted answers, with blank lines between.
+
+    Args:
+        questions (`list[Question]`): all of the input.
+        few_shot (`str`, *optional*): a number: the first so many questions are the examples, and are not asked; or a
+            file of questions with answers.
+        template (`Template`): of the questions in that file.
+
+    Raises:
+        ValueError: no such number or file, an example without an answer.
+    """
+    if few_shot is None:
+        return list(questions)
+    if few_shot.isdecimal():
+        number = int(few_shot)
+        if number >= len(questions):
+            raise ValueError(
+                f"`--few-shot` must be fewer than the {len(questions)} questions, but is {number}. Give a smaller "
+                "number, or a file of examples."
+            )
+        examples, asked, source = questions[:number], questions[number:], "the data"
+    elif Path(few_shot).is_file():
+        examples, asked, source = read_questions(few_shot, template), questions, few_shot
+    else:
+        raise ValueError(f"`--few-shot` must be a number or a JSONL file, but {few_shot!r} is neither. Check the name.")
+    shown = "".join(f"{_example(example, source)}\n\n" for example in examples)
+    return [one if one.prompt is None else replace(one, prompt=shown + one.prompt) for one in asked]
+
+
+def first_answers(questions: Sequence[Question]) -> list[str]:
+    """The first accepted answer of each question that has one."""
+    found = [(question.record or {}).get("answer") for question in questions]
+    return [answers_of(answer)[0] for answer in found if answer not in (None, [])]
+
+
+def _example(example: Question, source: str) -> str:
+    answers = first_answers([example])
+    if example.prompt is None or not answers:
+        problem = example.error or "must have the field 'answer', but has none"
+        raise ValueError(f"line {example.line} of {source}: {problem}. Mend it: it is an example of `--few-shot`.")
+    space = "" if example.prompt[-1:].isspace() else " "
+    return f"{example.prompt}{space}{answers[0].strip()}"

@@ -1,0 +1,180 @@
+"""What a search has found, as text and as files. Knows no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..evaluation.candidates import Candidate
+from ..evaluation.paired import Mean, mean, paired
+from ..evaluation.tuning import Tuning
+from .arguments import as_flags
+from .plain_json import with_nulls
+
+_MOST_SHOWN = 5  # ensembles in the table
+
+
+class TuneReport:
+    """
+    The outcome of a search.
+
+    Args:
+        tuning (`Tuning`), candidates (`list[Candidate]`): of the search.
+        names (`list[str]`): of the members, as they are shown.
+        paths (`list[str]`): of the members, as they are loaded.
+        metric (`str`), data (`str`): what was scored on what.
+        min_gain (`float`): as of `tune`.
+    """
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        candidates: Sequence[Candidate],
+        names: Sequence[str],
+        paths: Sequence[str],
+        metric: str,
+        data: str,
+        min_gain: float,
+    ) -> None:
+        self._tuning, self._candidates = tuning, candidates
+        self._names, self._paths = names, paths
+        self._metric, self._data, self._min_gain = metric, data, min_gain
+        values = [score for scores in tuning.search.scores for score in scores]
+        self._scale = 100.0 if all(0 <= value <= 1 for value in values) else 1.0
+
+    def text(self) -> str:
+        """Tables of both parts, and what to choose."""
+        tuning = self._tuning
+        num_searched, num_held_out = len(tuning.plan.searched), len(tuning.held_out)
+        asked = tuning.search.num_answers + num_held_out * len(tuning.held_out_scores)
+        unit = "points (0 to 100)" if self._scale == 100 else "the metric's own unit"
+        best = self._show(tuning.member)
+        lines = [
+            f"{self._metric} in {unit} ± standard error; beside it the difference, question by question, to the best "
+            "member of the search",
+            f"{len(self._candidates)} candidates, {asked} answers",
+            "",
+            f"searched on {num_searched} questions",
+            *self._table(self._shown(), dict(enumerate(tuning.search.scores))),
+        ]
+        others = len(self._candidates) - len(self._shown())
+        lines += [f"  ({others} others: evidence.json)"] * bool(others)
+        lines += ["", f"held out: {num_held_out} questions that the search has not seen"]
+        lines += self._table(list(tuning.held_out_scores), tuning.held_out_scores)
+        return "\n".join([*lines, "", *self._verdict(best)])
+
+    def _shown(self) -> list[int]:
+        """The members alone, and the best ensembles that have answered all questions."""
+        search = self._tuning.search
+        alone = [one for one in search.finalists if self._candidates[one].is_alone]
+        others = [one for one in search.finalists if not self._candidates[one].is_alone]
+        ranked = sorted(others, key=lambda one: -mean(search.scores[one]).value)
+        return [*alone, *ranked[:_MOST_SHOWN]]
+
+    def _table(self, rows: Sequence[int], scores: dict[int, list[float]]) -> list[str]:
+        best = self._tuning.member
+        cells = []
+        for row in rows:
+            lead = paired(scores[row], scores[best]).difference.show(self._scale, signed=True) if row != best else ""
+            cells.append((self._show(row), mean(scores[row]).show(self._scale), lead))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return [
+            f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {lead:>{widths[2]}}".rstrip() for name, value, lead in cells
+        ]
+
+    def _verdict(self, best: str) -> list[str]:
+        tuning = self._tuning
+        ensemble = self._show(tuning.ensemble)
+        seen, honest = tuning.gain.difference, tuning.held_out_gain.difference
+        figures = f"{self._points(seen)} on the questions searched, {self._points(honest)} held out (n = {honest.n})"
+        if tuning.winner == tuning.member:
+            reason = "not above it" if seen.value <= 0 else f"not above it by more than {self._min_gain:g} errors"
+            return [
+                f"The best choice is one member alone: {best}.",
+                f"The best ensemble, {ensemble}, is {reason}: {figures}.",
+            ]
+        lines = [f"The best choice: {ensemble}.", f"Above the best member, {best}: {figures}."]
+        if honest.value <= honest.error:
+            lines.append("Held out, that is no clear gain: tell with more questions (the data, --holdout).")
+        return [*lines, f"Its flags: {self._flags(tuning.winner)}"]
+
+    def _points(self, gained: Mean) -> str:
+        return gained.show(self._scale, signed=True)
+
+    def _show(self, index: int) -> str:
+        return self._candidates[index].show(self._names)
+
+    def _flags(self, index: int) -> str:
+        candidate = self._candidates[index]
+        main, *assistants = [self._paths[member] for member in candidate.members]
+        members = [f"--model {main}", *(f"--assistant {name}" for name in assistants)]
+        return " ".join([*members, *as_flags(candidate.settings)])
+
+    def write(self, folder: Path, evidence: dict[str, Any]) -> None:
+        """The settings, as transformers and this package read them, and what speaks for them."""
+        from transformers import GenerationConfig
+
+        winner = self._candidates[self._tuning.winner]
+        config = None if winner.config is None else winner.config.to_dict()
+        # False switches AdaFuse off, whatever is bound or passed.
+        GenerationConfig(adafuse_config=False if config is None else config).save_pretrained(folder)
+        members = [self._paths[member] for member in winner.members]
+        _write(folder / "adafuse_config.json", {"members": members, "adafuse_config": config})
+        _write(folder / "evidence.json", self.evidence() | evidence)
+
+    def evidence(self) -> dict[str, Any]:
+        """Everything that the choice was made of."""
+        tuning, n = self._tuning, self._tuning.held_out
+        return {
+            "hf_adafuse": __version__,
+            "data": self._data,
+            "metric": self._metric,
+            "searched": tuning.plan.searched,
+            "held_out": n,
+            "winner": self._show(tuning.winner),
+            "best_member": self._show(tuning.member),
+            "best_ensemble": self._show(tuning.ensemble),
+            "min_gain": self._min_gain,
+            "gain_searched": _figures(tuning.search.scores[tuning.ensemble], tuning.search.scores[tuning.member]),
+            "gain_held_out": _figures(tuning.held_out_scores[tuning.ensemble], tuning.held_out_scores[tuning.member]),
+            "candidates": [self._entry(index) for index in range(len(self._candidates))],
+        }
+
+    def _entry(self, index: int) -> dict[str, Any]:
+        tuning, candidate = self._tuning, self._candidates[index]
+        scores, held_out = tuning.search.scores[index], tuning.held_out_scores.get(index)
+        looks = tuning.search.looks
+        left = next((look for look in looks if index in (*look.worse, *look.halved)), None)
+        fate = "asked all" if left is None else "significantly worse" if index in left.worse else "in the worse half"
+        return {
+            "candidate": candidate.show(self._names),
+            "members": [self._paths[member] for member in candidate.members],
+            "settings": dict(candidate.settings),
+            "fate": fate,
+            "searched": _figures(scores, tuning.search.scores[tuning.member][: len(scores)]),
+            "held_out": held_out and _figures(held_out, tuning.held_out_scores[tuning.member]),
+        }
+
+
+def _figures(scores: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """A mean, and the paired difference to the best member on the same questions."""
+    own, lead = mean(scores), paired(scores, others)
+    return {
+        "n": own.n,
+        "mean": own.value,
+        "standard_error": own.error,
+        "difference": lead.difference.value,
+        "difference_standard_error": lead.difference.error,
+        "wins": lead.wins,
+        "losses": lead.losses,
+        "ties": lead.ties,
+        "p_value": lead.p_value,
+    }
+
+
+def _write(path: Path, value: Any) -> None:
+    text = json.dumps(with_nulls(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    path.write_text(text, encoding="utf-8")

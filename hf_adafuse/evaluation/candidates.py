@@ -1,0 +1,107 @@
+"""What `hf-adafuse tune` chooses among: every member alone, and every choice of members times every rule. No model.
+
+The table below is all there is to edit: a rule is a name and the fields of `AdaFuseConfig` in which it differs from the
+defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from ..config import AdaFuseConfig
+
+RULES: dict[str, dict[str, Any]] = {
+    # The paper's, and spans compared by another measure.
+    "span": {},
+    "span, length^0.5": {"length_exponent": 0.5},
+    "span, length^0": {"length_exponent": 0.0},
+    "span, margin 0.5": {"switch_margin": 0.5},
+    "horizon": {"fusion": "horizon"},
+    "horizon, 3:1": {"fusion": "horizon", "model_weights": (3, 1)},
+    "horizon, prompt weights x10": {"fusion": "horizon", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "horizon, margin 0.5": {"fusion": "horizon", "switch_margin": 0.5},
+    # Word by word: a mixture of the members, or a product.
+    "word": {"fusion": "word"},
+    "word, geometric": {"fusion": "word", "word_mean": "geometric"},
+    # The same with a main model that counts more: by fixed weights, or by what it makes of the prompt or the text.
+    "word, 3:1": {"fusion": "word", "model_weights": (3, 1)},
+    "word, geometric, 3:1": {"fusion": "word", "word_mean": "geometric", "model_weights": (3, 1)},
+    "word, prompt weights": {"fusion": "word", "model_weights": "prompt"},
+    "word, prompt weights x10": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "word, online weights": {"fusion": "word", "online_rate": 1.0},
+    # A main model that is left only where others win clearly, or not asked about where it is certain.
+    "word, margin 0.5": {"fusion": "word", "switch_margin": 0.5},
+    "word, margin 1": {"fusion": "word", "switch_margin": 1.0},
+    "word, margin 2": {"fusion": "word", "switch_margin": 2.0},
+    "word, 3:1, margin 1": {"fusion": "word", "model_weights": (3, 1), "switch_margin": 1.0},
+    "word, gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
+    "word, gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
+    "word, gate 0.5, margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """
+    One choice.
+
+    Attributes:
+        members (`tuple[int]`): who takes part, the main model first; one alone writes its own greedy text.
+        rule (`str`): its name, empty for a member alone.
+        settings (`dict`): the fields of `AdaFuseConfig` in which the rule differs from the defaults.
+    """
+
+    members: tuple[int, ...]
+    rule: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a member alone."""
+        return len(self.members) == 1
+
+    @property
+    def config(self) -> AdaFuseConfig | None:
+        """The settings in full; `None` for a member alone."""
+        return None if self.is_alone else AdaFuseConfig(**self.settings)
+
+    def show(self, names: Sequence[str]) -> str:
+        """`a alone`, or `a + b: word, 3:1`, by the members' names."""
+        joined = " + ".join(names[member] for member in self.members)
+        return f"{joined} alone" if self.is_alone else f"{joined}: {self.rule}"
+
+
+def make_candidates(num_members: int, rules: Mapping[str, Mapping[str, Any]] | None = None) -> list[Candidate]:
+    """
+    All candidates: the members alone, then by number of members, by who they are, by which is the main one, by rule.
+
+    Args:
+        num_members (`int`): at least 2.
+        rules (`dict`, *optional*): instead of `RULES`.
+
+    Raises:
+        ValueError: fewer members.
+    """
+    if num_members < 2:
+        raise ValueError(
+            f"The members must be 2 or more, but are {num_members}. Name a further one: `--assistant` on the command "
+            "line."
+        )
+    rules = RULES if rules is None else rules
+    made = [Candidate((member,)) for member in range(num_members)]
+    for size in sorted({2, num_members}):
+        for chosen in combinations(range(num_members), size):
+            for main in chosen:
+                members = (main, *(member for member in chosen if member != main))
+                made += [Candidate(members, name, _settings(rule, size)) for name, rule in rules.items()]
+    return made
+
+
+def _settings(rule: Mapping[str, Any], num_members: int) -> dict[str, Any]:
+    weights = rule.get("model_weights")
+    if not isinstance(weights, tuple):
+        return dict(rule)
+    return {**rule, "model_weights": (*weights, *[weights[-1]] * num_members)[:num_members]}

@@ -1,0 +1,159 @@
+"""Settings found on some questions and judged on others. Pure: whoever calls says what a candidate scores.
+
+```python
+>>> from hf_adafuse.evaluation.candidates import make_candidates
+>>> from hf_adafuse.evaluation.tuning import tune
+
+>>> candidates = make_candidates(2)
+>>> def evaluate(candidate, questions):  # here a member alone knows half of the answers, an ensemble two thirds
+...     return [float(question % (2 if candidate.is_alone else 3) > 0) for question in questions]
+>>> tuned = tune(candidates, range(100), evaluate)
+>>> candidates[tuned.winner].is_alone, len(tuned.held_out), len(tuned.held_out_scores[tuned.winner])
+(False, 30, 30)
+
+```
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .candidates import Candidate
+from .halving import Look, Search, first_questions, most_answers, search
+from .paired import Paired, paired
+
+_LEAST_QUESTIONS = 10
+_LEAST_FIRST = 8  # questions before the first halving
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    Which questions are asked for what.
+
+    Attributes:
+        searched (`list[int]`), held_out (`list[int]`): the questions, in the order in which they are asked.
+        first (`int`): how many of them all candidates are asked.
+        most (`int`): answers, at most, in all.
+    """
+
+    searched: list[int]
+    held_out: list[int]
+    first: int
+    most: int
+
+    def most_to_come(self, look: Look, num_alone: int) -> int:
+        """How many answers are to come at most after a look."""
+        searching = most_answers(len(look.left), num_alone, len(self.searched), self.first, look.num_questions)
+        return searching + (num_alone + 1) * len(self.held_out)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """
+    What was found.
+
+    Attributes:
+        plan (`Plan`), search (`Search`): how.
+        member (`int`), ensemble (`int`): the best member alone and the best ensemble, by the questions searched.
+        winner (`int`): one of the two: the ensemble where it is above the member by more than `min_gain` standard
+            errors of the paired difference on the questions searched.
+        held_out_scores (`dict[int, list[float]]`): of every member alone and the best ensemble.
+    """
+
+    plan: Plan
+    search: Search
+    member: int
+    ensemble: int
+    winner: int
+    held_out_scores: dict[int, list[float]]
+
+    @property
+    def held_out(self) -> list[int]:
+        """The questions that the search has not seen."""
+        return self.plan.held_out
+
+    @property
+    def gain(self) -> Paired:
+        """How far the best ensemble is above the best member on the questions searched: too high, as it was chosen."""
+        return self.search.gain(self.ensemble, self.member)
+
+    @property
+    def held_out_gain(self) -> Paired:
+        """The same on the questions held out: the honest figure."""
+        return paired(self.held_out_scores[self.ensemble], self.held_out_scores[self.member])
+
+
+def tune(
+    candidates: Sequence[Candidate],
+    questions: Sequence[int],
+    evaluate: Callable[[Candidate, Sequence[int]], Sequence[float]],
+    *,
+    holdout: float = 0.3,
+    seed: int = 0,
+    budget: int | None = None,
+    min_gain: float = 1.0,
+    block: int = _LEAST_FIRST,
+    on_look: Callable[[Look, int], None] = lambda look, most: None,
+) -> Tuning:
+    """
+    Search on one part of the questions, and judge what was found on the other.
+
+    Args:
+        candidates (`list[Candidate]`): the members alone among them.
+        questions (`list[int]`): their numbers.
+        evaluate (`Callable`): a candidate's scores on some of them, higher is better.
+        holdout (`float`, *optional*, defaults to 0.3): the share of the questions held out.
+        seed (`int`, *optional*, defaults to 0): of the split and of the order.
+        budget (`int`, *optional*): most answers to ask for. A smaller one searches on fewer questions.
+        min_gain (`float`, *optional*, defaults to 1.0): by more than so many standard errors an ensemble must be above
+            the best member to be chosen. The best of many is above by luck: 0 falls for it.
+        block (`int`, *optional*, defaults to 8): questions that a candidate is asked at a time.
+        on_look (`Callable`): is told of each look, and how many answers are still to come at most.
+
+    Raises:
+        ValueError: too few questions, a budget that is too small, arguments out of range.
+    """
+    alone = [index for index, candidate in enumerate(candidates) if candidate.is_alone]
+    plan = make_plan(len(candidates), len(alone), questions, holdout, seed, budget)
+
+    def score(index: int, asked: Sequence[int]) -> Sequence[float]:
+        return evaluate(candidates[index], asked)
+
+    def report(look: Look) -> None:
+        on_look(look, plan.most_to_come(look, len(alone)))
+
+    found = search(len(candidates), alone, plan.searched, score, plan.first, block, report)
+    member = found.best(alone)
+    ensemble = found.best([index for index in range(len(candidates)) if index not in alone])
+    gain = found.gain(ensemble, member).difference
+    winner = ensemble if gain.value > 0 and gain.value > min_gain * gain.error else member
+    judged = {index: list(score(index, plan.held_out)) for index in [*alone, ensemble]}
+    return Tuning(plan, found, member, ensemble, winner, judged)
+
+
+def make_plan(
+    num_candidates: int, num_alone: int, questions: Sequence[int], holdout: float, seed: int, budget: int | None = None
+) -> Plan:
+    """Split the questions, and fit the search into the budget; as [`tune`], which see."""
+    if not 0 < holdout < 1:
+        raise ValueError(f"`holdout` must be above 0 and below 1, but is {holdout}. Use 0.3.")
+    if len(questions) < _LEAST_QUESTIONS:
+        raise ValueError(
+            f"The questions must be {_LEAST_QUESTIONS} or more, but are {len(questions)}. Hundreds tell more."
+        )
+    shuffled = list(questions)
+    random.Random(seed).shuffle(shuffled)
+    num_held_out = min(max(round(holdout * len(shuffled)), 1), len(shuffled) - 2)
+    searched, held_out = shuffled[num_held_out:], shuffled[:num_held_out]
+    judging = (num_alone + 1) * len(held_out)
+    for number in range(len(searched), 1, -1):
+        first = first_questions(num_candidates, num_alone, number, _LEAST_FIRST)
+        most = most_answers(num_candidates, num_alone, number, first) + judging
+        if budget is None or most <= budget:
+            return Plan(searched[:number], held_out, first, most)
+    raise ValueError(
+        f"`budget` must be at least {most}, but is {budget}. Of these the questions held out take {judging}."
+    )

@@ -1,0 +1,285 @@
+"""`hf-adafuse tune`: what it asks, writes and says, over kills; with the demo's pair and a short table of rules."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from jobs import PAIR, lines_of, questions, rewrite, write_lines
+from transformers import GenerationConfig
+
+from hf_adafuse import AdaFuseConfig, demo, enable_adafuse
+from hf_adafuse.cli import main
+from hf_adafuse.demo.data import PROMPT
+from hf_adafuse.evaluation import asking, candidates
+from hf_adafuse.evaluation.candidates import Candidate
+from hf_adafuse.evaluation.metrics import exact_match
+
+NEW = 12
+RULES = {"span": {}, "word, 3:1": {"fusion": "word", "model_weights": (3, 1)}}
+NAMES = ("llama", "gpt_neox")
+
+
+@pytest.fixture
+def tune(tmp_path, loaded_once, monkeypatch, capsys):
+    """Runs the command on the demo's questions: the exit code, and what it printed on both streams."""
+    monkeypatch.setattr(candidates, "RULES", RULES)
+    asked = [{"question": text, "answer": [q.answer, "?"]} for text, q in zip(questions(), demo.test_questions(14))]
+    write_lines(tmp_path / "dev.jsonl", asked)
+
+    def run(*flags, data="dev.jsonl", output="tuned"):
+        arguments = ["--data", str(tmp_path / data), "--output", str(tmp_path / output), "--max-new-tokens", str(NEW)]
+        code = main(["tune", *arguments, *flags])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    run.folder, run.asked, run.output = tmp_path, asked, tmp_path / "tuned"
+    return run
+
+
+@pytest.fixture
+def asks(monkeypatch):
+    """Counts the batches that a model is asked; `stop_after` of them it breaks off, as by Ctrl-C."""
+    ask = asking.Panel.ask
+
+    def counting(self, candidate, prompts):
+        counting.prompts += [(candidate, prompt) for prompt in prompts]
+        if counting.stop_after == 0:
+            raise KeyboardInterrupt
+        counting.stop_after -= 1
+        return ask(self, candidate, prompts)
+
+    counting.prompts, counting.stop_after = [], -1
+    monkeypatch.setattr(asking.Panel, "ask", counting)
+    return counting
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_what_is_written_and_said(tune):
+    code, out, err = tune("--progress")
+    assert code == 0
+    assert "answers" in err and "left after 8 questions" in err
+    evidence, config = read(tune.output / "evidence.json"), read(tune.output / "adafuse_config.json")
+    searched, held_out = evidence["searched"], evidence["held_out"]
+    assert (len(searched), len(held_out)) == (10, 4)
+    assert sorted([*searched, *held_out]) == list(range(1, 15))
+    assert {path.name for path in (tune.output / "answers").iterdir()} == {
+        "llama_alone.jsonl", "gpt_neox_alone.jsonl",
+        "llama+gpt_neox_span.jsonl", "llama+gpt_neox_word-3-1.jsonl",
+        "gpt_neox+llama_span.jsonl", "gpt_neox+llama_word-3-1.jsonl",
+    }  # fmt: skip
+    # The evidence is what the answers score.
+    for entry in evidence["candidates"]:
+        name = entry["candidate"].replace(" + ", "+").replace(": ", "_").replace(" alone", "_alone")
+        answers = lines_of(tune.output / "answers" / f"{name.replace(', 3:1', '-3-1')}.jsonl")
+        texts = {record["line"]: record["text"] for record in answers}
+        for part, lines in (("searched", searched[: entry["searched"]["n"]]), ("held_out", held_out)):
+            if entry[part] is not None:
+                scores = [exact_match(texts[line], tune.asked[line - 1]["answer"]) for line in lines]
+                assert entry[part]["mean"] == pytest.approx(sum(scores) / len(scores))
+                assert entry[part]["n"] == len(lines)
+        assert len(texts) == entry["searched"]["n"] + (entry["held_out"] or {"n": 0})["n"]
+    alone = [entry for entry in evidence["candidates"] if entry["candidate"].endswith(" alone")]
+    assert {entry["searched"]["n"] for entry in alone} == {10}
+    winner = next(entry for entry in evidence["candidates"] if entry["candidate"] == evidence["winner"])
+    assert winner["searched"]["mean"] >= max(entry["searched"]["mean"] for entry in alone)
+    # The settings load again.
+    stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
+    assert config["members"] == winner["members"]
+    if evidence["winner"].endswith(" alone"):
+        assert (stored, config["adafuse_config"]) == (False, None)
+    else:
+        assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig.from_dict(config["adafuse_config"])
+    assert "searched on 10 questions\n" in out
+    assert "held out: 4 questions that the search has not seen\n" in out
+    assert evidence["winner"] in out[out.index("The best choice") :]
+
+
+def direct(candidate, prompt):
+    """What `generate()` answers, decoded with nothing but the tokenizer."""
+    (model, tokenizer), *others = [PAIR()[member] for member in candidate.members]
+    options = {} if not others else {
+        "assistant_models": [other for other, _ in others],
+        "assistant_tokenizers": [other for _, other in others],
+        "adafuse_config": candidate.config,
+    }  # fmt: skip
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    main_model = enable_adafuse(copy.copy(model)) if others else model
+    made = main_model.generate(**inputs, **options, tokenizer=tokenizer, max_new_tokens=NEW, do_sample=False)
+    return tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("members", [(0,), (1,), (0, 1), (1, 0)], ids=str)
+def test_candidates_answer_as_generate_does(members):
+    settings = {} if len(members) == 1 else {"fusion": "word"}
+    candidate = Candidate(members, "word", settings)
+    prompts = [PROMPT.format(question=question) for question in questions()[:6]]
+    expected = [direct(candidate, prompt) for prompt in prompts]
+    members = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
+    assert asking.Panel(members, asking.Asking(NEW)).ask(candidate, prompts) == expected
+    stops = asking.Panel(members, asking.Asking(NEW, ["a", "zz"])).ask(candidate, prompts)
+    assert stops == [text.partition("a")[0] for text in expected]
+    assert stops != expected
+
+
+def test_broken_off_and_started_again(tune, asks):
+    assert tune(output="whole")[0] == 0
+    whole, everything = read(tune.folder / "whole/evidence.json"), list(asks.prompts)
+    asks.prompts, asks.stop_after = [], 4
+    assert tune()[0] == 130
+    assert not (tune.output / "evidence.json").exists()
+    torn = tune.output / "answers/llama_alone.jsonl"
+    torn.write_bytes(torn.read_bytes()[:-9])
+    asks.prompts, asks.stop_after = [], -1
+    code, out, _ = tune()
+    evidence = read(tune.output / "evidence.json")
+    again = len(everything) - len(asks.prompts)
+    assert code == 0 and again > 20
+    for key in whole.keys() - {"seconds", "new_answers"}:
+        assert evidence[key] == whole[key]
+    assert evidence["new_answers"] == len(asks.prompts)
+    assert len(set(asks.prompts)) == len(asks.prompts)
+    # A third time nothing is left to ask, and another seed or metric asks only what is new.
+    asks.prompts = []
+    assert tune()[1] == out
+    assert asks.prompts == []
+    assert tune("--metric", "f1")[0] == 0
+    assert len(asks.prompts) < 20
+    for path in (tune.output / "answers").iterdir():
+        assert len({record["line"] for record in lines_of(path)}) == len(lines_of(path))
+
+
+def test_compare_reads_the_answers(tune, capsys):
+    assert tune()[0] == 0
+    names = ["llama_alone.jsonl", "gpt_neox_alone.jsonl"]
+    assert main(["compare", *(str(tune.output / "answers" / name) for name in names)]) == 0
+    assert "exact_match on the 14 questions that both answer" in capsys.readouterr().out
+
+
+def test_worked_examples_are_shown_and_not_asked(tune, asks):
+    assert tune("--few-shot", "2")[0] == 0
+    first, second = tune.asked[:2]
+    head = "".join(f"{PROMPT.format(**one)} {one['answer'][0]}\n\n" for one in (first, second))
+    assert {prompt for _, prompt in asks.prompts} == {head + PROMPT.format(**one) for one in tune.asked[2:]}
+    write_lines(tune.folder / "shown.jsonl", [{"q": "Who?", "answer": "Me"}])
+    write_lines(tune.folder / "other.jsonl", [{"q": one["question"], "answer": "4"} for one in tune.asked])
+    asks.prompts = []
+    flags = ["--few-shot", str(tune.folder / "shown.jsonl"), "--template", "Q: {q}\\nA: "]
+    assert tune(*flags, data="other.jsonl", output="other")[0] == 0
+    assert {p for _, p in asks.prompts} == {f"Q: Who?\nA: Me\n\nQ: {one['question']}\nA: " for one in tune.asked}
+
+
+def test_worked_examples_of_a_run(job):
+    rewrite(job, lambda asked: [{**one, "answer": ["4", "four"]} for one in asked])
+    assert job("--few-shot", "2") == 0
+    head = "".join(f"{PROMPT.format(question=question)} 4\n\n" for question in questions()[:2])
+    records = lines_of(job.output)
+    assert [record["line"] for record in records] == list(range(3, 15))
+    assert [record["prompt"] for record in records] == [head + PROMPT.format(question=q) for q in questions()[2:]]
+    assert job("--few-shot", "3") == 2
+    rewrite(job, lambda asked: [{"question": one["question"]} for one in asked])
+    assert job("--few-shot", "2", "--overwrite") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer", "stop"),
+    [([], "4", ["\n"]), ([], "2 + 2\nis 4", ["\n\n"]), (["--stop", "x"], "4", ["x"])],
+)
+def test_where_answers_stop(flags, answer, stop, tune, monkeypatch):
+    write_lines(tune.folder / "dev.jsonl", [{"question": text, "answer": answer} for text in questions()])
+    monkeypatch.setattr(asking.Panel, "ask", lambda self, candidate, prompts: ["4"] * len(prompts))
+    assert tune(*flags)[0] == 0
+    assert read(tune.output / "settings.json")["stop"] == stop
+
+
+def answering(right):
+    """Instead of the models: each candidate is right where `right(candidate, number)` says."""
+
+    def ask(self, candidate, prompts):
+        return [f"{number}" if right(candidate, number) else "x" for number in (int(p.split()[-2]) for p in prompts)]
+
+    return ask
+
+
+def numbered(tune):
+    write_lines(tune.folder / "dev.jsonl", [{"question": f"say {k}", "answer": str(k)} for k in range(100)])
+
+
+def test_one_member_alone_is_best(tune, monkeypatch):
+    numbered(tune)
+    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.members == (1,) else k % 3 == 1))
+    code, out, _ = tune()
+    assert code == 0
+    assert "The best choice is one member alone: gpt_neox alone.\n" in out
+    assert "is not above it: -" in out
+    assert GenerationConfig.from_pretrained(tune.output).adafuse_config is False
+    assert read(tune.output / "adafuse_config.json")["adafuse_config"] is None
+
+
+def test_an_ensemble_is_best(tune, monkeypatch):
+    numbered(tune)
+
+    def right(one, k):
+        return k % 3 if one.rule.startswith("word") and one.members == (1, 0) else k % 3 == 1
+
+    monkeypatch.setattr(asking.Panel, "ask", answering(right))
+    code, out, _ = tune()
+    assert code == 0
+    assert "The best choice: gpt_neox + llama: word, 3:1.\n" in out
+    assert out.count("\nIts flags: --model ") == 1 and " --fusion word --weights 3,1\n" in out
+    stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
+    assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(fusion="word", model_weights=(3, 1))
+
+
+def test_chats(tune, monkeypatch):
+    pair = [(copy.copy(model), copy.deepcopy(tokenizer)) for model, tokenizer in PAIR()]
+    for number, (_, tokenizer) in enumerate(pair):
+        tokenizer.chat_template = f"{{{{ messages[0]['content'] }}}} [{number}]"
+    monkeypatch.setattr("hf_adafuse.cli.members.default_pair", lambda: pair)
+    code, _, _ = tune("--chat")
+    assert code == 0
+    assert read(tune.output / "settings.json")["template"] == "{question}"
+    record = lines_of(tune.output / "answers/llama_alone.jsonl")[0]
+    assert record["prompt"] == tune.asked[record["line"] - 1]["question"]
+    assert record["text"] == direct(Candidate((0,)), f"{record['prompt']} [0]")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--metric", "x"], "`--metric` must be one of ['exact_match', "),
+        (["--model", "A"], "The members must be 2 or more, but are 1."),
+        (["--assistant", "B"], "`--model` must be given with `--assistant`, but is not."),
+        (["--budget", "9"], "`budget` must be at least "),
+        (["--holdout", "1"], "`holdout` must be above 0 and below 1, but is 1.0."),
+        (["--few-shot", "14"], "`--few-shot` must be fewer than the 14 questions, but is 14."),
+        (["--few-shot", "nowhere"], "`--few-shot` must be a number or a JSONL file, but 'nowhere' is neither."),
+        (["--few-shot", "5"], "The questions must be 10 or more, but are 9."),
+        (["--template", "{x}"], "must have the field 'x', but its fields are: question, answer."),
+    ],
+)
+def test_what_cannot_be_tuned(flags, expected, tune):
+    code, out, err = tune(*flags)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.count("\n") == 1
+    assert not list(tune.output.glob("answers/*"))
+
+
+def test_a_question_without_an_answer(tune):
+    write_lines(tune.folder / "dev.jsonl", [*tune.asked, {"question": "Who?"}])
+    assert "line 15 of" in (error := tune()[2]) and "must have the field 'answer', but has none. Mend it." in error
+
+
+def test_other_settings_and_other_questions_are_refused(tune):
+    assert tune()[0] == 0
+    assert "`--stop` must be " in tune("--stop", "x")[2]
+    write_lines(tune.folder / "dev.jsonl", tune.asked[::-1])
+    code, _, err = tune()
+    assert code == 2
+    assert "The questions and rules must be those of the earlier run, but the answer to line" in err
+    assert tune("--overwrite")[0] == 0
