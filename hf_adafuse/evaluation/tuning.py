@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .candidates import Candidate
-from .halving import Look, Search, first_questions, most_answers, search
+from .halving import Evaluate, Look, Search, first_questions, most_answers, search
 from .paired import Paired, paired
 
 _LEAST_QUESTIONS = 10
@@ -126,8 +126,13 @@ def tune(
         on_look(look, plan.most_to_come(look, len(alone)))
 
     found = search(len(candidates), alone, plan.searched, score, plan.first, block, report)
+    return _judge(plan, found, alone, score, min_gain)
+
+
+def _judge(plan: Plan, found: Search, alone: Sequence[int], score: Evaluate, min_gain: float) -> Tuning:
+    """Choose by what was searched; ask the members and the best ensemble what was held out."""
     member = found.best(alone)
-    ensemble = found.best([index for index in range(len(candidates)) if index not in alone])
+    ensemble = found.best([index for index in found.finalists if index not in alone])
     gain = found.gain(ensemble, member).difference
     winner = ensemble if gain.value > 0 and gain.value > min_gain * gain.error else member
     judged = {index: list(score(index, plan.held_out)) for index in [*alone, ensemble]}
