@@ -1,4 +1,17 @@
-"""The members, loaded once: any of them alone, or any ensemble of them, asked a batch of prompts. Writes no file."""
+"""The members, loaded once: any of them alone, or any ensemble of them, asked a batch of prompts. Writes no file.
+
+```python
+>>> from hf_adafuse.demo import load_pair
+>>> from hf_adafuse.evaluation.asking import Asking, Panel
+>>> from hf_adafuse.evaluation.candidates import Candidate
+
+>>> panel = Panel(load_pair(), Asking(max_new_tokens=16))
+>>> prompt = "Question: What is the capital of Peru?\\nAnswer:"
+>>> panel.ask(Candidate((1,)), [prompt]), panel.ask(Candidate((1, 0), "word", {"fusion": "word"}), [prompt])
+([' Nairobi'], [' Lima'])
+
+```
+"""
 
 from __future__ import annotations
 

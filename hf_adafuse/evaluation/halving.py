@@ -8,6 +8,7 @@ than the best leaves at once, and some candidates never leave.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -79,6 +80,7 @@ def search(
     first: int,
     block: int = 8,
     on_look: Callable[[Look], None] = lambda look: None,
+    seed: int = 0,
 ) -> Search:
     """
     Halve the candidates until the questions have been asked.
@@ -90,7 +92,9 @@ def search(
         first (`int`): of so many questions all candidates are asked, before the first halving.
         block (`int`): questions between looks for candidates that are significantly worse.
         on_look (`Callable`): is told of each look.
+        seed (`int`): of the lot that decides who leaves among equals: after few questions there are many.
     """
+    lots = random.Random(seed).sample(range(num_candidates), num_candidates)
     scores: list[list[float]] = [[] for _ in range(num_candidates)]
     looks: list[Look] = []
     left = list(range(num_candidates))
@@ -102,7 +106,7 @@ def search(
         start = end
         worse = _significantly_worse(scores, left, kept)
         left = [candidate for candidate in left if candidate not in worse]
-        halved = _worse_half(scores, left, kept) if end in halvings else []
+        halved = _worse_half(scores, left, kept, lots) if end in halvings else []
         left = [candidate for candidate in left if candidate not in halved]
         looks.append(Look(end, left, worse, halved))
         on_look(looks[-1])
@@ -150,7 +154,9 @@ def _significantly_worse(scores: Sequence[Sequence[float]], left: Sequence[int],
     return worse
 
 
-def _worse_half(scores: Sequence[Sequence[float]], left: Sequence[int], kept: Collection[int]) -> list[int]:
+def _worse_half(
+    scores: Sequence[Sequence[float]], left: Sequence[int], kept: Collection[int], lots: Sequence[int]
+) -> list[int]:
     free = [candidate for candidate in left if candidate not in kept]  # at least one of them stays
-    ranked = sorted(free, key=lambda candidate: -mean(scores[candidate]).value)  # stable: of equal ones the first stay
+    ranked = sorted(free, key=lambda candidate: (-mean(scores[candidate]).value, lots[candidate]))
     return sorted(ranked[(len(free) + 1) // 2 :])

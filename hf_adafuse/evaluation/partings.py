@@ -101,14 +101,14 @@ def show_figures(comparison: Comparison) -> str:
 
 
 def show_partings(comparison: Comparison, most: int) -> str:
-    """The questions on which the scores differ, the largest differences first, at most so many."""
-    parted = [pair for pair in comparison.pairs if pair[0].score != pair[1].score]
-    texts = sum(one.score == other.score and one.text != other.text for one, other in comparison.pairs)
-    parted.sort(key=lambda pair: -abs(pair[1].score - pair[0].score))
-    shown = parted[:most]
-    head = f"{len(parted)} {_plural(len(parted), 'question')} with another score"
-    head += f", {texts} with another text and the same score" if texts else ""
-    head += f"; {len(shown)} shown (--show):" if len(shown) < len(parted) else ""
+    """The questions on which scores differ, the largest differences first, then texts alone; at most so many."""
+    by_score = [pair for pair in comparison.pairs if pair[0].score != pair[1].score]
+    by_text = [(one, other) for one, other in comparison.pairs if one.score == other.score and one.text != other.text]
+    by_score.sort(key=lambda pair: -abs(pair[1].score - pair[0].score))
+    shown = [*by_score, *by_text][:most]
+    head = f"{len(by_score)} {_plural(len(by_score), 'question')} with another score"
+    head += f", {len(by_text)} with another text and the same score" if by_text else ""
+    head += f"; {len(shown)} shown (--show):" if len(shown) < len(by_score) + len(by_text) else ""
     blocks = [head]
     if any(one.rounds or other.rounds for one, other in shown):
         blocks.append(

@@ -125,7 +125,7 @@ def tune(
     def report(look: Look) -> None:
         on_look(look, plan.most_to_come(look, len(alone)))
 
-    found = search(len(candidates), alone, plan.searched, score, plan.first, block, report)
+    found = search(len(candidates), alone, plan.searched, score, plan.first, block, report, seed)
     return _judge(plan, found, alone, score, min_gain)
 
 

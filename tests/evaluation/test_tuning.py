@@ -202,6 +202,16 @@ class TestHalving:
         assert left < 64
         assert 3 in found.finalists and 0 in found.finalists
 
+    def test_lots_decide_among_equals(self):
+        """Not the order of the table, whose first half has another main model than the second."""
+        staying = set()
+        for seed in range(20):
+            found = search(9, {0}, range(16), lambda one, asked: [0.5] * len(asked), 8, seed=seed)
+            again = search(9, {0}, range(16), lambda one, asked: [0.5] * len(asked), 8, seed=seed)
+            assert found == again
+            staying.add(tuple(found.looks[0].left))
+        assert len(staying) > 10 and all(len(left) == 5 for left in staying)
+
     def test_a_few_unlucky_answers_are_not_significant(self):
         found = search(3, {0}, range(8), lambda one, asked: [float(one != 1 or k > 2) for k in range(8)], 8)
         assert found.finalists == [0, 1, 2]
