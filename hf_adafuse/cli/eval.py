@@ -59,10 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
     from ..evaluation import harness
 
-    harness.check_installed()
+    tasks = harness.load_tasks(args.tasks, args.data, args.num_fewshot, args.include_path)
     with ExitStack() as stack:
         output = None if args.output is None else _prepared(Path(args.output), args, stack)
-        tasks = harness.load_tasks(args.tasks, args.data, args.num_fewshot, args.include_path)
         plan = harness.Plan(args.num_fewshot, args.limit, args.apply_chat_template, args.max_new_tokens)
         found: dict[str, dict[str, Any]] = {}
         for folder, name, lm in _methods(args, output):

@@ -20,11 +20,10 @@ from typing import Any
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm  # type: ignore[import-untyped]
+from transformers import StopStringCriteria
 
 from ..call.arguments import Ensemble, EnsembleArguments, resolve_participants
-from ..call.sampling import SETTINGS
 from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
 from ..generation import enable_adafuse
@@ -32,7 +31,7 @@ from ..members.chat import pad_left
 from ..trees.shared_prefix import prefix_caching
 from .contexts import chat_context, prompt_rows
 from .ensemble_scores import EnsembleScorer
-from .model_arguments import members_of, settings_of
+from .model_arguments import generation_options, members_of, read_batch_size, settings_of
 from .responses import Responses
 from .samples import cut_at
 
@@ -99,11 +98,12 @@ class AdaFuseLM(LM):
         self._scorer = EnsembleScorer(self.participants, self.config)
         self._tokenizers = [participant.tokenizer for participant in self.participants]
         self._device = self.participants[0].device
-        self._batch_size = _batch_size(batch_size)
+        self._batch_size = read_batch_size(batch_size)
         self._max_gen_toks = max_gen_toks
         self._responses = Responses() if responses is None else responses
         self._shows = sys.stderr.isatty() if progress is None else progress
         self._label = label
+        self._writable: dict[str, bool] = {}
         self.rounds: dict[tuple[str | None, int | None], Rounds] = {}
 
     # What the harness asks
@@ -177,7 +177,7 @@ class AdaFuseLM(LM):
                 yield ordered[start : start + self._batch_size]
 
     def _generate(self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any]) -> list[tuple[str, Rounds]]:
-        options, until, max_new_tokens = _generation_options(gen_kwargs, self._max_gen_toks)
+        options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
         rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
         inputs = [
             pad_left([self._cut(k, ids, max_new_tokens) for ids in rows[k]], tokenizer)
@@ -193,7 +193,7 @@ class AdaFuseLM(LM):
             assistant_inputs=inputs[1:] or None,
             adafuse_config=self.config,
             max_new_tokens=max_new_tokens,
-            stop_strings=until or None,
+            stop_strings=[stop for stop in until if self._can_write(stop)] or None,
             return_dict_in_generate=True,
             pad_token_id=padding[0] if padding else None,
             **options,
@@ -215,25 +215,16 @@ class AdaFuseLM(LM):
             )
         return ids[-room:]
 
+    def _can_write(self, stop: str) -> bool:
+        """Whether the main model's tokens can make up a text to stop at; `generate()` refuses one that they cannot."""
+        if stop not in self._writable:
+            try:
+                StopStringCriteria(self._tokenizers[0], [stop])
+                self._writable[stop] = True
+            except ValueError:
+                self._writable[stop] = False
+        return self._writable[stop]
+
     def _bar(self, kind: str, total: int, is_disabled: bool) -> Any:
         shows = self._shows and not is_disabled
         return tqdm(total=total, desc=f"{self._label}: {kind}", disable=not shows, file=sys.stderr)
-
-
-def _generation_options(gen_kwargs: Mapping[str, Any], default: int) -> tuple[dict[str, Any], list[str], int]:
-    """What a task asks of `generate()`: options, the texts to stop at, and the most new tokens."""
-    options = dict(normalize_gen_kwargs(dict(gen_kwargs), default))
-    until, max_new_tokens = options.pop("until", None) or [], options.pop("max_gen_toks")
-    if options.get("temperature") == 0:
-        options["do_sample"] = False
-    if not options["do_sample"]:  # what warps a distribution is of no use then
-        options = {name: value for name, value in options.items() if name not in SETTINGS}
-    return options, [stop for stop in ([until] if isinstance(until, str) else until) if stop], max_new_tokens
-
-
-def _batch_size(given: int | str | None) -> int:
-    if given is None or str(given).startswith("auto"):
-        return 8
-    if not str(given).isdecimal() or int(given) < 1:
-        raise ValueError(f"`batch_size` must be a whole number of at least 1, but is {given!r}. Leave it out for 8.")
-    return int(given)

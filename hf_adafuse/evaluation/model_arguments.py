@@ -1,4 +1,4 @@
-"""What `--model_args` of the harness says, and what a caller passes: members and settings. Runs no model."""
+"""What the harness says, and what a caller passes: members, settings, options of an answer. Runs no model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..call.sampling import SETTINGS
 from ..cli.members import load_members
 from ..config import AdaFuseConfig
 
@@ -76,6 +77,27 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     if isinstance(weights, str) and weights != "prompt":  # a comma parts arguments
         changes["model_weights"] = tuple(float(weight) for weight in weights.split("+"))
     return replace(config, **changes)
+
+
+def generation_options(gen_kwargs: Mapping[str, Any], default: int) -> tuple[dict[str, Any], list[str], int]:
+    """What a task asks of `generate()`: options, the texts to stop at, and the most new tokens."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    options = dict(normalize_gen_kwargs(dict(gen_kwargs), default))
+    until, max_new_tokens = options.pop("until", None) or [], options.pop("max_gen_toks")
+    if options.get("temperature") == 0:
+        options["do_sample"] = False
+    if not options["do_sample"]:  # what warps a distribution is of no use then
+        options = {name: value for name, value in options.items() if name not in SETTINGS}
+    return options, [stop for stop in ([until] if isinstance(until, str) else until) if stop], max_new_tokens
+
+
+def read_batch_size(given: int | str | None) -> int:
+    if given is None or str(given).startswith("auto"):
+        return 8
+    if not str(given).isdecimal() or int(given) < 1:
+        raise ValueError(f"`batch_size` must be a whole number of at least 1, but is {given!r}. Leave it out for 8.")
+    return int(given)
 
 
 def _from_text(text: str) -> Any:

@@ -8,7 +8,7 @@ import torch
 from asked import KINDS, PAIRS, ensemble, harness_model, members, requests
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.members.vocabulary import Vocabulary
+from hf_adafuse.members.vocabulary import vocabulary_of
 
 CONFIGS = {
     "span": AdaFuseConfig(),
@@ -37,7 +37,7 @@ def ids_of(tokenizer, context, continuation):
         return [prefix, *tokenizer.encode(continuation, add_special_tokens=False)], 1
     before, both = tokenizer.encode(context.rstrip()), tokenizer.encode(context + continuation)
     if not is_prefix(before, both):
-        both = before + Vocabulary(tokenizer).encode(context[len(context.rstrip()) :] + continuation).ids
+        both = before + vocabulary_of(tokenizer).encode(context[len(context.rstrip()) :] + continuation).ids
     return both, len(before)
 
 
@@ -68,7 +68,7 @@ def plain_score(pair, context, continuation, config):
         words = [sum(v for v, n in zip(values, numbers, strict=True) if n == word) for word in range(num_words)]
         asked, special = log_probs_of(model, ids[:start], 1)[0] if start > 1 else [], set(tokenizer.all_special_ids)
         known = [-v for v, token in zip(asked, ids[1:start], strict=True) if token not in special]
-        pieces = [Vocabulary(tokenizer).piece(token) for token in ids[1:start]]
+        pieces = [vocabulary_of(tokenizer).piece(token) for token in ids[1:start]]
         size = sum(map(len, pieces))
         read.append((values, greedy, words, sum(known) / size if size else math.nan))
     weights = config.model_weights or [1.0] * len(pair)

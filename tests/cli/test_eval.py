@@ -1,0 +1,160 @@
+"""`hf-adafuse eval`: scores beside the harness's own, what it writes, going on after a stop, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import lm_eval
+import pytest
+from jobs import lines_of, write_lines
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_adafuse.cli import main, members
+from hf_adafuse.evaluation import harness
+from hf_adafuse.evaluation.language_model import AdaFuseLM
+
+CHOICE = """\
+task: trees
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+  cache_dir: {cache}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}} the"
+doc_to_choice: choices
+doc_to_target: gold
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_survey(monkeypatch):
+    """The harness surveys the machine, which takes seconds."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    texts = ["a time", "a cat", "the tree", "a big cat", "to sit in a tree", "She said"]
+    write_lines(folder / "nq.jsonl", [{"question": f"Once upon {text}", "answer": ["cat", "tree"]} for text in texts])
+    return folder
+
+
+@pytest.fixture
+def evaluate(folders, data, tmp_path, capsys):
+    """Runs the command on the task nq; gives the exit code and the two streams."""
+
+    def run(*more, tasks="nq"):
+        flags = ["--model", folders[0], "--assistant", folders[1], "--max-word-tokens", "6", "--num-fewshot", "1"]
+        given = ["--tasks", tasks, "--data", str(data), "--output", str(tmp_path / "out"), "--max-new-tokens", "6"]
+        code = main(["eval", *given, *flags, *more])
+        return code, *capsys.readouterr()
+
+    run.output = tmp_path / "out"
+    return run
+
+
+def test_the_ensemble_and_its_members(evaluate, folders, data):
+    code, out, err = evaluate("--members-alone", "--limit", "3")
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["task", "metric", "who", "value", "+-", "s.e.", "n"]
+    assert [row[:3] for row in rows[1:4]] == [["nq", "exact_match", who] for who in ("ensemble", "member", "member")]
+    assert len(rows) == 7 and all(row[-1] == "3" for row in rows[1:])
+    samples = lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")
+    assert [sample["doc_id"] for sample in samples] == [0, 1, 2]
+    for sample in samples:
+        text = "".join(committed["text"] for committed in sample["rounds"])
+        assert text.startswith(sample["resps"][0][0]) and sample["metrics"] == ["exact_match", "f1"]
+        assert isinstance(sample["f1"], float) and sample["arguments"]["gen_args_0"]["arg_0"].endswith("Answer:")
+    results = json.loads((evaluate.output / "results.json").read_text(encoding="utf-8"))
+    assert results["settings"]["limit"] == 3 and next(iter(results["methods"])) == "ensemble"
+    assert results["methods"]["ensemble"]["results"]["nq"]["sample_len"] == 3
+    for number, folder in enumerate(folders, start=1):
+        alone = lines_of(evaluate.output / f"member-{number}" / "samples_nq.jsonl")
+        assert [sample["resps"][0][0].strip() for sample in alone] == own_answers(folder, data)
+
+
+def own_answers(folder, data):
+    """What the harness's own model type writes with a member."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token
+    lm = HFLM(pretrained=AutoModelForCausalLM.from_pretrained(folder), tokenizer=tokenizer, device="cpu")
+    tasks = harness.load_tasks(["nq"], str(data), 1)
+    found = lm_eval.simple_evaluate(
+        model=lm,
+        tasks=tasks.objects,
+        num_fewshot=1,
+        limit=3,
+        gen_kwargs={"max_gen_toks": 6},
+        task_manager=tasks.manager,
+    )
+    return [sample["resps"][0][0].strip() for sample in found["samples"]["nq"]]
+
+
+def test_started_again_it_goes_on(evaluate, monkeypatch):
+    assert evaluate("--limit", "2")[0] == 0
+    first = lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")
+    asked, generate = [], AdaFuseLM._generate
+    monkeypatch.setattr(AdaFuseLM, "_generate", lambda self, *a: asked.extend(a[0]) or generate(self, *a))
+    assert evaluate("--batch-size", "2")[0] == 0
+    assert len(asked) == 3
+    assert lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")[:2] == first
+    code, _, err = evaluate("--fusion", "word")
+    assert code == 2 and "`--fusion` must be left out, as in the earlier run" in err and "--overwrite" in err
+    assert evaluate("--fusion", "word", "--overwrite", "--limit", "1")[0] == 0
+    assert len(asked) == 4
+
+
+def test_a_multiple_choice_of_ones_own(evaluate, tmp_path):
+    rows = [{"question": f"Once upon {text}", "choices": ["cat", "tree"], "gold": 0} for text in ("a", "the", "a big")]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    text = CHOICE.format(data=tmp_path / "rows.jsonl", cache=tmp_path / "cache")
+    (folder / "trees.yaml").write_text(text, encoding="utf-8")
+    code, out, _ = evaluate("--members-alone", "--include-path", str(folder), tasks="trees")
+    assert code == 0 and [line.split()[:2] for line in out.splitlines()[1:]] == [["trees", "acc"]] * 3
+    (sample, *_) = lines_of(evaluate.output / "ensemble" / "samples_trees.jsonl")
+    assert len(sample["resps"]) == 2 and "rounds" not in sample
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--include-path", "nowhere"], "`--include-path` must be a folder, but 'nowhere' is none"),
+        (["--data", "nowhere"], "`--data` must be a folder, but 'nowhere' is none"),
+        (["--tasks", "squad"], "`--data` must hold one file squad*.jsonl for the task squad"),
+        (["--tasks", ","], "must be names with commas between"),
+        (["--num-fewshot", "6"], "must have more lines than the 6 worked examples, but has 6"),
+        (["--num-fewshot", "-1"], "must be a whole number of at least 0"),
+        (["--threshold", "-1"], "`margin_threshold` must be a number of at least 0"),
+        (["--limit", "0"], "must be a whole number of at least 1"),
+    ],
+)
+def test_mistakes_are_named_before_models_are_loaded(flags, message, evaluate, monkeypatch):
+    monkeypatch.setattr(members, "load_members", None)
+    code, out, err = evaluate(*flags)
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
+    assert not evaluate.output.exists()
+
+
+def test_without_the_harness(evaluate, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    code, _, err = evaluate()
+    assert code == 2 and 'Install it with `pip install "hf_adafuse[eval]"`' in err
+
+
+def test_an_output_that_is_a_file(evaluate):
+    evaluate.output.write_text("", encoding="utf-8")
+    code, _, err = evaluate()
+    assert code == 2 and "`--output` must be a folder or a new name" in err
