@@ -95,6 +95,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     participants = ensemble.participants
     prompts, caches = _prompts(ensemble, call, inputs)
     for participant, ids in zip(participants, prompts, strict=True):
+        participant.check_mode()
         check_prompts(participant, ids)
     all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in participants[1:])]
     members = [

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..host_internals import execution_device
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
-from ..trees.model_call import frequency_switch, has_dropout, max_length
+from ..trees.model_call import frequency_switch, has_dropout, is_checkpointed, max_length
 from ..trees.self_test import SelfTestError, choose_backend, reason_not_to_test
 from .vocabulary import Vocabulary, vocabulary_of
 
@@ -77,6 +77,19 @@ class Participant:
                 stacklevel=2,
             )
         return backend
+
+    def check_mode(self) -> None:
+        """
+        Refuse a model that, as it is now, keeps no cache.
+
+        Raises:
+            ValueError: gradient checkpointing is on.
+        """
+        if is_checkpointed(base_model(self.model)):
+            raise ValueError(
+                f"{self.name} ({type(self.model).__name__}) must keep its keys and values, but is in training mode "
+                "with gradient checkpointing, which drops them. Call `.eval()` or `.gradient_checkpointing_disable()`."
+            )
 
     def unfit(self, reason: str) -> ValueError:
         """The error that says why the model cannot take part."""

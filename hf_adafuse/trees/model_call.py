@@ -46,6 +46,11 @@ def frequency_switch(config: Any) -> int | None:
     return min(lengths, default=None)
 
 
+def is_checkpointed(model: Any) -> bool:
+    """Whether a model, as it is now, recomputes its layers for gradients: then it keeps no keys and values."""
+    return bool(model.training) and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+
+
 def has_dropout(model: Any) -> bool:
     """Whether a model's logits are random as it is: it is in training mode, and drops some activations then."""
     rates = [value for name, value in vars(model.config.get_text_config()).items() if "drop" in name]

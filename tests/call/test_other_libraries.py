@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import outlines
     import xgrammar
+    from lm_eval import simple_evaluate
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
     from pydantic import BaseModel
@@ -101,6 +102,46 @@ def test_lm_evals_answers_are_the_texts_up_to_a_stop(answers):
         assert answer == whole[: min(ends, default=None)] if ends else answer == whole
         num_cut += bool(ends)
     assert len(requests) // 4 < num_cut < len(requests)
+
+
+def figure(harness, folder):
+    """What the harness reports of a task over a file: the share of answers that are the expected ones, and each."""
+    task = {
+        "task": "words",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "words.jsonl")}, "cache_dir": str(folder / "cache")},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{prompt}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["e", "t"], "max_gen_toks": 10},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = simple_evaluate(harness, tasks=[task], bootstrap_iters=0, log_samples=True, verbosity="ERROR")
+    answers = {sample["doc"]["prompt"]: sample["filtered_resps"][0] for sample in results["samples"]["words"]}
+    return results["results"]["words"]["exact_match,none"], answers
+
+
+def test_lm_evals_figure_is_that_of_batch_1(tmp_path):
+    model, prompts = enabled("\n", by=7.0), [*PROMPTS, *(f"{prompt} a" for prompt in PROMPTS), "and"]
+    alone, found = HFLM(pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=1), {}
+    requests = [
+        Instance("generate_until", {}, (prompt, {"until": ["e", "t"], "max_gen_toks": 10}), index)
+        for index, prompt in enumerate(prompts)
+    ]
+    answers = alone.generate_until(requests, disable_tqdm=True)
+    lines = [  # two of three as they come, the others not
+        json.dumps({"prompt": prompt, "answer": answer if index % 3 else f"not {answer}"})
+        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
+    (tmp_path / "words.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for batch_size in (1, 16):
+        harness = HFLM(pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=batch_size)
+        found[batch_size] = figure(harness, tmp_path)
+    assert found[16] == found[1]
+    assert found[1] == (pytest.approx(11 / 17), dict(zip(prompts, answers, strict=True)))
 
 
 # xgrammar

@@ -183,7 +183,8 @@ def real_member(name):
     torch.manual_seed(len(name))
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.5, eos_token_id=tokenizer.eos_token_id,
+        num_key_value_heads=1, initializer_range=0.5,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval(), tokenizer
 
