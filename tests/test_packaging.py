@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,14 @@ def test_every_file_of_the_package_is_shipped():
     assert "py.typed" in data
     folders = {Path(name).parent for name in names if name.endswith(".py")}
     assert [str(folder) for folder in sorted(folders) if f"{folder}/__init__.py".removeprefix("./") not in names] == []
+
+
+def test_entry_points_are_there():
+    lines = [line for value in setup_cfg()["options.entry_points"].values() for line in value.splitlines() if line]
+    assert len(lines) >= 2
+    for line in lines:
+        module, name = line.split("=")[1].strip().split(":")
+        assert callable(getattr(import_module(module), name))
 
 
 def test_top_level_holds_only_what_belongs_there():

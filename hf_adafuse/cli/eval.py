@@ -13,8 +13,8 @@ from .arguments import adafuse_config, add_config_arguments, add_member_argument
 
 _DESCRIPTION = """\
 Score an ensemble on tasks of lm-evaluation-harness, with the standard error of every number. This package's own tasks,
-nq, triviaqa, squad, gsm8k, flores_en_de and flores_de_en, ask files of yours (--data) or the datasets on the Hub; any
-other task of the harness works too."""
+nq, triviaqa, squad, gsm8k, flores_en_de and flores_de_en, ask files of yours (--data) or the datasets on the Hub, also
+where the harness has a task of that name; any other task of the harness works too."""
 
 _EXAMPLES = """\
 examples:

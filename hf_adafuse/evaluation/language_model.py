@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,13 +114,12 @@ class AdaFuseLM(LM):
         # The worked examples of a task are read once.
         with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
-                kwargs = batch[0].args[1]
-                answers = self._generate([request.args[0] for request in batch], kwargs)
-                for request, answer in zip(batch, answers, strict=True):
-                    self._responses.add("generate_until", request.args, answer)
-                    self.cache_hook.add_partial("generate_until", request.args, answer[0])
+                answers = self._generate([arguments[0] for arguments in batch], batch[0][1])
+                for arguments, answer in zip(batch, answers, strict=True):
+                    self._responses.add("generate_until", arguments, answer)
+                    self.cache_hook.add_partial("generate_until", arguments[:2], answer[0])
                 bar.update(len(batch))
-        found = [self._responses.get("generate_until", request.args) for request in requests]
+        found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
         for request, (_, rounds) in zip(requests, found, strict=True):
             self.rounds[request.task_name, request.doc_id] = rounds
         return [text for text, _ in found]
@@ -157,22 +157,37 @@ class AdaFuseLM(LM):
     ) -> list[Any]:
         with self._bar(kind, len(requests), is_quiet) as bar:
             for batch in self._batches(requests, kind, bar):
-                for request, value in zip(batch, score([request.args for request in batch]), strict=True):
-                    self._responses.add(kind, request.args, value)
-                    self.cache_hook.add_partial(kind, request.args, value)
+                for arguments, value in zip(batch, score(batch), strict=True):
+                    self._responses.add(kind, arguments, value)
+                    self.cache_hook.add_partial(kind, arguments, value)
                 bar.update(len(batch))
         return [self._responses.get(kind, request.args) for request in requests]
 
-    def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> Iterator[list[Any]]:
-        """What is not known yet, in batches of one task, the longest first: too little memory shows at once."""
-        groups: dict[str, dict[str, Any]] = {}
+    def _told_apart(self, requests: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The arguments of requests for texts; a text that is drawn several times has the number of each draw, too."""
+        draws: Counter[str] = Counter()
+        apart = []
         for request in requests:
-            if self._responses.get(kind, request.args) is None:
-                settings = repr((request.task_name, request.args[1:])) if kind == "generate_until" else ""
-                groups.setdefault(settings, {})[repr(request.args)] = request
+            asks = generation_options(request.args[1], self._max_gen_toks)[0]["do_sample"]
+            number = draws[repr(request.args)]
+            if asks if self.config.do_sample is None else self.config.do_sample:
+                draws[repr(request.args)] += 1
+            apart.append((*request.args, number) if number else request.args)
+        return apart
+
+    def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> Iterator[list[Any]]:
+        """The arguments of what is not known yet, in batches of one task, the longest first: too little memory shows at
+        once."""
+        groups: dict[str, dict[str, Any]] = {}
+        is_text = kind == "generate_until"
+        apart = self._told_apart(requests) if is_text else [request.args for request in requests]
+        for request, arguments in zip(requests, apart, strict=True):
+            if self._responses.get(kind, arguments) is None:
+                settings = repr((request.task_name, arguments[1])) if is_text else ""
+                groups.setdefault(settings, {})[repr(arguments)] = arguments
         bar.update(len(requests) - sum(map(len, groups.values())))
         for group in groups.values():
-            ordered = sorted(group.values(), key=lambda request: -sum(map(len, request.args[:2])))
+            ordered = sorted(group.values(), key=lambda arguments: -sum(map(len, arguments[:2])))
             for start in range(0, len(ordered), self._batch_size):
                 yield ordered[start : start + self._batch_size]
 

@@ -76,6 +76,11 @@ def test_settings_of_a_task_are_honoured():
     assert as_text == no_stop.split("a")[0]
     drawn = {"do_sample": True, "temperature": 2.0, "top_k": 40, "max_gen_toks": 12}
     assert len({ensemble(kinds).generate_until([request("generate_until", "She", drawn)])[0] for _ in range(4)}) > 1
+    drawn |= {"until": []}
+    lm = ensemble(kinds, batch_size=4)
+    several = lm.generate_until([request("generate_until", "She", drawn) for _ in range(8)])  # `repeats` of a task
+    assert len(set(several)) > 1
+    assert len(set(lm.generate_until([request("generate_until", "She", GREEDY) for _ in range(3)]))) == 1
     with pytest.raises(ValueError, match="generation mode must be greedy search with AdaFuse"):
         lm.generate_until([request("generate_until", "She", {"num_beams": 2, "max_gen_toks": 5})])
 
