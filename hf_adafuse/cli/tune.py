@@ -126,6 +126,7 @@ def _search(
             min_gain=args.min_gain,
             block=max(8, args.batch_size),
             on_look=bar.look,
+            tie_break=answers.tie_break,
         )
     finally:
         bar.close()

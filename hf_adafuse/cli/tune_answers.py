@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.candidates import Candidate
-from ..evaluation.metrics import METRICS, answers_of
+from ..evaluation.metrics import METRICS, answers_of, f1
 from .answers import append, mend, read_records
 from .questions import Question
 
@@ -65,6 +65,11 @@ class TuneAnswers:
             self._on_answers(len(batch), False)
         return [self._score(line, texts[line]) for line in lines]
 
+    def tie_break(self, candidate: Candidate, lines: Sequence[int]) -> float:
+        """The F1 of answers that are given already: among candidates that score the same, whose come closer."""
+        texts = self._known(candidate, self.path(candidate))
+        return sum(f1(texts[line], self._accepted(line)) for line in lines)
+
     def path(self, candidate: Candidate) -> Path:
         """The file of a candidate."""
         members = "+".join(re.sub(r"[^\w.-]+", "-", self._names[member]) for member in candidate.members)
@@ -72,7 +77,10 @@ class TuneAnswers:
         return self._folder / f"{members}_{rule}.jsonl"
 
     def _score(self, line: int, text: str) -> float:
-        return self._metric(text, answers_of((self._questions[line].record or {})["answer"]))
+        return self._metric(text, self._accepted(line))
+
+    def _accepted(self, line: int) -> list[str]:
+        return answers_of((self._questions[line].record or {})["answer"])
 
     def _record(self, candidate: Candidate, question: Question, text: str) -> dict[str, Any]:
         record = {"line": question.line, "input": question.record, "prompt": question.prompt, "text": text}

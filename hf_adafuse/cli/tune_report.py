@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,15 +50,14 @@ class TuneReport:
         """Tables of both parts, and what to choose."""
         tuning = self._tuning
         num_searched, num_held_out = len(tuning.plan.searched), len(tuning.held_out)
-        asked = tuning.search.num_answers + num_held_out * len(tuning.held_out_scores)
+        exhaustive = len(self._candidates) * num_searched
         unit = "points (0 to 100)" if self._scale == 100 else "the metric's own unit"
         best = self._show(tuning.member)
         lines = [
-            f"{self._metric} in {unit} ± standard error; beside it the difference, question by question, to the best "
-            "member of the search",
-            f"{len(self._candidates)} candidates, {asked} answers",
+            f"{self._metric} in {unit} ± standard error; then the difference to the best member, by question",
             "",
-            f"searched on {num_searched} questions",
+            f"searched on {num_searched} questions: {len(self._candidates)} candidates, {tuning.search.num_answers} "
+            f"answers (each asked everything: {exhaustive})",
             *self._table(self._shown(), dict(enumerate(tuning.search.scores))),
         ]
         others = len(self._candidates) - len(self._shown())
@@ -89,16 +89,18 @@ class TuneReport:
         tuning = self._tuning
         ensemble = self._show(tuning.ensemble)
         seen, honest = tuning.gain.difference, tuning.held_out_gain.difference
-        figures = f"{self._points(seen)} on the questions searched, {self._points(honest)} held out (n = {honest.n})"
+        figures = f"{self._points(seen)} where it was searched for, {self._points(honest)} held out (n = {honest.n})"
         if tuning.winner == tuning.member:
-            reason = "not above it" if seen.value <= 0 else f"not above it by more than {self._min_gain:g} errors"
+            reason = (
+                "not above it" if seen.value <= 0 else f"not above it by more than {self._min_gain:g} standard errors"
+            )
             return [
                 f"The best choice is one member alone: {best}.",
                 f"The best ensemble, {ensemble}, is {reason}: {figures}.",
             ]
         lines = [f"The best choice: {ensemble}.", f"Above the best member, {best}: {figures}."]
         if honest.value <= honest.error:
-            lines.append("Held out, that is no clear gain: tell with more questions (the data, --holdout).")
+            lines.append("Held out that is no clear gain: more questions would tell.")
         return [*lines, f"Its flags: {self._flags(tuning.winner)}"]
 
     def _points(self, gained: Mean) -> str:
@@ -176,5 +178,6 @@ def _figures(scores: Sequence[float], others: Sequence[float]) -> dict[str, Any]
 
 
 def _write(path: Path, value: Any) -> None:
-    text = json.dumps(with_nulls(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    path.write_text(text, encoding="utf-8")
+    text = json.dumps(with_nulls(value), indent=1, ensure_ascii=False, allow_nan=False)
+    text = re.sub(r"\[[\d\s,.]+\]", lambda numbers: " ".join(numbers[0].split()), text)  # on one line
+    path.write_text(f"{text}\n", encoding="utf-8")

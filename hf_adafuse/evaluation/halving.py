@@ -11,11 +11,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .paired import Paired, mean, paired
 
 # `evaluate(candidate, questions)`: the score of each. Both are numbers, those of the caller's lists.
 Evaluate = Callable[[int, Sequence[int]], Sequence[float]]
+# `tie_break(candidate, questions)`: one number for all of the questions, which the candidate has answered.
+TieBreak = Callable[[int, Sequence[int]], float]
 
 # Significantly worse: by more than so many standard errors, and by the sign test. Looks are many, so both are strict.
 _ERRORS, _P_VALUE = 3.0, 0.01
@@ -81,6 +84,7 @@ def search(
     block: int = 8,
     on_look: Callable[[Look], None] = lambda look: None,
     seed: int = 0,
+    tie_break: TieBreak = lambda candidate, asked: 0.0,
 ) -> Search:
     """
     Halve the candidates until the questions have been asked.
@@ -92,7 +96,8 @@ def search(
         first (`int`): of so many questions all candidates are asked, before the first halving.
         block (`int`): questions between looks for candidates that are significantly worse.
         on_look (`Callable`): is told of each look.
-        seed (`int`): of the lot that decides who leaves among equals: after few questions there are many.
+        tie_break (`Callable`): decides among equals, of which there are many after few questions; higher stays.
+        seed (`int`): of the lots that decide where that is equal too.
     """
     lots = random.Random(seed).sample(range(num_candidates), num_candidates)
     scores: list[list[float]] = [[] for _ in range(num_candidates)]
@@ -100,13 +105,17 @@ def search(
     left = list(range(num_candidates))
     start = 0
     halvings = _halvings(len(questions), first)
+
+    def ties(candidate: int) -> tuple[float, int]:
+        return -tie_break(candidate, questions[:start]), lots[candidate]
+
     for end in sorted({*range(block, len(questions), block), *halvings, len(questions)}):
         for candidate in left:
             scores[candidate] += evaluate(candidate, questions[start:end])
         start = end
         worse = _significantly_worse(scores, left, kept)
         left = [candidate for candidate in left if candidate not in worse]
-        halved = _worse_half(scores, left, kept, lots) if end in halvings else []
+        halved = _worse_half(scores, left, kept, ties) if end in halvings else []
         left = [candidate for candidate in left if candidate not in halved]
         looks.append(Look(end, left, worse, halved))
         on_look(looks[-1])
@@ -125,10 +134,13 @@ def most_answers(num_candidates: int, num_kept: int, num_questions: int, first: 
     return total
 
 
-def first_questions(num_candidates: int, num_kept: int, num_questions: int, least: int = 8) -> int:
-    """How many questions all candidates are asked, so that the last halving comes as the questions end."""
-    halvings = max((num_candidates - num_kept - 1).bit_length(), 1)
-    return min(max(least, num_questions >> (halvings - 1)), num_questions)
+def first_questions(num_candidates: int, num_kept: int, num_questions: int, least: int = 16) -> int:
+    """
+    How many questions all candidates are asked: at least so many, and twice as many as would leave one of them when the
+    questions end. Two or three then answer everything, and the first halving, the hardest, sees more.
+    """
+    halvings = max((num_candidates - num_kept - 1).bit_length(), 2)
+    return min(max(least, num_questions >> (halvings - 2)), num_questions)
 
 
 def _halvings(num_questions: int, first: int) -> list[int]:
@@ -155,8 +167,8 @@ def _significantly_worse(scores: Sequence[Sequence[float]], left: Sequence[int],
 
 
 def _worse_half(
-    scores: Sequence[Sequence[float]], left: Sequence[int], kept: Collection[int], lots: Sequence[int]
+    scores: Sequence[Sequence[float]], left: Sequence[int], kept: Collection[int], ties: Callable[[int], Any]
 ) -> list[int]:
     free = [candidate for candidate in left if candidate not in kept]  # at least one of them stays
-    ranked = sorted(free, key=lambda candidate: (-mean(scores[candidate]).value, lots[candidate]))
+    ranked = sorted(free, key=lambda candidate: (-mean(scores[candidate]).value, ties(candidate)))
     return sorted(ranked[(len(free) + 1) // 2 :])

@@ -25,7 +25,7 @@ from .halving import Evaluate, Look, Search, first_questions, most_answers, sear
 from .paired import Paired, paired
 
 _LEAST_QUESTIONS = 10
-_LEAST_FIRST = 8  # questions before the first halving
+_LEAST_FIRST = 16  # questions before the first halving: of fewer, most candidates answer alike
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ def tune(
     seed: int = 0,
     budget: int | None = None,
     min_gain: float = 1.0,
-    block: int = _LEAST_FIRST,
+    block: int = 8,
     on_look: Callable[[Look, int], None] = lambda look, most: None,
+    tie_break: Callable[[Candidate, Sequence[int]], float] = lambda candidate, asked: 0.0,
 ) -> Tuning:
     """
     Search on one part of the questions, and judge what was found on the other.
@@ -105,13 +106,13 @@ def tune(
         candidates (`list[Candidate]`): the members alone among them.
         questions (`list[int]`): their numbers.
         evaluate (`Callable`): a candidate's scores on some of them, higher is better.
-        holdout (`float`, *optional*, defaults to 0.3): the share of the questions held out.
-        seed (`int`, *optional*, defaults to 0): of the split and of the order.
-        budget (`int`, *optional*): most answers to ask for. A smaller one searches on fewer questions.
+        holdout (`float`, *optional*, defaults to 0.3), seed (`int`, *optional*, defaults to 0): of the split.
+        budget (`int`, *optional*): most answers to ask for; for a small one fewer questions are searched.
         min_gain (`float`, *optional*, defaults to 1.0): by more than so many standard errors an ensemble must be above
             the best member to be chosen. The best of many is above by luck: 0 falls for it.
         block (`int`, *optional*, defaults to 8): questions that a candidate is asked at a time.
         on_look (`Callable`): is told of each look, and how many answers are still to come at most.
+        tie_break (`Callable`): a finer measure of some answers together, for candidates that score the same.
 
     Raises:
         ValueError: too few questions, a budget that is too small, arguments out of range.
@@ -122,10 +123,13 @@ def tune(
     def score(index: int, asked: Sequence[int]) -> Sequence[float]:
         return evaluate(candidates[index], asked)
 
+    def finer(index: int, asked: Sequence[int]) -> float:
+        return tie_break(candidates[index], asked)
+
     def report(look: Look) -> None:
         on_look(look, plan.most_to_come(look, len(alone)))
 
-    found = search(len(candidates), alone, plan.searched, score, plan.first, block, report, seed)
+    found = search(len(candidates), alone, plan.searched, score, plan.first, block, report, seed, finer)
     return _judge(plan, found, alone, score, min_gain)
 
 

@@ -94,7 +94,7 @@ def test_what_is_written_and_said(tune):
         assert (stored, config["adafuse_config"]) == (False, None)
     else:
         assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig.from_dict(config["adafuse_config"])
-    assert "searched on 10 questions\n" in out
+    assert "searched on 10 questions: 6 candidates, " in out
     assert "held out: 4 questions that the search has not seen\n" in out
     assert evidence["winner"] in out[out.index("The best choice") :]
 

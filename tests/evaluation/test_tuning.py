@@ -212,6 +212,17 @@ class TestHalving:
             staying.add(tuple(found.looks[0].left))
         assert len(staying) > 10 and all(len(left) == 5 for left in staying)
 
+    def test_a_finer_measure_comes_before_lots(self):
+        seen = []
+
+        def tie_break(one, asked):
+            seen.append(list(asked))
+            return float(one in (2, 5, 7, 8))
+
+        found = search(9, {0}, range(16), lambda one, asked: [0.5] * len(asked), 8, tie_break=tie_break)
+        assert found.looks[0].left == [0, 2, 5, 7, 8]
+        assert {tuple(asked) for asked in seen} == {tuple(range(8))}
+
     def test_a_few_unlucky_answers_are_not_significant(self):
         found = search(3, {0}, range(8), lambda one, asked: [float(one != 1 or k > 2) for k in range(8)], 8)
         assert found.finalists == [0, 1, 2]
