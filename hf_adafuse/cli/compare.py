@@ -19,7 +19,8 @@ examples:
 The files are answers of `hf-adafuse run` or `tune` to questions with a field `answer` (one, or a list of accepted
 ones), or lm-eval's samples (`--log_samples`). Questions are paired by their line or `doc_id`, and must be the same in
 both. One that only one file has, or whose answer failed, is left out and counted. An answer is scored up to the first
---stop of its run. p is that of the exact sign test; for metrics of 0 or 1, McNemar's exact test."""
+--stop of its run. p is that of the exact sign test; for metrics of 0 or 1, McNemar's exact test. Shown are questions
+with other scores, the largest differences first, then those where the texts alone part."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
