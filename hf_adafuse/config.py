@@ -12,7 +12,18 @@ NLL_NORMALIZATIONS = ("token", "byte")
 COMMITMENTS = ("adaptive", "fixed")
 EXPLORATIONS = ("diverse", "beam")
 FUSIONS = ("span", "horizon", "word")
-WORD_MEANS = ("arithmetic", "geometric")
+WORD_MEANS = ("arithmetic", "root", "geometric")
+# Settings by name. README says by which measurements `robust` was chosen.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "robust": {
+        "fusion": "word",
+        "word_mean": "root",
+        "model_weights": "prompt",
+        "prompt_sharpness": 60.0,
+        "prompt_evidence": 1000.0,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +71,15 @@ class AdaFuseConfig:
             How candidates are compared: `"span"`: by their NLL (the paper's). `"horizon"`: by the NLL of as many words
             as the shortest has. `"word"`: word by word, by the members' mean probability of each.
         word_mean (`str`, *optional*, defaults to `"arithmetic"`):
-            Of `fusion="word"`: `"arithmetic"`, a mixture of the members, or `"geometric"`, a product.
+            Of `fusion="word"`: `"arithmetic"`, a mixture of the members; `"geometric"`, a product; or `"root"`, the
+            power mean between them, the square of the mean square root.
         length_exponent (`float`, *optional*, defaults to 1.0):
             a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
             Of `model_weights="prompt"`: the larger, the more the member counts that knows the prompt better.
+        prompt_evidence (`float`, *optional*, defaults to 0.0):
+            e: of a prompt of n bytes the sharpness is multiplied by n^2 / (n^2 + e^2): what a member makes of a short
+            question says little about who can answer it, what it makes of a page of examples much.
         online_rate (`float`, *optional*, defaults to 0.0):
             Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
         switch_margin (`float`, *optional*, defaults to 0.0):
@@ -94,6 +109,7 @@ class AdaFuseConfig:
     word_mean: str = "arithmetic"
     length_exponent: float = 1.0
     prompt_sharpness: float = 1.0
+    prompt_evidence: float = 0.0
     online_rate: float = 0.0
     switch_margin: float = 0.0
     certainty_gate: float | None = None
@@ -123,7 +139,7 @@ class AdaFuseConfig:
                 raise ValueError(
                     f"`{name}` must be one of {list(allowed)}, but is {getattr(self, name)!r}. Choose one of these."
                 )
-        for name in ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin"):
+        for name in ("length_exponent", "prompt_sharpness", "prompt_evidence", "online_rate", "switch_margin"):
             value = getattr(self, name)
             if not (_is_number(value) or (name == "switch_margin" and value == math.inf)) or value < 0:
                 raise ValueError(f"`{name}` must be a number of at least 0, but is {value!r}. Leave it out.")
@@ -165,6 +181,15 @@ class AdaFuseConfig:
         return values
 
     @classmethod
+    def robust(cls) -> AdaFuseConfig:
+        """
+        The settings that came nearest to the better member on every task they were measured on: words are compared by
+        the root mean of the members' probabilities, and a long prompt says whom to trust. The same as `"robust"` where
+        an `adafuse_config` is asked for.
+        """
+        return cls(**PRESETS["robust"])
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
         """The inverse of `to_dict`. Missing fields take their defaults."""
         known = [field.name for field in fields(cls)]
@@ -176,8 +201,9 @@ class AdaFuseConfig:
         return cls(**values)
 
     @classmethod
-    def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | bool | None) -> AdaFuseConfig | None:
-        """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the defaults."""
+    def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | str | bool | None) -> AdaFuseConfig | None:
+        """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the defaults, a name its
+        preset."""
         if value is None or value is False:
             return None
         if value is True:
@@ -186,9 +212,11 @@ class AdaFuseConfig:
             return value
         if isinstance(value, Mapping):
             return cls.from_dict(value)
+        if isinstance(value, str) and value in PRESETS:
+            return cls(**PRESETS[value])
         raise ValueError(
-            f"`adafuse_config` must be an AdaFuseConfig, a dict, True or False, but is {value!r}. "
-            "Pass AdaFuseConfig() for the defaults."
+            f"`adafuse_config` must be an AdaFuseConfig, a dict, one of {list(PRESETS)}, True or False, but is "
+            f"{value!r}. Pass AdaFuseConfig() for the defaults."
         )
 
 

@@ -88,6 +88,8 @@ def word_value(entry, level, weights, config):
     if config.word_mean == "geometric":
         return sum(w * v for w, v in parts)
     top = max(v for _, v in parts)
+    if config.word_mean == "root":
+        return top + 2 * math.log(sum(w * math.sqrt(math.exp(v - top)) for w, v in parts))
     return top + math.log(sum(w * math.exp(v - top) for w, v in parts))
 
 
@@ -125,7 +127,7 @@ def choose(entries, weights, config, own):
 
 
 def prompt_nll(m, ids):
-    """Nats per byte of the prompt's text: of the tokens after the first that have text."""
+    """Nats per byte of the prompt's text, of the tokens after the first that have text, and its bytes."""
     total, size = 0.0, 0
     for end in range(1, len(ids)):
         piece = m.token_bytes(ids[end])
@@ -133,7 +135,7 @@ def prompt_nll(m, ids):
             raw = m.logits(tuple(ids[:end]))
             total -= (raw[ids[end]] - raw.logsumexp(-1)).item()
             size += len(piece)
-    return total / size if size else None
+    return (total / size, size) if size else None
 
 
 def certain_words(m, prefix, config):
@@ -155,8 +157,9 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
     if config.model_weights == "prompt":
         nlls = [prompt_nll(m, ids) for m, ids in zip(members, prompts)]
-        nlls = [0.0] * len(members) if None in nlls else nlls  # a prompt without text says nothing
-        logs = [-config.prompt_sharpness * nll for nll in nlls]
+        nlls = [(0.0, 1)] * len(members) if None in nlls else nlls  # a prompt without text says nothing
+        size = min(size for _, size in nlls)
+        logs = [-config.prompt_sharpness * nll * size**2 / (size**2 + config.prompt_evidence**2) for nll, _ in nlls]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:

@@ -15,6 +15,7 @@ from ..config import (
     EXPLORATIONS,
     FUSIONS,
     NLL_NORMALIZATIONS,
+    PRESETS,
     WORD_BOUNDARIES,
     WORD_MEANS,
     AdaFuseConfig,
@@ -98,6 +99,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         help += f" (default: {default})"
         group.add_argument(flag, dest=field, help=help, **options)
 
+    group.add_argument(
+        "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: paper)"
+    )
     add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
     add("--max-words", "max_words", "most words per round", type=int, metavar="M")
     add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
@@ -111,6 +115,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word", choices=WORD_MEANS)
     add("--length-exponent", "length_exponent", "a: NLL / length^a", type=float, metavar="A")
     add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt", type=float, metavar="X")
+    add("--prompt-evidence", "prompt_evidence", "bytes of a prompt that earn half of it", type=float, metavar="E")
     add("--online-rate", "online_rate", "at which weights follow what is committed", type=float, metavar="ETA")
     add("--switch-margin", "switch_margin", "by which others must win, in nats", type=float, metavar="DELTA")
     add("--gate", "certainty_gate", "p(1) from which the main model is not questioned", type=float, metavar="THETA")
@@ -118,16 +123,18 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
-    """The settings: the flags that were given, over those in the main model's generation config, over the defaults."""
+    """The settings: the flags that were given, over a preset or those in the main model's generation config, over the
+    defaults."""
     given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
-    base = AdaFuseConfig.coerce(stored) or AdaFuseConfig()
+    base = AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig()
     return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
     given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    given |= {"preset": args.preset}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}  # as in JSON
 
 

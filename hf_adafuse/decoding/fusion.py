@@ -7,8 +7,8 @@ round has computed anyway; they know no member, text rule or tensor.
 | `horizon` | the same over the first h words, h those of the shortest candidate | this project |
 | `word` | in the trie of the candidates' words, level by level the word of largest mean probability | this project |
 
-The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), or
-geometric, prod p^w (a product of experts: one that finds it unlikely suffices to reject it).
+The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), geometric,
+prod p^w (a product of experts: one that finds it unlikely suffices to reject it), or between the two, (sum w p^0.5)^2.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .scoring import first_lowest, fused_score
 
 # What follows the last word of a candidate that ends the sequence: a word of its own, unlike any that has text.
 END = ""
+# The means of probabilities as power means (sum w p^a)^(1 / a); the geometric one is the limit.
+_EXPONENTS = {"arithmetic": 1.0, "root": 0.5, "geometric": 0.0}
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class _Trie:
     """The words of the candidates as a trie, each with the fused log-probability of all members."""
 
     def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], mean: str) -> None:
-        self._spans, self._mean = spans, mean
+        self._spans, self._exponent = spans, _EXPONENTS[mean]
         total = math.fsum(weights)
         self._weights = [weight / total for weight in weights]
 
@@ -148,9 +150,9 @@ class _Trie:
         span = self._spans[index]
         weighted = enumerate(self._weights)
         scored = [(weight, span.word_log_prob(k, level)) for k, weight in weighted if span.log_probs[k]]
-        total = math.fsum(weight for weight, _ in scored)
-        if self._mean == "geometric":
+        total, exponent = math.fsum(weight for weight, _ in scored), self._exponent
+        if exponent == 0:
             return math.fsum(weight * value for weight, value in scored) / total
         largest = max(value for _, value in scored)  # taken out first: probabilities of long words are tiny
-        mean = math.fsum(weight * math.exp(value - largest) for weight, value in scored) / total
-        return largest + math.log(mean)
+        mean = math.fsum(weight * math.exp(exponent * (value - largest)) for weight, value in scored) / total
+        return largest + math.log(mean) / exponent

@@ -6,7 +6,7 @@ member k's tokens of the text and L_k their number (with `nll_normalization="byt
 | `fusion` | log-likelihood |
 |---|---|
 | `span`, `horizon` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
-| `word` | sum over words of log sum_k w_k p_k(word), or of sum_k w_k log p_k(word) with `word_mean="geometric"` |
+| `word` | sum over words of log sum_k w_k p_k(word), or of another mean (`word_mean`) |
 
 The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
 number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
@@ -31,7 +31,7 @@ from ..decoding.fusion import ScoredSpan, choose
 from ..decoding.judge import by_word
 from ..decoding.trust import Trust
 from ..decoding.words import WordRule
-from ..members.member import nll_per_byte
+from ..members.member import PromptNll, nll_of_text
 from ..members.participants import Participant
 from ..trees.model_call import ModelCall
 from .contexts import continued_text, pair_ids, prefix_id, text_ids
@@ -49,13 +49,13 @@ class Reading:
     Attributes:
         ids (`list[int]`), log_probs (`list[float]`): its tokens of it.
         is_greedy (`bool`): whether each is its most likely one.
-        context_nll (`float`): its NLL of the context in nats per byte; NaN where it was not asked for, or has no text.
+        context_nll (`PromptNll`): of the context; NaN where it was not asked for.
     """
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     is_greedy: bool = True
-    context_nll: float = math.nan
+    context_nll: PromptNll = field(default_factory=lambda: PromptNll(math.nan, 0))
 
 
 class EnsembleScorer:
@@ -170,8 +170,10 @@ def _run(
         chosen = torch.tensor(ids[start + 1 :], device=scores.device)
         values: list[float] = scores.gather(-1, chosen[:, None])[:, 0].tolist()
         greedy = bool((scores[-count:].argmax(-1) == chosen[-count:]).all())
-        nll = nll_per_byte(participant.vocabulary, ids[:-count], values[:-count]) if with_context else math.nan
-        readings.append(Reading(ids[-count:], values[-count:], greedy, nll))
+        reading = Reading(ids[-count:], values[-count:], greedy)
+        if with_context:
+            reading.context_nll = nll_of_text(participant.vocabulary, ids[:-count], values[:-count])
+        readings.append(reading)
     return readings
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..call.sampling import SETTINGS
 from ..cli.members import load_members
-from ..config import AdaFuseConfig
+from ..config import PRESETS, AdaFuseConfig
 
 Pair = tuple[Any, Any]
 
@@ -71,7 +71,8 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
         )
     if given is None:
         given = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
-    config = AdaFuseConfig.coerce(_from_text(given) if isinstance(given, str) else given) or AdaFuseConfig()
+    is_text = isinstance(given, str) and given not in PRESETS
+    config = AdaFuseConfig.coerce(_from_text(given) if is_text else given) or AdaFuseConfig()
     changes = dict(settings)
     weights = changes.get("model_weights")
     if isinstance(weights, str) and weights != "prompt":  # a comma parts arguments

@@ -27,6 +27,13 @@ class MemberError(Exception):
         self.member = member
 
 
+class PromptNll(NamedTuple):
+    """A member's NLL of a prompt's text in nats per byte, NaN where it has no text, and its bytes."""
+
+    per_byte: float
+    num_bytes: int
+
+
 class Span(NamedTuple):
     """A candidate in one member's tokens, and whether the text ends after it."""
 
@@ -51,7 +58,7 @@ class Member:
     Attributes:
         costs (`PassCosts`): what its passes have cost so far.
         num_proposals (`int`), num_wins (`int`): of this call.
-        prompt_nlls (`list[float]`): per prompt, its NLL in nats per byte, where it was asked for.
+        prompt_nlls (`list[PromptNll]`): per prompt, where they were asked for.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class Member:
         self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
-        self.prompt_nlls: list[float] = []
+        self.prompt_nlls: list[PromptNll] = []
 
     def start(
         self,
@@ -106,7 +113,7 @@ class Member:
         self._read(lambda: trees.prefill(prompts, cache, with_nlls, can_share))
         if with_nlls:
             pairs = zip(prompts, trees.prompt_log_probs, strict=True)
-            self.prompt_nlls = [nll_per_byte(self.vocabulary, ids, values) for ids, values in pairs]
+            self.prompt_nlls = [nll_of_text(self.vocabulary, ids, values) for ids, values in pairs]
 
     @property
     def has_processors(self) -> bool:
@@ -226,10 +233,10 @@ def unread(nodes: Iterable[Node]) -> list[Node]:
     return list({id(node): node for node in nodes if node.reading is None}.values())
 
 
-def nll_per_byte(vocabulary: Vocabulary, ids: list[int], log_probs: list[float]) -> float:
-    """The NLL of a prompt's text in nats per byte, without special tokens; NaN where it has no text."""
+def nll_of_text(vocabulary: Vocabulary, ids: list[int], log_probs: list[float]) -> PromptNll:
+    """The NLL of a prompt's text, without special tokens, from the log-probabilities (nats) of its last ids."""
     pieces = [vocabulary.piece(token) for token in ids[len(ids) - len(log_probs) :]]
     pairs = zip(log_probs, pieces, strict=True)
     read = [(value, len(piece)) for value, piece in pairs if piece and not math.isnan(value)]
     num_bytes = sum(size for _, size in read)
-    return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan
+    return PromptNll(-math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan, num_bytes)

@@ -13,6 +13,7 @@ from reference_rules import decode_by_rule
 RULES = {
     "word": {"fusion": "word"},
     "word, geometric": {"fusion": "word", "word_mean": "geometric"},
+    "word, root": {"fusion": "word", "word_mean": "root"},
     "horizon": {"fusion": "horizon"},
     "length": {"length_exponent": 0.5},
     "horizon, length": {"fusion": "horizon", "length_exponent": 0.0},
@@ -21,6 +22,10 @@ RULES = {
     "gate": {"certainty_gate": 0.8},
     "word, gate": {"fusion": "word", "certainty_gate": 0.5},
     "prompt": {"model_weights": "prompt", "prompt_sharpness": 4.0},
+    "root, prompt, evidence": {
+        "fusion": "word", "word_mean": "root",
+        "model_weights": "prompt", "prompt_sharpness": 8.0, "prompt_evidence": 30,
+    },
     "word, prompt": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
     "online": {"online_rate": 3.0},
     "word, online, gate, switch": {
