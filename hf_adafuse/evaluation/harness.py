@@ -86,13 +86,13 @@ def _load(manager: Any, name: str) -> Any:
         hint = f"Did you mean {' or '.join(close)}?" if close else f"This package's own are {', '.join(KEYS)}."
         raise ValueError(f"`--tasks` must be names of tasks with commas between, but {name!r} is none. {hint}")
     try:
-        (loaded,) = [manager._load_spec(name)]
+        found = manager.load([name])
     except ValueError:
         raise
     except Exception as error:  # whatever a task's own code or the download of its data raises
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ValueError(f"`--tasks` must be tasks that load, but {name} does not ({reason}). See its data.") from error
-    return loaded
+    return found["groups"].get(name) or list(found["tasks"].values())
 
 
 def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:

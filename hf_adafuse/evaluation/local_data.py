@@ -112,7 +112,8 @@ def _from_hub(key: str, count: int) -> tuple[list[Row], list[Row]]:
             ) from error
 
     if key not in _HUB:
-        source, target = (f"{code}_Latn" for code in (("eng", "deu") if key == "flores_en_de" else ("deu", "eng")))
+        languages = ("eng_Latn", "deu_Latn")
+        source, target = languages if key == "flores_en_de" else languages[::-1]
         halves = []
         for split in ("dev", "devtest"):
             pairs = zip(load(_FLORES, source, split), load(_FLORES, target, split), strict=True)

@@ -7,6 +7,7 @@ is first used. Where that fails there is plain BLEU instead, on the words of its
 from __future__ import annotations
 
 import functools
+import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,8 +41,10 @@ def standard_error(metric: str, pairs: Pairs) -> float:
         "bleu": lambda: _bleu("13a"),
         "spbleu": lambda: _bleu("flores200"),
     }
-    score = makers[metric]().corpus_score(*_streams(pairs), n_bootstrap=_BOOTSTRAPS)
-    return float(score._ci) / _Z
+    scorer = makers[metric]()
+    score = scorer.corpus_score(*_streams(pairs), n_bootstrap=_BOOTSTRAPS)
+    report = json.loads(score.format(width=6, signature=scorer.get_signature().format(), is_json=True))
+    return float(report["confidence_var"]) / _Z
 
 
 @functools.cache

@@ -46,9 +46,17 @@ def prefix_caching() -> Iterator[None]:
     Example:
 
     ```python
-    >>> with hf_adafuse.prefix_caching():
-    ...     for batch in batches:
-    ...         model.generate(**batch, assistant_models=[assistant])
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> from hf_adafuse import enable_adafuse, prefix_caching
+
+    >>> name = "mistralai/Mistral-7B-Instruct-v0.3"
+    >>> model = enable_adafuse(AutoModelForCausalLM.from_pretrained(name))
+    >>> tokenizer = AutoTokenizer.from_pretrained(name)
+    >>> with prefix_caching():
+    ...     for question in ("Who wrote Faust?", "Who wrote Emma?"):
+    ...         inputs = tokenizer("Answer in one word. " + question, return_tensors="pt")
+    ...         output = model.generate(**inputs, adafuse_config=True, max_new_tokens=4)
+
     ```
     """
     token = _kept.set(weakref.WeakKeyDictionary() if (known := _kept.get()) is None else known)
