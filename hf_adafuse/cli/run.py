@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.on_error == "stop":
         _check_lines(questions, args.questions)
 
+    from ..trees.shared_prefix import prefix_caching
     from .batches import Processes
 
     processes = Processes.find()
@@ -101,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
         processes.wait()  # what is written from here on is this run's
         report = _Report(args, len(questions), answers.num_written, processes.index == 0)
         report.add(answers.collect())
-        has_stopped = _answer_all(args, left, answers, processes, report)
+        with prefix_caching():  # few-shot examples are the same in every batch
+            has_stopped = _answer_all(args, left, answers, processes, report)
         if not has_stopped:
             processes.wait()
             report.add(answers.finish())

@@ -105,6 +105,7 @@ def _search(
 ) -> tuple[Any, dict[str, Any]]:
     from ..evaluation.asking import Asking, Panel
     from ..evaluation.tuning import tune
+    from ..trees.shared_prefix import prefix_caching
     from .members import load_members
     from .tune_answers import TuneAnswers
     from .tune_report import TuneReport
@@ -116,18 +117,19 @@ def _search(
     bar = _Bar(args, plan.most)
     answers = TuneAnswers(output / "answers", questions, names, args.metric, args.batch_size, panel.ask, bar.add)
     try:
-        tuning = tune(
-            candidates,
-            [question.line for question in questions],
-            answers.evaluate,
-            holdout=args.holdout,
-            seed=args.seed,
-            budget=args.budget,
-            min_gain=args.min_gain,
-            block=max(8, args.batch_size),
-            on_look=bar.look,
-            tie_break=answers.tie_break,
-        )
+        with prefix_caching():
+            tuning = tune(
+                candidates,
+                [question.line for question in questions],
+                answers.evaluate,
+                holdout=args.holdout,
+                seed=args.seed,
+                budget=args.budget,
+                min_gain=args.min_gain,
+                block=max(8, args.batch_size),
+                on_look=bar.look,
+                tie_break=answers.tie_break,
+            )
     finally:
         bar.close()
     report = TuneReport(tuning, candidates, names, paths, args.metric, args.data, args.min_gain)

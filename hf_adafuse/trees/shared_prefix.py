@@ -99,8 +99,8 @@ def common_length(rows: Sequence[list[int]]) -> int:
 
 def worth_sharing(prompts: Sequence[list[int]], num_known: int) -> int:
     """How many first ids of the prompts are worth reading once for all; 0 for none. Of them `num_known` are known."""
-    if len(prompts) == 1:  # there is nobody to share more with
-        return num_known if num_known >= Policy.least_shared_tokens else 0
     number = min(common_length(prompts), min(map(len, prompts)) - 1)
-    saved = number * len(prompts) - (number - min(num_known, number))
-    return number if saved >= Policy.least_shared_tokens else 0
+    num_known = min(num_known, number)
+    if (number - num_known) * (len(prompts) - 1) >= Policy.least_shared_tokens:
+        return number
+    return num_known if num_known * len(prompts) >= Policy.least_shared_tokens else 0

@@ -18,6 +18,8 @@ import hf_adafuse
 from hf_adafuse import chat_inputs, enable_adafuse
 from hf_adafuse.cli import main
 from hf_adafuse.demo.data import PROMPT
+from hf_adafuse.trees.column_backend import ColumnBackend
+from hf_adafuse.trees.pass_policy import Policy
 
 
 def test_answers_are_those_of_generate_in_input_order(job, capsys):
@@ -60,6 +62,30 @@ def test_a_template_of_ones_own_and_settings(job):
     ]
     assert records[0]["text"] == " Lim"
     assert not records[0]["ended"]
+
+
+def test_examples_that_all_prompts_begin_with_are_read_once(job, monkeypatch):
+    """By every member, over all batches; a batch reads what is its own, and filler for its shorter prompts."""
+    examples = "".join(f"Question: {question}\nAnswer: 7\n\n" for question in questions()[:6])
+    template = examples.replace("{", "{{").replace("}", "}}") + PROMPT
+    columns = []
+    read = ColumnBackend._read_prompts
+
+    def counted(self, ids, positions, mask, start, with_log_probs):
+        columns.append((ids.shape[0], ids.shape[1] - start))
+        return read(self, ids, positions, mask, start, with_log_probs)
+
+    monkeypatch.setattr(ColumnBackend, "_read_prompts", counted)
+    assert job("--template", template, "--batch-size", "4", "--overwrite") == 0
+    texts, shared = [record["text"] for record in lines_of(job.output)], columns[:]
+    assert [rows for rows, _ in shared].count(1) == 2  # the examples, by each member
+    assert all(width < 40 for rows, width in shared if rows > 1)
+    columns.clear()
+    monkeypatch.setattr(Policy, "least_shared_tokens", 10**9)
+    assert job("--template", template, "--batch-size", "4", "--overwrite") == 0
+    assert [record["text"] for record in lines_of(job.output)] == texts
+    assert all(width > 80 for _, width in columns)
+    assert sum(r * w for r, w in columns) > 3 * sum(r * w for r, w in shared)
 
 
 def test_standard_input(job, monkeypatch):

@@ -160,7 +160,11 @@ def test_what_is_worth_sharing(monkeypatch):
     shared = list(range(10))
     assert worth_sharing([[*shared, 50], [*shared, 60]], 0) == 10  # ten tokens saved
     assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 0) == 0  # nine
-    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 2) == 9  # eleven
+    assert (
+        worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 5) == 5
+    )  # what is known: ten; a pass for the rest: four
+    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 4) == 0
+    assert worth_sharing([[*shared, *shared, 50], [*shared, *shared, 60]], 10) == 20
     assert worth_sharing([shared, shared, shared], 0) == 9  # each reads its last token itself
     assert worth_sharing([[*shared, 50]], 10) == 10  # alone: what is known
     assert worth_sharing([[*shared, 50]], 9) == 0
