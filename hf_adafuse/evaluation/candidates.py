@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from ..config import AdaFuseConfig
+from ..config import PRESETS, AdaFuseConfig
 
 RULES: dict[str, dict[str, Any]] = {
     # The paper's, and spans compared by another measure.
@@ -23,10 +23,13 @@ RULES: dict[str, dict[str, Any]] = {
     "horizon, 3:1": {"fusion": "horizon", "model_weights": (3, 1)},
     "horizon, prompt weights x10": {"fusion": "horizon", "model_weights": "prompt", "prompt_sharpness": 10.0},
     "horizon, margin 0.5": {"fusion": "horizon", "switch_margin": 0.5},
-    # Word by word: a mixture of the members, or a product.
+    # Word by word: a mixture of the members, a product, or between the two; and what is recommended untuned.
     "word": {"fusion": "word"},
     "word, geometric": {"fusion": "word", "word_mean": "geometric"},
+    "word, root": {"fusion": "word", "word_mean": "root"},
+    "robust": PRESETS["robust"],
     # The same with a main model that counts more: by fixed weights, or by what it makes of the prompt or the text.
+    "word, root, 3:1": {"fusion": "word", "word_mean": "root", "model_weights": (3, 1)},
     "word, 3:1": {"fusion": "word", "model_weights": (3, 1)},
     "word, geometric, 3:1": {"fusion": "word", "word_mean": "geometric", "model_weights": (3, 1)},
     "word, prompt weights": {"fusion": "word", "model_weights": "prompt"},
