@@ -13,15 +13,15 @@ COMMITMENTS = ("adaptive", "fixed")
 EXPLORATIONS = ("diverse", "beam")
 FUSIONS = ("span", "horizon", "word")
 WORD_MEANS = ("arithmetic", "root", "geometric")
+WEIGHTINGS = ("prompt", "examples")
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "robust": {
         "fusion": "word",
         "word_mean": "root",
-        "model_weights": "prompt",
-        "prompt_sharpness": 60.0,
-        "prompt_evidence": 1000.0,
+        "model_weights": "examples",
+        "prompt_sharpness": 20.0,
     },
 }
 
@@ -59,7 +59,8 @@ class AdaFuseConfig:
         model_weights (`list[float]` or `str`, *optional*):
             One positive weight per member, the main model first, in the fused score. `None` is the uniform mean;
             `"prompt"` the softmax of minus the NLL per byte that each member gives the prompt, times
-            `prompt_sharpness` (PackLLM).
+            `prompt_sharpness` (PackLLM). `"examples"`: the same of the answers in a few-shot prompt, which follow what
+            the prompt ends with (`Answer:`) where earlier lines begin with it; without any, the uniform mean.
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
             end of the text counts as one byte).
@@ -76,10 +77,7 @@ class AdaFuseConfig:
         length_exponent (`float`, *optional*, defaults to 1.0):
             a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
-            Of `model_weights="prompt"`: the larger, the more the member counts that knows the prompt better.
-        prompt_evidence (`float`, *optional*, defaults to 0.0):
-            e: of a prompt of n bytes the sharpness is multiplied by n^2 / (n^2 + e^2): what a member makes of a short
-            question says little about who can answer it, what it makes of a page of examples much.
+            Of these weights: the larger, the more the member counts that knows the prompt, or the answers, better.
         online_rate (`float`, *optional*, defaults to 0.0):
             Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
         switch_margin (`float`, *optional*, defaults to 0.0):
@@ -109,7 +107,6 @@ class AdaFuseConfig:
     word_mean: str = "arithmetic"
     length_exponent: float = 1.0
     prompt_sharpness: float = 1.0
-    prompt_evidence: float = 0.0
     online_rate: float = 0.0
     switch_margin: float = 0.0
     certainty_gate: float | None = None
@@ -139,7 +136,7 @@ class AdaFuseConfig:
                 raise ValueError(
                     f"`{name}` must be one of {list(allowed)}, but is {getattr(self, name)!r}. Choose one of these."
                 )
-        for name in ("length_exponent", "prompt_sharpness", "prompt_evidence", "online_rate", "switch_margin"):
+        for name in ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin"):
             value = getattr(self, name)
             if not (_is_number(value) or (name == "switch_margin" and value == math.inf)) or value < 0:
                 raise ValueError(f"`{name}` must be a number of at least 0, but is {value!r}. Leave it out.")
@@ -152,7 +149,7 @@ class AdaFuseConfig:
             raise ValueError(
                 f"`do_sample` must be True, False or None, but is {self.do_sample!r}. Use None to go by the call."
             )
-        if self.model_weights is not None and self.model_weights != "prompt":
+        if self.model_weights is not None and self.model_weights not in WEIGHTINGS:
             self._check_weights()
         # 2. Combinations
         if self.fusion == "word" and (self.nll_normalization != "token" or self.length_exponent != 1):
@@ -184,8 +181,8 @@ class AdaFuseConfig:
     def robust(cls) -> AdaFuseConfig:
         """
         The settings that came nearest to the better member on every task they were measured on: words are compared by
-        the root mean of the members' probabilities, and a long prompt says whom to trust. The same as `"robust"` where
-        an `adafuse_config` is asked for.
+        the root mean of the members' probabilities, and the examples of a few-shot prompt say whom to trust. The same
+        as `"robust"` where an `adafuse_config` is asked for.
         """
         return cls(**PRESETS["robust"])
 

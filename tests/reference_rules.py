@@ -126,16 +126,35 @@ def choose(entries, weights, config, own):
         level += 1
 
 
-def prompt_nll(m, ids):
-    """Nats per byte of the prompt's text, of the tokens after the first that have text, and its bytes."""
+def answers(text):
+    """Per byte, whether it is of an answer: of the rest of a line that begins with the prompt's last line, the cue."""
+    end = len(text)
+    while end and text[end - 1 : end] == b"\n":
+        end -= 1
+    last = max((i + 1 for i in range(end) if text[i : i + 1] == b"\n"), default=0)
+    cue, marks = text[last:], [False] * len(text)
+    for start in range(last if cue.strip() else 0):
+        if (start == 0 or text[start - 1 : start] == b"\n") and text[start:].startswith(cue):
+            at = start + len(cue)
+            while at < len(text) and text[at : at + 1] != b"\n":
+                marks[at] = True
+                at += 1
+    return marks
+
+
+def prompt_nll(m, ids, weights):
+    """Nats per byte of the prompt's text, or its answers, of the tokens after the first that have text."""
     total, size = 0.0, 0
+    marks = answers(b"".join(m.token_bytes(token) for token in ids)) if weights == "examples" else None
+    at = len(m.token_bytes(ids[0]))
     for end in range(1, len(ids)):
         piece = m.token_bytes(ids[end])
-        if piece:
+        at += len(piece)
+        if piece and (marks is None or any(marks[at - len(piece) : at])):
             raw = m.logits(tuple(ids[:end]))
             total -= (raw[ids[end]] - raw.logsumexp(-1)).item()
             size += len(piece)
-    return (total / size, size) if size else None
+    return total / size if size else None
 
 
 def certain_words(m, prefix, config):
@@ -155,11 +174,10 @@ def certain_words(m, prefix, config):
 def decode_by_rule(members, prompts, config, max_new_tokens):
     """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
-    if config.model_weights == "prompt":
-        nlls = [prompt_nll(m, ids) for m, ids in zip(members, prompts)]
-        nlls = [(0.0, 1)] * len(members) if None in nlls else nlls  # a prompt without text says nothing
-        size = min(size for _, size in nlls)
-        logs = [-config.prompt_sharpness * nll * size**2 / (size**2 + config.prompt_evidence**2) for nll, _ in nlls]
+    if isinstance(config.model_weights, str):
+        nlls = [prompt_nll(m, ids, config.model_weights) for m, ids in zip(members, prompts)]
+        nlls = [0.0] * len(members) if None in nlls else nlls  # a prompt without text says nothing
+        logs = [-config.prompt_sharpness * nll for nll in nlls]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:

@@ -26,7 +26,6 @@ DEFAULTS = {
     "word_mean": "arithmetic",
     "length_exponent": 1.0,
     "prompt_sharpness": 1.0,
-    "prompt_evidence": 0.0,
     "online_rate": 0.0,
     "switch_margin": 0.0,
     "certainty_gate": None,
@@ -46,7 +45,6 @@ NOT_DEFAULTS = {
     "word_mean": "geometric",
     "length_exponent": 0.5,
     "prompt_sharpness": 8.0,
-    "prompt_evidence": 300.0,
     "online_rate": 1.5,
     "switch_margin": 0.25,
     "certainty_gate": 0.9,
@@ -61,7 +59,7 @@ CHOICES = {
     "fusion": ("span", "horizon", "word"),
     "word_mean": ("arithmetic", "root", "geometric"),
 }
-NUMBERS = ("length_exponent", "prompt_sharpness", "prompt_evidence", "online_rate", "switch_margin")
+NUMBERS = ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin")
 REFUSED = [
     *[("margin_threshold", value) for value in (-0.01, -1, math.nan, math.inf, -math.inf, "0.7", None, True, [0.7])],
     *[(name, value) for name in COUNTS for value in (0, -1, 1.0, 2.5, math.nan, "3", None, True, False, [3])],

@@ -22,7 +22,7 @@ HOUSE = (
     ("trees", "columns tree_cache tree_mask skinny_linear model_call"),
     ("trees", "pass_costs pass_policy shared_prefix"),
     ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend self_test"),
-    ("members", "vocabulary structured chat forks histories processors processor_request readings"),
+    ("members", "vocabulary examples structured chat forks histories processors processor_request readings"),
     ("members", "loading participants prompts member"),
     ("decoding", "words scoring requests proposer fusion pool progress trust judge"),
     ("decoding", "foresight look_ahead turns scheduler committer word_sampler sampled_rounds decoder"),

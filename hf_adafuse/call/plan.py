@@ -117,7 +117,7 @@ def _prompts(
     repeats = call.generation_config.num_return_sequences or 1
     prompts = [inputs.prompts, *assistant_prompts(participants, inputs.prompts, given, repeats)]
     # Trust that follows from the prompt needs all of it to be read.
-    is_read_anew = ensemble.config.model_weights == "prompt"
+    is_read_anew = isinstance(ensemble.config.model_weights, str)
     caches: list[KeysValues | None] = [None if is_read_anew else inputs.cache, *[None] * (len(prompts) - 1)]
     unread = [index for index in range(1, len(prompts)) if given is None or given[index - 1] is None]
     if given is None:

@@ -31,8 +31,9 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     try:
         num_top = max(2, plan.config.num_branches)
         for member, planned in zip(members, plan.members, strict=True):
-            with_nlls = plan.config.model_weights == "prompt"
-            member.start(planned.prompts, planned.processors, num_top, planned.cache, with_nlls, planned.can_share)
+            weights = plan.config.model_weights
+            weighting = weights if isinstance(weights, str) else None
+            member.start(planned.prompts, planned.processors, num_top, planned.cache, weighting, planned.can_share)
         _make_decoder(plan, members, prompts).run()
     except MemberError as error:
         raise AdaFuseDecodingError.of(error, 0, prompts) from error.__cause__

@@ -16,6 +16,7 @@ from ..config import (
     FUSIONS,
     NLL_NORMALIZATIONS,
     PRESETS,
+    WEIGHTINGS,
     WORD_BOUNDARIES,
     WORD_MEANS,
     AdaFuseConfig,
@@ -105,7 +106,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
     add("--max-words", "max_words", "most words per round", type=int, metavar="M")
     add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
-    add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt", type=_weights, metavar="W,W")
+    add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt, examples", type=_weights, metavar="W,W")
     add("--max-word-tokens", "max_word_tokens", "a word also ends here", type=int, metavar="N")
     add("--word-boundary", "word_boundary", "where words end", choices=WORD_BOUNDARIES)
     add("--nll-normalization", "nll_normalization", "unit of the mean NLL", choices=NLL_NORMALIZATIONS)
@@ -114,8 +115,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fusion", "fusion", "how candidates are compared", choices=FUSIONS)
     add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word", choices=WORD_MEANS)
     add("--length-exponent", "length_exponent", "a: NLL / length^a", type=float, metavar="A")
-    add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt", type=float, metavar="X")
-    add("--prompt-evidence", "prompt_evidence", "bytes of a prompt that earn half of it", type=float, metavar="E")
+    add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt or examples", type=float, metavar="X")
     add("--online-rate", "online_rate", "at which weights follow what is committed", type=float, metavar="ETA")
     add("--switch-margin", "switch_margin", "by which others must win, in nats", type=float, metavar="DELTA")
     add("--gate", "certainty_gate", "p(1) from which the main model is not questioned", type=float, metavar="THETA")
@@ -221,7 +221,7 @@ def _json_line(text: str, path: str, flag: str) -> str:
 
 
 def _weights(text: str) -> tuple[float, ...] | str:
-    return text if text == "prompt" else _numbers(text)
+    return text if text in WEIGHTINGS else _numbers(text)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import AdaFuseConfig
-from ..members.member import Member, MemberError, PromptNll, Span
+from ..members.member import Member, MemberError, Span
 from .committer import Committer
 from .foresight import Foresight
 from .judge import Judge
@@ -44,7 +44,7 @@ class Decoder:
         keep_cache (`bool`): keep the members' keys and values of each prompt.
         draws (`list[Callable]`, *optional*), streams (`list[Iterator[float]]`), is_greedy (`bool`): as of
             [`WordSampler`], where words are sampled.
-        prompt_nlls (`list[list[PromptNll]]`, *optional*): as of [`Judge`].
+        prompt_nlls (`list[list[float]]`, *optional*): as of [`Judge`].
         is_strict (`bool`): as of [`Committer`].
     """
 
@@ -59,7 +59,7 @@ class Decoder:
     draws: Sequence[Callable[..., int]] | None = None
     streams: Sequence[Iterator[float]] = ()
     is_greedy: bool = False
-    prompt_nlls: Sequence[Sequence[PromptNll]] = ()
+    prompt_nlls: Sequence[Sequence[float]] = ()
     is_strict: bool = False
 
     def __post_init__(self) -> None:

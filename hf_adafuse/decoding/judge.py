@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 from ..config import AdaFuseConfig
-from ..members.member import PromptNll
 from ..members.vocabulary import Vocabulary
 from .fusion import END, ScoredSpan, choose
 from .pool import Candidate, Pool
@@ -30,8 +29,7 @@ class Judge:
         vocabularies (`list[Vocabulary]`): of the members, the main model first.
         config (`AdaFuseConfig`)
         rule (`WordRule`): what a word is.
-        prompt_nlls (`list[list[PromptNll]]`): per member and prompt, what it made of the prompt; empty where no trust
-            follows from it.
+        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`Trust`]; empty where no trust follows from it.
     """
 
     def __init__(
@@ -39,7 +37,7 @@ class Judge:
         vocabularies: Sequence[Vocabulary],
         config: AdaFuseConfig,
         rule: WordRule,
-        prompt_nlls: Sequence[Sequence[PromptNll]],
+        prompt_nlls: Sequence[Sequence[float]],
     ) -> None:
         self._vocabularies, self._config, self._rule, self._prompt_nlls = vocabularies, config, rule, prompt_nlls
         self._trusts: dict[int, Trust] = {}

@@ -1,5 +1,5 @@
 """How much each member counts for a prompt: as the settings say, by what it made of the prompt, by what was committed.
-Numbers only: knows no text or tree.
+Numbers only: knows no member, text or tree.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 
 from ..config import AdaFuseConfig
-from ..members.member import PromptNll
 
 
 class Trust:
@@ -16,20 +15,20 @@ class Trust:
     The weights of the members for one prompt.
 
     Args:
-        config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness`, `prompt_evidence` and `online_rate`.
-        prompt_nlls (`list[PromptNll]`): per member, what it made of the prompt; used for `model_weights="prompt"`: the
-            weights are the softmax of minus its NLL per byte, times the sharpness (PackLLM, arXiv 2404.11531), times
-            n^2 / (n^2 + e^2) for a prompt of n bytes. NaN where a member's prompt has no text: then all count alike.
+        config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness` and `online_rate`.
+        prompt_nlls (`list[float]`): per member, its NLL of the prompt, or of the answers in it, in nats per byte; used
+            for `model_weights="prompt"` and `"examples"`: the weights are the softmax of minus these, times the
+            sharpness (PackLLM, arXiv 2404.11531; of the answers: this project). NaN where there is no such text for a
+            member: then all count alike.
         num_members (`int`)
     """
 
-    def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[PromptNll] | None, num_members: int) -> None:
+    def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[float] | None, num_members: int) -> None:
         self._rate = config.online_rate
         self._given: list[float] | None = None
         if isinstance(config.model_weights, str):
-            known = prompt_nlls if prompt_nlls and not any(math.isnan(nll.per_byte) for nll in prompt_nlls) else []
-            sharpness = config.prompt_sharpness * _share(min((nll.num_bytes for nll in known), default=0), config)
-            self._logs = [-sharpness * nll.per_byte for nll in known] or [0.0] * num_members
+            known = prompt_nlls if prompt_nlls and not any(map(math.isnan, prompt_nlls)) else [0.0] * num_members
+            self._logs = [-config.prompt_sharpness * nll for nll in known]
         else:
             self._given = list(config.model_weights or [1.0] * num_members)
             self._logs = [math.log(weight) for weight in self._given]
@@ -57,8 +56,3 @@ class Trust:
                 log - self._rate * (nll if nll is not None and nll < math.inf else mean) / num_bytes
                 for log, nll in zip(self._logs, nlls, strict=True)
             ]
-
-
-def _share(num_bytes: int, config: AdaFuseConfig) -> float:
-    """How much of the sharpness a prompt of so many bytes deserves."""
-    return num_bytes**2 / (num_bytes**2 + config.prompt_evidence**2) if num_bytes else 0.0

@@ -32,6 +32,7 @@ RULES: dict[str, dict[str, Any]] = {
     "word, root, 3:1": {"fusion": "word", "word_mean": "root", "model_weights": (3, 1)},
     "word, 3:1": {"fusion": "word", "model_weights": (3, 1)},
     "word, geometric, 3:1": {"fusion": "word", "word_mean": "geometric", "model_weights": (3, 1)},
+    "word, example weights x20": {"fusion": "word", "model_weights": "examples", "prompt_sharpness": 20.0},
     "word, prompt weights": {"fusion": "word", "model_weights": "prompt"},
     "word, prompt weights x10": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
     "word, online weights": {"fusion": "word", "online_rate": 1.0},

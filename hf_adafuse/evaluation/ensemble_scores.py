@@ -31,7 +31,7 @@ from ..decoding.fusion import ScoredSpan, choose
 from ..decoding.judge import by_word
 from ..decoding.trust import Trust
 from ..decoding.words import WordRule
-from ..members.member import PromptNll, nll_of_text
+from ..members.member import prompt_nll
 from ..members.participants import Participant
 from ..trees.model_call import ModelCall
 from .contexts import continued_text, pair_ids, prefix_id, text_ids
@@ -49,13 +49,13 @@ class Reading:
     Attributes:
         ids (`list[int]`), log_probs (`list[float]`): its tokens of it.
         is_greedy (`bool`): whether each is its most likely one.
-        context_nll (`PromptNll`): of the context; NaN where it was not asked for.
+        context_nll (`float`): as of [`Trust`], of the context; NaN where it was not asked for.
     """
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     is_greedy: bool = True
-    context_nll: PromptNll = field(default_factory=lambda: PromptNll(math.nan, 0))
+    context_nll: float = math.nan
 
 
 class EnsembleScorer:
@@ -72,7 +72,8 @@ class EnsembleScorer:
         self._calls = [ModelCall(participant.model) for participant in self._participants]
         self._config = config
         self._rule = WordRule(config.max_word_tokens, config.word_boundary)
-        self._asks_context = config.model_weights == "prompt" and len(self._participants) > 1
+        weights = config.model_weights if len(self._participants) > 1 else None
+        self._weighting = weights if isinstance(weights, str) else None
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """
@@ -83,7 +84,7 @@ class EnsembleScorer:
         by_member = []
         for participant, call in zip(self._participants, self._calls, strict=True):
             split = [pair_ids(context, continuation, participant.tokenizer) for context, continuation in pairs]
-            by_member.append(read(participant, call, split, self._asks_context))
+            by_member.append(read(participant, call, split, self._weighting))
         results = []
         for (context, continuation), readings in zip(pairs, zip(*by_member, strict=True), strict=True):
             value = self._fused(continued_text(context, continuation), readings)
@@ -95,7 +96,7 @@ class EnsembleScorer:
         by_member = []
         for participant, call in zip(self._participants, self._calls, strict=True):
             windows = [_windows(text, participant) for text in texts]
-            flat = read(participant, call, [window for of_text in windows for window in of_text], False)
+            flat = read(participant, call, [window for of_text in windows for window in of_text], None)
             pieces = iter(flat)
             by_member.append([_joined([next(pieces) for _ in of_text]) for of_text in windows])
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
@@ -122,7 +123,7 @@ class EnsembleScorer:
 
 
 def read(
-    participant: Participant, call: ModelCall, pairs: Sequence[tuple[list[int], list[int]]], with_context: bool
+    participant: Participant, call: ModelCall, pairs: Sequence[tuple[list[int], list[int]]], weighting: str | None
 ) -> list[Reading]:
     """
     What a member makes of continuations.
@@ -130,7 +131,7 @@ def read(
     Args:
         participant (`Participant`), call (`ModelCall`): of its model.
         pairs (`list`): ids of a context, and of what continues it; contexts that are too long lose their beginning.
-        with_context (`bool`): whether to read what it makes of the contexts, too.
+        weighting (`str`, *optional*): for which weights to read what it makes of the contexts, too.
 
     Raises:
         ValueError: a continuation longer than a context of the model.
@@ -141,11 +142,11 @@ def read(
     size = int(participant.model.config.get_text_config().vocab_size)
     while order:
         width = len(rows[order[0]][0])
-        kept = width if with_context else max(width - len(rows[i][0]) + rows[i][1] for i in order)
+        kept = width if weighting else max(width - len(rows[i][0]) + rows[i][1] for i in order)
         # One text a pass where the rotary frequencies follow from its length.
         most = 1 if participant.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
         batch, order = order[:most], order[most:]
-        found = _run(participant, call, [rows[index] for index in batch], with_context)
+        found = _run(participant, call, [rows[index] for index in batch], weighting)
         for index, reading in zip(batch, found, strict=True):
             readings[index] = reading
     return readings
@@ -153,26 +154,26 @@ def read(
 
 @torch.no_grad()
 def _run(
-    participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]], with_context: bool
+    participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]], weighting: str | None
 ) -> list[Reading]:
     """One pass, padded on the right: causal models do not see what comes later."""
     inputs = [ids[:-1] for ids, _ in rows]
     width = max(map(len, inputs))
     batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=participant.device)
-    first = 0 if with_context else min(len(ids) - 1 - count for ids, count in rows)
+    first = 0 if weighting else min(len(ids) - 1 - count for ids, count in rows)
     logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=participant.device))
     first = width - logits.shape[1]  # a model that cannot leave any out gives all
     readings = []
     for (ids, count), row in zip(rows, logits, strict=True):
         end = len(ids) - 1
-        start = 0 if with_context else end - count
+        start = 0 if weighting else end - count
         scores = row[start - first : end - first].float().log_softmax(-1)
         chosen = torch.tensor(ids[start + 1 :], device=scores.device)
         values: list[float] = scores.gather(-1, chosen[:, None])[:, 0].tolist()
         greedy = bool((scores[-count:].argmax(-1) == chosen[-count:]).all())
         reading = Reading(ids[-count:], values[-count:], greedy)
-        if with_context:
-            reading.context_nll = nll_of_text(participant.vocabulary, ids[:-count], values[:-count])
+        if weighting:
+            reading.context_nll = prompt_nll(participant.vocabulary, ids[:-count], values[:-count], weighting)
         readings.append(reading)
     return readings
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..call.sampling import SETTINGS
 from ..cli.members import load_members
-from ..config import PRESETS, AdaFuseConfig
+from ..config import PRESETS, WEIGHTINGS, AdaFuseConfig
 
 Pair = tuple[Any, Any]
 
@@ -75,7 +75,7 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     config = AdaFuseConfig.coerce(_from_text(given) if is_text else given) or AdaFuseConfig()
     changes = dict(settings)
     weights = changes.get("model_weights")
-    if isinstance(weights, str) and weights != "prompt":  # a comma parts arguments
+    if isinstance(weights, str) and weights not in WEIGHTINGS:  # a comma parts arguments
         changes["model_weights"] = tuple(float(weight) for weight in weights.split("+"))
     return replace(config, **changes)
 

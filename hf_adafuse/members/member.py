@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
@@ -14,6 +15,7 @@ from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, room_in_tree
+from .examples import answer_spans
 from .processors import ProcessorError, PromptProcessors
 from .readings import Reader, span_log_probs
 from .vocabulary import Vocabulary
@@ -25,13 +27,6 @@ class MemberError(Exception):
     def __init__(self, member: Member, reason: str) -> None:
         super().__init__(reason)
         self.member = member
-
-
-class PromptNll(NamedTuple):
-    """A member's NLL of a prompt's text in nats per byte, NaN where it has no text, and its bytes."""
-
-    per_byte: float
-    num_bytes: int
 
 
 class Span(NamedTuple):
@@ -58,7 +53,7 @@ class Member:
     Attributes:
         costs (`PassCosts`): what its passes have cost so far.
         num_proposals (`int`), num_wins (`int`): of this call.
-        prompt_nlls (`list[PromptNll]`): per prompt, where they were asked for.
+        prompt_nlls (`list[float]`): per prompt, where they were asked for; see [`prompt_nll`].
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class Member:
         self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
-        self.prompt_nlls: list[PromptNll] = []
+        self.prompt_nlls: list[float] = []
 
     def start(
         self,
@@ -90,7 +85,7 @@ class Member:
         processors: list[PromptProcessors],
         num_top: int,
         cache: Any = None,
-        with_nlls: bool = False,
+        weighting: str | None = None,
         can_share: bool = True,
     ) -> None:
         """
@@ -101,7 +96,7 @@ class Member:
             processors (`list[PromptProcessors]`): per prompt.
             num_top (`int`): how many of the best tokens are read after each token.
             cache (`KeysValues`, *optional*): holds the first columns of the prompts, left-padded.
-            with_nlls (`bool`, *optional*, defaults to `False`): whether to keep `prompt_nlls`.
+            weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, `"prompt"` or `"examples"`.
             can_share (`bool`, *optional*, defaults to `True`): whether what all prompts begin with may be read apart.
 
         Raises:
@@ -110,10 +105,10 @@ class Member:
         trees = self.backend
         self._reader = Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
         self._num_prompt_tokens = [len(ids) for ids in prompts]
-        self._read(lambda: trees.prefill(prompts, cache, with_nlls, can_share))
-        if with_nlls:
+        self._read(lambda: trees.prefill(prompts, cache, weighting is not None, can_share))
+        if weighting is not None:
             pairs = zip(prompts, trees.prompt_log_probs, strict=True)
-            self.prompt_nlls = [nll_of_text(self.vocabulary, ids, values) for ids, values in pairs]
+            self.prompt_nlls = [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
 
     @property
     def has_processors(self) -> bool:
@@ -233,10 +228,24 @@ def unread(nodes: Iterable[Node]) -> list[Node]:
     return list({id(node): node for node in nodes if node.reading is None}.values())
 
 
-def nll_of_text(vocabulary: Vocabulary, ids: list[int], log_probs: list[float]) -> PromptNll:
-    """The NLL of a prompt's text, without special tokens, from the log-probabilities (nats) of its last ids."""
-    pieces = [vocabulary.piece(token) for token in ids[len(ids) - len(log_probs) :]]
-    pairs = zip(log_probs, pieces, strict=True)
-    read = [(value, len(piece)) for value, piece in pairs if piece and not math.isnan(value)]
+def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], weighting: str) -> float:
+    """
+    The NLL of a prompt's text in nats per byte, without special tokens, or of the answers in it; NaN where there is no
+    such text.
+
+    Args:
+        vocabulary (`Vocabulary`), ids (`list[int]`): the member's, all of the prompt.
+        log_probs (`list[float]`): of its last ids (nats).
+        weighting (`str`): `"prompt"`, or `"examples"`: of the tokens that write the answers of its examples.
+    """
+    pieces = [vocabulary.piece(token) for token in ids]
+    ends = list(itertools.accumulate(map(len, pieces)))
+    spans = answer_spans(b"".join(pieces)) if weighting == "examples" else [(0, ends[-1])]
+    first = len(ids) - len(log_probs)
+    read = [
+        (value, len(piece))
+        for value, piece, end in zip(log_probs, pieces[first:], ends[first:], strict=True)
+        if piece and not math.isnan(value) and any(end > start and end - len(piece) < stop for start, stop in spans)
+    ]
     num_bytes = sum(size for _, size in read)
-    return PromptNll(-math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan, num_bytes)
+    return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan

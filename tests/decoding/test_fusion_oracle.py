@@ -22,10 +22,6 @@ RULES = {
     "gate": {"certainty_gate": 0.8},
     "word, gate": {"fusion": "word", "certainty_gate": 0.5},
     "prompt": {"model_weights": "prompt", "prompt_sharpness": 4.0},
-    "root, prompt, evidence": {
-        "fusion": "word", "word_mean": "root",
-        "model_weights": "prompt", "prompt_sharpness": 8.0, "prompt_evidence": 30,
-    },
     "word, prompt": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
     "online": {"online_rate": 3.0},
     "word, online, gate, switch": {
@@ -100,3 +96,18 @@ def test_weights_far_apart_are_one_member():
         weights[heavy] = 1.0
         case.config = dataclasses.replace(case.config, model_weights=weights, num_branches=1)
         assert_equals_the_oracle(case)
+
+
+FEW_SHOT = ["A: a big cat\nthe tree\n", "Q: cat\nA: it was\nQ: tree\n", "Once\nA: upon a time in\nA: there\nB: red\n"]
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_trust_by_examples_equals_the_oracle(number, look_ahead):
+    """Prompts with and without examples in one batch; by the root mean, as the robust settings have it."""
+    rule = {"model_weights": "examples", "prompt_sharpness": 6.0}
+    mean = {"fusion": "word", "word_mean": "root"} if number % 2 else {}
+    case, rng = case_of(30000 + number, **rule, **mean), random.Random(number)
+    ending = rng.choice(["A:", "A:", "Q: She\nA:", "A:\n", "the"])
+    case.prompts = [rng.choice(FEW_SHOT) + ending for _ in case.prompts]
+    look_ahead(number % 3, is_flat=number % 2 == 1)
+    assert_equals_the_oracle(case)

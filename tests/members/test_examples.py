@@ -1,0 +1,43 @@
+"""Where the answers of a prompt's examples are."""
+
+import random
+
+import pytest
+from reference_rules import answers
+
+from hf_adafuse.members.examples import answer_spans
+
+FEW_SHOT = b"Question: a?\nAnswer: Paris\n\nQuestion: b?\nAnswer: No, Rome.\n\nQuestion: c?\nAnswer:"
+
+
+def found(text):
+    return [text[start:stop] for start, stop in answer_spans(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FEW_SHOT, [b" Paris", b" No, Rome."]),
+        (b"Answer: first\nAnswer:", [b" first"]),  # at the very beginning
+        (b"Say Answer: no\nAnswer:", []),  # not where the line begins otherwise
+        (b"Question: Who?\nAnswer:", []),
+        (b"Who?", []),
+        (b"", []),
+        (b"\n\n", []),
+        (b"A:\nA:\nA:", []),  # nothing in them
+        (b"user\na\nassistant\nParis\nuser\nb\nassistant\n", [b"Paris"]),  # a chat, its special tokens have no text
+        ("Frage: a\nAntwort: Größe\nFrage: b\nAntwort:".encode(), [" Größe".encode()]),
+    ],
+)
+def test_answers(text, expected):
+    assert found(text) == expected
+
+
+def test_of_random_lines_as_by_every_byte():
+    rng = random.Random(1)
+    for _ in range(3000):
+        text = "".join(rng.choice(["A:", "\n", "\n", " b", "A"]) for _ in range(rng.randint(0, 14))).encode()
+        marks = [False] * len(text)
+        for start, stop in answer_spans(text):
+            marks[start:stop] = [True] * (stop - start)
+        assert marks == answers(text), text
