@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -119,6 +120,8 @@ def test_settings_of_the_main_model_hold_unless_a_flag_says_otherwise(folders, t
     for given, config in (
         ([], AdaFuseConfig(max_words=1, num_branches=2, max_word_tokens=6)),
         (["--max-words", "2"], AdaFuseConfig(max_words=2, num_branches=2, max_word_tokens=6)),
+        (["--preset", "paper"], AdaFuseConfig(max_word_tokens=6)),  # all of them, not only those it names
+        (["--preset", "robust"], dataclasses.replace(AdaFuseConfig.robust(), max_word_tokens=6)),
     ):
         assert main(flags(pair, *given, PROMPT)) == 0
         assert capsys.readouterr().out == expected(pair, config=config)[0] + "\n"

@@ -88,6 +88,13 @@ def test_examples_that_all_prompts_begin_with_are_read_once(job, monkeypatch):
     assert sum(r * w for r, w in columns) > 3 * sum(r * w for r, w in shared)
 
 
+def test_a_job_goes_on_with_the_preset_it_began_with(job, capsys):
+    assert job("--preset", "robust") == 0
+    assert job("--preset", "robust") == 0
+    assert job() == 2
+    assert "--preset" in capsys.readouterr().err
+
+
 def test_standard_input(job, monkeypatch):
     content = "\ufeff" + job.input.read_text(encoding="utf-8").replace("\n", "\r\n\r\n", 3)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
