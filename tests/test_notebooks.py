@@ -35,6 +35,11 @@ CLAIMS = {
         "len(questions) == 50",
         "0.05 < default['error'] < 0.07",
     ],
+    "quality": [
+        "max(by_name[f'member {k} alone'].accuracy for k in (1, 2, 3)) < 60 < span.accuracy",
+        "by_name['1 + 2 + 3, robust'].answers == by_name['1 + 2 + 3, word, root'].answers",
+        "by_name['1 + 2 + 3, robust'].accuracy > span.accuracy",
+    ],
     "publish_to_the_hub": ["answer(ensemble) == ' one hundred and eighty'", "answer(plain) != answer(ensemble)"],
 }
 
