@@ -133,7 +133,8 @@ def answers(text):
         end -= 1
     last = max((i + 1 for i in range(end) if text[i : i + 1] == b"\n"), default=0)
     cue, marks = text[last:], [False] * len(text)
-    for start in range(last if cue.strip() else 0):
+    is_cue = cue.strip() != b"" and any(cue.rstrip(b" ").endswith(end) for end in (b":", b"\n", "：".encode()))
+    for start in range(last if is_cue else 0):
         if (start == 0 or text[start - 1 : start] == b"\n") and text[start:].startswith(cue):
             at = start + len(cue)
             while at < len(text) and text[at : at + 1] != b"\n":

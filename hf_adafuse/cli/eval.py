@@ -121,7 +121,12 @@ def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:
     if args.overwrite:
         for path in known:
             path.unlink()
-    elif known and sidecar.exists():
+    elif known and not sidecar.exists():
+        raise ValueError(
+            f"`--output` must hold {sidecar.name} beside its answers, but {str(output)!r} does not: nobody knows whose "
+            "they are. Pass --overwrite, or another folder."
+        )
+    elif known:
         check_settings(sidecar, settings, output)
     scratch = sidecar.with_name(f"{sidecar.name}.tmp")
     scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

@@ -169,7 +169,12 @@ def _prepare(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     if overwrite:
         for path in known:
             path.unlink()
-    elif known and sidecar.exists():
+    elif known and not sidecar.exists():
+        raise ValueError(
+            f"`--output` must hold {sidecar.name} beside its answers, but {str(output)!r} does not: nobody knows whose "
+            "they are. Pass --overwrite, or another folder."
+        )
+    elif known:
         check_settings(sidecar, settings, output)
     scratch = sidecar.with_name(f"{sidecar.name}.tmp")
     scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

@@ -99,7 +99,7 @@ class TuneReport:
                 f"The best ensemble, {ensemble}, is {reason}: {figures}.",
             ]
         lines = [f"The best choice: {ensemble}.", f"Above the best member, {best}: {figures}."]
-        if honest.value <= honest.error:
+        if not honest.value > honest.error:  # also where one question has no error
             lines.append("Held out that is no clear gain: more questions would tell.")
         return [*lines, f"Its flags: {self._flags(tuning.winner)}"]
 

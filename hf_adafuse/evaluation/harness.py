@@ -77,10 +77,10 @@ def load_tasks(
         if any(name not in manager.all_tasks and not Path(name).is_file() for name in names):
             # The harness's own tasks are thousands of files.
             manager = TaskManager(include_path=folders, metadata=metadata)
-        return Tasks([_load(manager, name) for name in names], manager)
+        return Tasks([task for name in names for task in _load(manager, name)], manager)
 
 
-def _load(manager: Any, name: str) -> Any:
+def _load(manager: Any, name: str) -> list[Any]:
     if name not in manager.all_tasks and not Path(name).is_file():
         close = get_close_matches(name, [*KEYS, *manager.all_tasks], n=3)
         hint = f"Did you mean {' or '.join(close)}?" if close else f"This package's own are {', '.join(KEYS)}."
@@ -92,7 +92,8 @@ def _load(manager: Any, name: str) -> Any:
     except Exception as error:  # whatever a task's own code or the download of its data raises
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ValueError(f"`--tasks` must be tasks that load, but {name} does not ({reason}). See its data.") from error
-    return found["groups"].get(name) or list(found["tasks"].values())
+    group = found["groups"].get(name)
+    return list(found["tasks"].values()) if group is None else [group]
 
 
 def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
     with _quiet(), contextlib.redirect_stdout(sys.stderr):
         results: dict[str, Any] = simple_evaluate(
             model=lm,
-            tasks=[one for loaded in tasks.objects for one in (loaded if isinstance(loaded, list) else [loaded])],
+            tasks=tasks.objects,
             num_fewshot=plan.num_fewshot,
             limit=plan.limit,
             apply_chat_template=plan.chat,

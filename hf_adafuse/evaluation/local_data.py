@@ -84,7 +84,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     Raises:
         ValueError: a line is not of the form above.
     """
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -49,7 +49,8 @@ class ColumnBackend(Backend):
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        shared = self._shared_prefix(prompts, with_log_probs) if cache is None and can_share else None
+        can_share = can_share and cache is None  # what a caller's cache holds is not all read here
+        shared = self._shared_prefix(prompts, with_log_probs) if can_share else None
         if shared is not None:
             cache = _left_padded(shared, pads)
         start = cache[0][0].shape[2] if cache else 0

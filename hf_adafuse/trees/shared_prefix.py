@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from ..host_internals import ADAPTER_SWITCHES, is_adapter_layer
 from .adapters import AdaptedModel, base_model
 from .pass_policy import Policy
 
@@ -31,7 +32,7 @@ class SharedPrefix:
     log_probs: list[float] | None = None
 
 
-# By model and by the adapter it takes part with.
+# By model and its state.
 _Kept = weakref.WeakKeyDictionary[Any, dict[Any, SharedPrefix]]
 _kept: ContextVar[_Kept | None] = ContextVar("prefix_caching", default=None)
 
@@ -74,18 +75,25 @@ def is_caching() -> bool:
 def kept_prefix(model: Any) -> SharedPrefix | None:
     """What the model has kept, if anything."""
     kept = _kept.get()
-    return None if kept is None else kept.get(base_model(model), {}).get(_adapter(model))
+    return None if kept is None else kept.get(base_model(model), {}).get(_state(model))
 
 
 def keep_prefix(model: Any, prefix: SharedPrefix) -> None:
     """Keep what the model has read, instead of what it has kept so far."""
     kept = _kept.get()
     if kept is not None:
-        kept.setdefault(base_model(model), {})[_adapter(model)] = prefix
+        kept.setdefault(base_model(model), {})[_state(model)] = prefix
 
 
-def _adapter(model: Any) -> Any:
-    return (model.adapter,) if isinstance(model, AdaptedModel) else None
+def _state(model: Any) -> Any:
+    """What else the keys and values of a model follow from: its adapter, or those that are switched on; where and in
+    which type its weights are."""
+    weights = next(base_model(model).parameters(), None)
+    kept = () if weights is None else (weights.dtype, weights.device)
+    if isinstance(model, AdaptedModel):
+        return (*kept, model.adapter)
+    layers = [module for module in base_model(model).modules() if is_adapter_layer(module)]
+    return (*kept, *{str([getattr(layer, switch) for switch in ADAPTER_SWITCHES]) for layer in layers})
 
 
 def common_length(rows: Sequence[list[int]]) -> int:

@@ -120,7 +120,7 @@ class SnapshotBackend(Backend):
         """What all prompts begin with, read; `None` where that is not worth it. A snapshot cannot be cut: what was kept
         is of use where all of it is at the beginning of all prompts."""
         known = kept_prefix(self.model)
-        if known is not None and not all(ids[: len(known.ids)] == known.ids for ids in prompts):
+        if known is not None and not all(_begins_with(ids, known.ids) for ids in prompts):
             known = None
         number = worth_sharing(prompts, 0 if known is None else len(known.ids))
         if number == 0 or (known is not None and number == len(known.ids)):
@@ -193,6 +193,11 @@ class SnapshotBackend(Backend):
         self.num_forwards += 1
         self.num_tokens += ids.numel()
         return logits, split(memory, len(tokens))
+
+
+def _begins_with(ids: list[int], first: list[int]) -> bool:
+    """Whether it does and goes on."""
+    return len(ids) > len(first) and ids[: len(first)] == first
 
 
 def _plan(missing: list[Node]) -> tuple[list[Node], _Below]:

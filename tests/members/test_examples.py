@@ -22,6 +22,9 @@ def found(text):
         (b"Say Answer: no\nAnswer:", []),  # not where the line begins otherwise
         (b"Question: Who?\nAnswer:", []),
         (b"Who?", []),
+        (b"The cat sat on the mat.\nThe", []),  # a sentence half written
+        (b"- red\n- green\n- ", []),
+        ("问：甲\n答：一\n问：乙\n答：".encode(), ["一".encode()]),
         (b"", []),
         (b"\n\n", []),
         (b"A:\nA:\nA:", []),  # nothing in them

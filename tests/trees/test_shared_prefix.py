@@ -131,6 +131,60 @@ def test_members_of_one_architecture_do_not_take_each_others(same_main):
         assert_equal(case)
 
 
+def test_a_callers_cache_is_not_kept(same_main):
+    """It may hold zeros where a sliding layer has dropped its keys."""
+    model, prompt = (
+        hf_adafuse.enable_adafuse(copy.copy(tiny_model("llama", "byte_level", 1))),
+        BYTES(SHOTS, return_tensors="pt"),
+    )
+    cache = model(**prompt).past_key_values
+    ids = torch.cat([prompt.input_ids, prompt.input_ids[:, :1]], dim=1)
+    with hf_adafuse.prefix_caching():
+        model.generate(
+            ids, past_key_values=cache, adafuse_config=True, max_new_tokens=2, pad_token_id=0, tokenizer=BYTES
+        )
+        assert kept_prefix(model) is None
+
+
+@pytest.mark.parametrize("name", ["mamba2", "bart", "llama"])
+def test_a_prompt_that_is_what_is_kept(name, same_main):
+    case = case_of(model_of(name) if name != "llama" else tiny_model("llama", "byte_level", 1), batch=2)
+    with hf_adafuse.prefix_caching():
+        for prompts in (
+            [SHOTS[:30] + " a", SHOTS[:30] + " the"],
+            [SHOTS[:30]],
+            [SHOTS[:30], SHOTS[:30] + "x"],
+            [SHOTS[:9]],
+        ):
+            case.prompts = prompts
+            assert_equal(case)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks for it
+def test_what_is_kept_is_of_the_active_adapter():
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    base = copy.deepcopy(tiny_model("llama", "byte_level", 1))
+    config = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    wrapped = get_peft_model(base, config, "red")
+    wrapped.add_adapter("blue", config)
+    model = hf_adafuse.enable_adafuse(wrapped.get_base_model())
+    inputs = BYTES(SHOTS + "She", return_tensors="pt")
+
+    def logits():
+        options = dict(adafuse_config=True, max_new_tokens=3, return_dict_in_generate=True, output_logits=True)
+        return torch.stack(model.generate(**inputs, **options, pad_token_id=0, tokenizer=BYTES).logits)
+
+    wrapped.set_adapter("blue")
+    expected = logits()
+    with hf_adafuse.prefix_caching():
+        wrapped.set_adapter("red")
+        assert not torch.allclose(logits(), expected)
+        wrapped.set_adapter("blue")
+        assert torch.allclose(logits(), expected, atol=1e-4)
+
+
 def test_what_is_kept_is_not_changed(same_main):
     case = llama_case([SHOTS + "a cat", SHOTS + "the"])
     with hf_adafuse.prefix_caching():
