@@ -54,6 +54,16 @@ def words_of(text, config):
     return [*words[:-1], words[-1] + word]
 
 
+def without_break(word):
+    """A word's first whitespace up to its last line break, and the rest, where there are both."""
+    at = 0
+    for index, char in enumerate(word):
+        if not char.isspace():
+            break
+        at = index + 1 if char == "\n" else at
+    return [part for part in (word[:at], word[at:]) if part]
+
+
 def by_word(m, words, ids, values, ends):
     """Per word, the log-probabilities of the tokens that begin in it; the end is a word."""
     groups = [[] for _ in words]
@@ -227,6 +237,8 @@ def one_round(members, prefixes, logs, config):
         if any(-math.inf in of_member for of_member in values) or not any(values):
             continue
         words = words_of(text, config) if text else []
+        if config.fusion == "word":
+            words = [part for word in words for part in without_break(word)]
         entry["words"] = [*words, None] if ends else words
         entry["groups"] = [by_word(m, words, e, v, ends) for m, e, v in zip(members, encoded, values)]
         entries.append(entry)

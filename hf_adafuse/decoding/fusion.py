@@ -7,6 +7,9 @@ round has computed anyway; they know no member, text rule or tensor.
 | `horizon` | the same over the first h words, h those of the shortest candidate | this project |
 | `word` | in the trie of the candidates' words, level by level the word of largest mean probability | this project |
 
+In the trie a line break before a word is a word of its own: whether a line ends is one question, what the next one
+begins with another, and a break would else lose to a comma for all the words that may follow it.
+
 The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), geometric,
 prod p^w (a product of experts: one that finds it unlikely suffices to reject it), or between the two, (sum w p^0.5)^2.
 """
@@ -24,6 +27,14 @@ from .scoring import first_lowest, fused_score
 END = ""
 # The means of probabilities as power means (sum w p^a)^(1 / a); the geometric one is the limit.
 _EXPONENTS = {"arithmetic": 1.0, "root": 0.5, "geometric": 0.0}
+
+
+def units(words: Sequence[str], config: AdaFuseConfig) -> list[str]:
+    """What is compared of a text of these words: they themselves; in a trie, line breaks before them apart."""
+    if config.fusion != "word":
+        return list(words)
+    ends = [word[: len(word) - len(word.lstrip())].rfind("\n") + 1 for word in words]
+    return [part for word, end in zip(words, ends, strict=True) for part in (word[:end], word[end:]) if part]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
-from .fusion import END, ScoredSpan, choose
+from .fusion import END, ScoredSpan, choose, units
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .trust import Trust
@@ -63,7 +63,7 @@ class Judge:
         return self._trusts[prompt.index]
 
     def _scored_span(self, candidate: Candidate, scored: Scored) -> ScoredSpan:
-        words = self._rule.split(candidate.text) if candidate.text else []
+        words = units(self._rule.split(candidate.text), self._config) if candidate.text else []
         log_probs = [
             by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
             for k, of_member in enumerate(scored)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ..config import AdaFuseConfig
-from ..decoding.fusion import ScoredSpan, choose
+from ..decoding.fusion import ScoredSpan, choose, units
 from ..decoding.judge import by_word
 from ..decoding.trust import Trust
 from ..decoding.words import WordRule
@@ -102,7 +102,7 @@ class EnsembleScorer:
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
 
     def _fused(self, text: str, readings: Sequence[Reading]) -> float:
-        words = self._rule.split(text)
+        words = units(self._rule.split(text), self._config)
         if not words:
             return 0.0
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words]

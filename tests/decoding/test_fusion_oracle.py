@@ -10,6 +10,9 @@ import pytest
 from cases import random_case
 from reference_rules import decode_by_rule
 
+from hf_adafuse import AdaFuseConfig
+from hf_adafuse.decoding.fusion import ScoredSpan, choose, units
+
 RULES = {
     "word": {"fusion": "word"},
     "word, geometric": {"fusion": "word", "word_mean": "geometric"},
@@ -111,3 +114,13 @@ def test_trust_by_examples_equals_the_oracle(number, look_ahead):
     case.prompts = [rng.choice(FEW_SHOT) + ending for _ in case.prompts]
     look_ahead(number % 3, is_flat=number % 2 == 1)
     assert_equals_the_oracle(case)
+
+
+def test_a_line_break_does_not_lose_for_the_words_that_may_follow_it():
+    """A member ends the line at 0.6, and has no idea what comes next; a comma has 0.3."""
+    config = AdaFuseConfig(fusion="word")
+    assert units([" Lima", "\n\nThe", " \n", " on"], config) == [" Lima", "\n\n", "The", " \n", " on"]
+    assert units(["\nThe"], AdaFuseConfig()) == ["\nThe"]
+    ends_line = ScoredSpan(("\n", "The"), [[[math.log(0.6)], [math.log(0.1)]]], [1, 3])
+    comma = ScoredSpan((",",), [[[math.log(0.3)]]], [1])
+    assert choose([comma, ends_line], [1.0], config).winner == 1
