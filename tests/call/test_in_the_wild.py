@@ -200,4 +200,4 @@ def test_a_model_from_a_gguf_file(tmp_path):
         assert new_ids(case, case.fast()) == new_ids(expected, expected.fast())
     ids = case.main_ids()[1]
     with pytest.raises(ValueError, match=r"`assistant_tokenizers\[0\]` must be a tokenizer, .* Pass it\."):
-        enable_adafuse(case.models[0]).generate(ids, tokenizer=case.tokenizers[0], assistant_models=[model])
+        enable_adafuse(copy.copy(case.models[0])).generate(ids, tokenizer=case.tokenizers[0], assistant_models=[model])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tiny import TOKENIZERS, tiny_model
@@ -29,7 +31,7 @@ def requests(kind, all_arguments, task="task"):
 
 
 def members(*kinds):
-    return [(tiny_model(architecture, kind), TOKENIZERS[kind]()) for architecture, kind in kinds]
+    return [(copy.copy(tiny_model(architecture, kind)), TOKENIZERS[kind]()) for architecture, kind in kinds]
 
 
 def ensemble(kinds, config=None, **options):
