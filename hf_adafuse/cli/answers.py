@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .job_settings import check_settings, keep_settings
 from .questions import Question
 
 Record = dict[str, Any]
@@ -57,9 +58,7 @@ class Answers:
                 path.unlink()
         files = [path for path in [self.path, *self._parts()] if path.stat().st_size]
         if not files:
-            scratch = sidecar.with_name(f"{sidecar.name}.tmp")
-            scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-            scratch.replace(sidecar)
+            keep_settings(sidecar, settings)
         elif sidecar.exists():
             check_settings(sidecar, settings, self.path)
         else:
@@ -161,28 +160,6 @@ def check_output(path: Path) -> None:
         is_device = path.is_char_device() or path.is_block_device()
         kind = "a folder" if path.is_dir() else "a device" if is_device else "a pipe or a socket"
         raise ValueError(f"`--output` must be a regular file, but {str(path)!r} is {kind}. Choose another name.")
-
-
-def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
-    try:
-        earlier = json.loads(sidecar.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{str(sidecar)!r} must hold the earlier run's settings, but is not JSON ({error}). Start over with "
-            "--overwrite."
-        ) from None
-    for name in {**earlier, **settings}:
-        before = earlier.get(name)
-        now = settings.get(name)
-        if before != now:
-            raise ValueError(
-                f"`--{name.replace('_', '-')}` must be {_shown(before)}, as in the earlier run that wrote "
-                f"{str(path)!r}, but is {_shown(now)}. Use the same, another --output, or start over with --overwrite."
-            )
-
-
-def _shown(setting: Any) -> str:
-    return "left out" if setting in (None, False, []) else json.dumps(setting)
 
 
 def mend(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -110,27 +109,16 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
 
 def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:
     """The folder, with the settings in it: those of an earlier run there must be the same."""
-    from .answers import check_settings, locked
+    from .answers import locked
+    from .job_settings import begin_in_folder
 
     if output.exists() and not output.is_dir():
         raise ValueError(f"`--output` must be a folder or a new name, but {str(output)!r} is a file. Choose another.")
     output.mkdir(parents=True, exist_ok=True)
-    sidecar, settings = output / _SETTINGS, _settings(args)
+    sidecar = output / _SETTINGS
     known = sorted(output.glob("*/responses.jsonl"))
     stack.enter_context(locked(output / "lock"))
-    if args.overwrite:
-        for path in known:
-            path.unlink()
-    elif known and not sidecar.exists():
-        raise ValueError(
-            f"`--output` must hold {sidecar.name} beside its answers, but {str(output)!r} does not: nobody knows whose "
-            "they are. Pass --overwrite, or another folder."
-        )
-    elif known:
-        check_settings(sidecar, settings, output)
-    scratch = sidecar.with_name(f"{sidecar.name}.tmp")
-    scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(sidecar)
+    begin_in_folder(sidecar, known, _settings(args), args.overwrite)
     return output
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from contextlib import closing
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from .answers import check_settings, locked
+from .answers import locked
 from .arguments import add_member_arguments, add_stop_argument, count
 from .few_shot import add_examples, add_few_shot_argument, first_answers
+from .job_settings import begin_in_folder
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -166,19 +166,7 @@ def _prepare(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     """Check that the answers that are there were asked for in the same way."""
     sidecar = output / "settings.json"
     known = sorted((output / "answers").glob("*.jsonl"))
-    if overwrite:
-        for path in known:
-            path.unlink()
-    elif known and not sidecar.exists():
-        raise ValueError(
-            f"`--output` must hold {sidecar.name} beside its answers, but {str(output)!r} does not: nobody knows whose "
-            "they are. Pass --overwrite, or another folder."
-        )
-    elif known:
-        check_settings(sidecar, settings, output)
-    scratch = sidecar.with_name(f"{sidecar.name}.tmp")
-    scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(sidecar)
+    begin_in_folder(sidecar, known, settings, overwrite)
 
 
 def _names(paths: list[str]) -> list[str]:
