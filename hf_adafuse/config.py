@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 WORD_BOUNDARIES = ("whitespace", "unicode")
@@ -14,6 +14,17 @@ EXPLORATIONS = ("diverse", "beam")
 FUSIONS = ("span", "horizon", "word")
 WORD_MEANS = ("arithmetic", "root", "geometric")
 WEIGHTINGS = ("prompt", "examples")
+# What peers use too.
+_FIELDS_OF_ALL = (
+    "method",
+    "method_options",
+    "model_weights",
+    "prompt_sharpness",
+    "max_word_tokens",
+    "word_boundary",
+    "nll_normalization",
+    "do_sample",
+)
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -89,6 +100,13 @@ class AdaFuseConfig:
             `True`: sample words from the weighted mixture of the members' word distributions; the fields above but for
             `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
             the call of `generate()` asks for `do_sample=True`; a model's own default does not.
+        method (`str`, *optional*, defaults to `"adafuse"`):
+            How the members decode together: AdaFuse, one of its peers (`"unite"`, `"gac"`, `"sweetspan"`, ...; README
+            lists them), or one of your own ([`register_strategy`]). A peer uses `model_weights`, `max_word_tokens`,
+            `word_boundary`, `nll_normalization` and its own options; the other fields are AdaFuse's.
+        method_options (`dict`, *optional*):
+            The options of a peer by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
+            stand beside the fields: `{"method": "unite", "top_k": 10}`.
 
     Raises:
         ValueError: a field is out of its range, or `from_dict` is given an unknown field.
@@ -111,9 +129,12 @@ class AdaFuseConfig:
     switch_margin: float = 0.0
     certainty_gate: float | None = None
     do_sample: bool | None = None
+    method: str = "adafuse"
+    method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         # 1. Single fields
+        self._check_method()
         if not _is_number(self.margin_threshold) or self.margin_threshold < 0:
             raise ValueError(
                 f"`margin_threshold` must be a number of at least 0, but is {self.margin_threshold!r}. "
@@ -132,10 +153,9 @@ class AdaFuseConfig:
             "word_mean": WORD_MEANS,
         }
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"`{name}` must be one of {list(allowed)}, but is {getattr(self, name)!r}. Choose one of these."
-                )
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"`{name}` must be one of {list(allowed)}, but is {value!r}. Choose one of these.")
         for name in ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin"):
             value = getattr(self, name)
             if not (_is_number(value) or (name == "switch_margin" and value == math.inf)) or value < 0:
@@ -158,6 +178,21 @@ class AdaFuseConfig:
                 "Leave them out: words are compared by their probabilities."
             )
 
+    def _check_method(self) -> None:
+        if not isinstance(self.method, str) or not self.method:
+            raise ValueError(f"`method` must be the name of a method, but is {self.method!r}. README lists them.")
+        object.__setattr__(self, "method_options", dict(self.method_options))
+        if self.method == "adafuse":
+            self._refuse("`method_options` must be left out", self.method_options)
+        else:
+            defaults = {one.name: one.default for one in fields(self) if one.name not in _FIELDS_OF_ALL}
+            changed = [name for name, default in defaults.items() if getattr(self, name) != default]
+            self._refuse("The fields of AdaFuse alone must be left out", changed)
+
+    def _refuse(self, rule: str, given: Collection[str]) -> None:
+        if given:
+            raise ValueError(f"{rule} with `method={self.method!r}`, but {list(given)} are given. Leave them out.")
+
     def _check_weights(self) -> None:
         weights = self.model_weights
         if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
@@ -171,8 +206,9 @@ class AdaFuseConfig:
         object.__setattr__(self, "model_weights", tuple(float(weight) for weight in weights))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
+        """The fields as plain JSON values, a peer's options beside them."""
         values = asdict(self)
+        values |= values.pop("method_options")
         if isinstance(self.model_weights, tuple):
             values["model_weights"] = list(self.model_weights)
         return values
@@ -189,13 +225,14 @@ class AdaFuseConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
         """The inverse of `to_dict`. Missing fields take their defaults."""
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in values if name not in known]
-        if unknown:
+        known = [one.name for one in fields(cls)]
+        options = {name: value for name, value in values.items() if name not in known}
+        if options and values.get("method", "adafuse") == "adafuse":
             raise ValueError(
-                f"`adafuse_config` must be made of the fields {known}, but has {unknown}. Check the spelling."
+                f"`adafuse_config` must be made of the fields {known}, but has {list(options)}. Check the spelling."
             )
-        return cls(**values)
+        given = {name: value for name, value in values.items() if name in known}
+        return cls(**{**given, "method_options": {**given.get("method_options", {}), **options}})
 
     @classmethod
     def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | str | bool | None) -> AdaFuseConfig | None:

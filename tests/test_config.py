@@ -30,6 +30,7 @@ DEFAULTS = {
     "switch_margin": 0.0,
     "certainty_gate": None,
     "do_sample": None,
+    "method": "adafuse",
 }
 NOT_DEFAULTS = {
     "margin_threshold": 0.25,
@@ -49,6 +50,7 @@ NOT_DEFAULTS = {
     "switch_margin": 0.25,
     "certainty_gate": 0.9,
     "do_sample": True,
+    "method": "adafuse",
 }
 COUNTS = ("max_words", "num_branches", "max_word_tokens")
 CHOICES = {
@@ -79,7 +81,7 @@ REFUSED = [
 
 def test_defaults_are_the_papers():
     assert AdaFuseConfig().to_dict() == DEFAULTS
-    assert [field.name for field in dataclasses.fields(AdaFuseConfig)] == list(DEFAULTS)
+    assert [field.name for field in dataclasses.fields(AdaFuseConfig)] == [*DEFAULTS, "method_options"]
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED, ids=repr)
@@ -193,3 +195,34 @@ def test_anything_else_is_refused(value):
     with pytest.raises(ValueError, match=r"^`adafuse_config` must be ") as error:
         AdaFuseConfig.coerce(value)
     assert f", but is {value!r}. " in str(error.value)
+
+
+def test_a_peer_has_its_options_beside_the_fields():
+    values = {"method": "sweetspan", "num_words": 2, "max_word_tokens": 5}
+    config = AdaFuseConfig.from_dict(values)
+    assert config == AdaFuseConfig(method="sweetspan", method_options={"num_words": 2}, max_word_tokens=5)
+    assert config != AdaFuseConfig(method="sweetspan", method_options={"num_words": 3}, max_word_tokens=5)
+    assert config.to_dict() == DEFAULTS | values
+    assert AdaFuseConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    given = {"num_words": 2}
+    config = AdaFuseConfig(method="sweetspan", method_options=given)
+    given["num_words"] = 9
+    assert config.method_options == {"num_words": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"method": ""}, "method"),
+        ({"method": 3}, "method"),
+        ({"method": "sweetspan", "num_branches": 2}, "num_branches"),
+        ({"method": "unite", "fusion": "word"}, "fusion"),
+        ({"method_options": {"top_k": 2}}, "top_k"),
+    ],
+    ids=repr,
+)
+def test_what_does_not_go_with_a_method_is_refused(values, named):
+    with pytest.raises(ValueError, match=r"must be .+, but .+\. .+") as error:
+        AdaFuseConfig(**values)
+    assert named in str(error.value)

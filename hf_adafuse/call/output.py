@@ -25,7 +25,7 @@ def pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor)
 def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> AdaFuseOutput:
     """The output with `return_dict_in_generate=True`."""
     config, settings = plan.call.generation_config, plan.config
-    has_margins = settings.commitment == "adaptive" and plan.warpers is None
+    has_margins = settings.method == "adafuse" and settings.commitment == "adaptive" and plan.warpers is None
     threshold = settings.margin_threshold if has_margins else None
     rounds = AdaFuseRoundsBatch([prompt.rounds for prompt in prompts], [member.name for member in members], threshold)
     new_tokens = sequences.shape[1] - plan.call.input_ids.shape[1]

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import AdaFuseConfig
+from ..decoding.strategies.registry import make_strategy
 from ..host_internals import prepared_eos_ids
+from ..members.histories import has_history
 from ..members.participants import Participant
 from ..members.processor_request import ProcessorRequest, assistant_processors, main_processors
 from ..members.processors import PromptProcessors
@@ -89,6 +91,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         ValueError: inputs that cannot be used, or a model that no backend can run.
     """
     inputs = read_inputs(call)
+    _check_criteria(call, ensemble.config)
     stop_check = StopCheck(call.stopping_criteria, len(inputs.prompts), call.input_ids.device, call.gives_scores)
     request = replace(call.processors, assistants=ensemble.assistant_processors)
     request.check(len(ensemble.participants) - 1)
@@ -126,6 +129,16 @@ def _prompts(
             unread.remove(index)
     warn_of_lost_templates(participants, inputs.prompts, unread)
     return prompts, caches
+
+
+def _check_criteria(call: HostCall, config: AdaFuseConfig) -> None:
+    """Whole answers are asked for stops before they are committed, each from its own beginning."""
+    remember = [type(one).__name__ for one in call.stopping_criteria if has_history(one)]
+    if remember and make_strategy(config).is_whole:
+        raise ValueError(
+            f"`stopping_criteria` must be functions of the ids with method {config.method!r}, but {remember} remember "
+            "earlier calls. Set `is_function_of_ids = True` in their class if they do not."
+        )
 
 
 def _usable(participant: Participant, prompts: list[list[int]], cache: KeysValues | None) -> KeysValues | None:

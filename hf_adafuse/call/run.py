@@ -9,6 +9,7 @@ import torch
 
 from ..decoding.decoder import Decoder
 from ..decoding.progress import AdaFuseDecodingError, Prompt
+from ..decoding.strategies.registry import make_strategy
 from ..members.member import Member, MemberError
 from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
@@ -50,6 +51,7 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         members=members,
         prompts=prompts,
         config=plan.config,
+        strategies=[make_strategy(plan.config) for _ in prompts],
         should_stop=plan.stop_check,
         on_commit=_streaming(call.streamer),
         max_length=call.generation_config.max_length,

@@ -1,7 +1,7 @@
 """The loop of AdaFuse (arXiv 2601.06022, Algorithm 1): propose, pool, score, commit. Knows members and the prompts'
 text; runs no model, and knows nothing of `generate()`.
 
-How members take their turns is in `turns`, what a rule makes of the scores in `judge`.
+How members take their turns is in `turns`, what a method makes of the scores in `judge` and `strategies`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from dataclasses import dataclass
 
 from ..config import AdaFuseConfig
 from ..members.member import Member, MemberError, Span
+from .answer_stops import AnswerStops
 from .committer import Committer
 from .foresight import Foresight
 from .judge import Judge
 from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt
-from .proposer import Proposals, Proposer
+from .proposer import Proposals
 from .requests import Requests
 from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler
 from .scoring import span_nll
+from .strategies.strategy import SpanStrategy
 from .turns import Turns
 from .word_sampler import WordSampler
 from .words import WordRule
@@ -37,6 +39,7 @@ class Decoder:
         members (`list[Member]`): the main model first; all have read their prompts.
         prompts (`list[Prompt]`)
         config (`AdaFuseConfig`)
+        strategies (`list[SpanStrategy]`): the method that the settings name, one instance per prompt.
         should_stop (`Callable`): asked after each new token of a prompt.
         on_commit (`Callable`): told the new ids of a prompt after each round.
         max_length (`int`, *optional*): how many ids a prompt has at the end, if nothing stops it before.
@@ -51,6 +54,7 @@ class Decoder:
     members: list[Member]
     prompts: list[Prompt]
     config: AdaFuseConfig
+    strategies: Sequence[SpanStrategy]
     should_stop: Callable[[Prompt], bool]
     on_commit: Callable[[list[int]], None] = lambda ids: None
     max_length: int | None = None
@@ -64,12 +68,17 @@ class Decoder:
 
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
-        self._proposers = [Proposer(index, member, self.config, rule) for index, member in enumerate(self.members)]
+        method = self.strategies[0]
+        self._proposers = [method.make_proposer(index, self.members, rule) for index in range(len(self.members))]
         self._foresights = [Foresight(proposer) for proposer in self._proposers]
         self._vocabularies = [member.vocabulary for member in self.members]
         self._committer = Committer(self.members, self.should_stop, self.on_commit, self.keep_logits, self.is_strict)
-        self._judge = Judge(self._vocabularies, self.config, rule, self.prompt_nlls)
-        self._turns = Turns(self.members, self._proposers, self._foresights, self.prompts, self.max_length)
+        self._judge = Judge(self._vocabularies, self.config, self.strategies, rule, self.prompt_nlls)
+        self._turns = Turns(
+            self.members, self._proposers, self._foresights, self.prompts, self.max_length, method.needs_logits
+        )
+        for proposer in self._proposers:
+            proposer.stops = AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
 
     def run(self) -> None:
         """

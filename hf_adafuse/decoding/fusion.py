@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..config import AdaFuseConfig
 from .scoring import first_lowest, fused_score
@@ -47,11 +47,20 @@ class ScoredSpan:
         log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
             tokens that begin in the word; empty for a member that has nothing to score.
         num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
+        proposers (`tuple[int]`): the members that proposed it.
+        logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
     """
 
     words: tuple[str, ...]
     log_probs: list[list[list[float]]]
     num_bytes: list[int]
+    proposers: tuple[int, ...] = ()
+    logits: list[list[float]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Its text; the end of the sequence has none."""
+        return "".join(self.words)
 
     @property
     def is_possible(self) -> bool:
@@ -96,7 +105,7 @@ def choose(
     possible = [index for index, span in enumerate(spans) if span.is_possible]
     horizon = min((len(spans[index].words) for index in possible), default=0)
     num_words = horizon if config.fusion == "horizon" else None
-    nlls = [[_nll(span, member, config, num_words) for member in range(len(weights))] for span in spans]
+    nlls = [[mean_nll(span, member, config, num_words) for member in range(len(weights))] for span in spans]
     own = own if own in possible else None
     if config.fusion == "word":
         trie = _Trie(spans, weights, config.word_mean)
@@ -115,7 +124,7 @@ def _lowest(scores: Sequence[float], own: int | None, margin: float) -> int | No
     return own if is_kept else best
 
 
-def _nll(span: ScoredSpan, member_index: int, config: AdaFuseConfig, num_words: int | None) -> float | None:
+def mean_nll(span: ScoredSpan, member_index: int, config: AdaFuseConfig, num_words: int | None = None) -> float | None:
     """Sum NLL / length^a, over the first words or all; the length is in tokens, or in bytes."""
     words = span.log_probs[member_index][:num_words]
     log_probs = [value for word in words for value in word]

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
-from .fusion import END, ScoredSpan, choose, units
+from .fusion import END, ScoredSpan, units
 from .pool import Candidate, Pool
 from .progress import Prompt
+from .strategies.strategy import SpanStrategy
 from .trust import Trust
 from .words import WordRule
 
@@ -28,6 +29,7 @@ class Judge:
     Args:
         vocabularies (`list[Vocabulary]`): of the members, the main model first.
         config (`AdaFuseConfig`)
+        strategies (`list[SpanStrategy]`): per prompt.
         rule (`WordRule`): what a word is.
         prompt_nlls (`list[list[float]]`): per member and prompt, as of [`Trust`]; empty where no trust follows from it.
     """
@@ -36,19 +38,22 @@ class Judge:
         self,
         vocabularies: Sequence[Vocabulary],
         config: AdaFuseConfig,
+        strategies: Sequence[SpanStrategy],
         rule: WordRule,
         prompt_nlls: Sequence[Sequence[float]],
     ) -> None:
-        self._vocabularies, self._config, self._rule, self._prompt_nlls = vocabularies, config, rule, prompt_nlls
+        self._vocabularies, self._config, self._strategies = vocabularies, config, strategies
+        self._rule, self._prompt_nlls = rule, prompt_nlls
         self._trusts: dict[int, Trust] = {}
 
     def choose(self, prompt: Prompt, pool: Pool, scored: Scored) -> Candidate | None:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
+        strategy = self._strategies[prompt.index]
         spans = [self._scored_span(candidate, scored) for candidate in candidates]
         best = pool.best_of(0)
         own = candidates.index(best) if best in candidates else None
-        return pool.settle(candidates, choose(spans, self.trust(prompt).weights, self._config, own))
+        return pool.settle(candidates, strategy.choose(spans, self.trust(prompt).weights, own))
 
     def learn(self, prompt: Prompt, winner: Candidate, scored: Scored) -> None:
         """The winner has been committed: each member counts by how it took it."""
@@ -73,7 +78,8 @@ class Judge:
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
-        return ScoredSpan((*words, *[END] * candidate.ends), log_probs, num_bytes)
+        whole = (*words, *[END] * candidate.ends)
+        return ScoredSpan(whole, log_probs, num_bytes, tuple(sorted(candidate.proposers)), candidate.logits)
 
 
 def by_word(

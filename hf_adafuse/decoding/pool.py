@@ -24,6 +24,7 @@ class Candidate:
         proposers (`list[int]`), lossy (`list[int]`): the members that proposed it, and that cannot represent it.
         nlls (`dict[int, float]`): by member; `None` where there was nothing to score.
         score (`float`): the fused score.
+        logits (`list[list[float]]`): per member, of its ids, where the method needs them.
         dropped (`str`, *optional*): why it left the pool.
         end_token (`int`, *optional*): of the main model: the one that ends the sequence, where that has been drawn.
     """
@@ -37,6 +38,7 @@ class Candidate:
     lossy: list[int] = field(default_factory=list)
     nlls: dict[int, float | None] = field(default_factory=dict)
     score: float = math.inf
+    logits: list[list[float]] = field(default_factory=list)
     dropped: str | None = None
     end_token: int | None = None
 

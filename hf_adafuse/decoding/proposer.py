@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..config import AdaFuseConfig
 from ..members.member import Member, unread
 from ..trees.nodes import Node
+from .answer_stops import AnswerStops
 from .requests import Read, Requests
 from .scoring import margin
 from .words import WordRule
@@ -67,7 +68,14 @@ class Proposer:
         member (`Member`)
         config (`AdaFuseConfig`)
         rule (`WordRule`): what a word is.
+
+    Attributes:
+        looks_ahead (`bool`): whether it may propose more than one round at a time.
+        stops (`AnswerStops`): as of [`AnswerStops`].
     """
+
+    looks_ahead = True
+    stops: AnswerStops
 
     def __init__(self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule) -> None:
         self.member_index, self.member = member_index, member
@@ -86,7 +94,7 @@ class Proposer:
         node, margins = root, list[float]()
         words, tails = list[GrowingWord](), list[GrowingWord]()
         while len(words) < self.config.max_words and self.has_room(node):
-            yield from self._read([node], useful)
+            yield from self.read([node], useful)
             margins.append(margin(node.reading.top_log_probs))
             if self.is_uncertain(node):
                 explore = self._beams if self.config.exploration == "beam" else self._branches
@@ -105,7 +113,7 @@ class Proposer:
         the first word's has not."""
         words, node = list[GrowingWord](), root
         while len(words) < self.config.max_words and self.has_room(node):
-            yield from self._read([node])
+            yield from self.read([node])
             if math.exp(node.reading.top_log_probs[0]) < least:
                 break
             (word,) = yield from self._extend([self.begin(node, node.reading.top[0])])
@@ -117,7 +125,7 @@ class Proposer:
 
     def propose_word(self, root: Node) -> Requests[Proposal]:
         """The greedy word alone: the last resort when every candidate is forbidden."""
-        yield from self._read([root])
+        yield from self.read([root])
         (word,) = yield from self._extend([self.begin(root, root.reading.top[0])])
         return self.proposal([word])
 
@@ -130,7 +138,7 @@ class Proposer:
         adaptive = self.config.commitment == "adaptive"
         return adaptive and margin(node.reading.top_log_probs) < self.config.margin_threshold
 
-    def _read(self, nodes: list[Node], useful: Sequence[Node] = ()) -> Requests[None]:
+    def read(self, nodes: list[Node], useful: Sequence[Node] = ()) -> Requests[None]:
         """Wait until these nodes have been read."""
         if missing := unread(nodes):
             yield Read(self.member_index, missing, useful)
@@ -153,13 +161,14 @@ class Proposer:
         """Extend the words greedily to their ends, all at the same time."""
         while True:
             for word in words:
-                self._extend_as_far_as_read(word)
+                self.extend_as_far_as_read(word)
             waiting = [word.nodes[-1] for word in words if not word.is_done]
             if not waiting:
                 return words
-            yield from self._read(waiting, useful)
+            yield from self.read(waiting, useful)
 
-    def _extend_as_far_as_read(self, word: GrowingWord) -> None:
+    def extend_as_far_as_read(self, word: GrowingWord) -> None:
+        """Extend a word greedily, as far as its tokens have been read."""
         while not word.is_done:
             last = word.nodes[-1]
             if self.is_closed(word):
@@ -186,7 +195,7 @@ class Proposer:
         width = self.config.num_branches
         beams = [(value, self.begin(node, token)) for token, value in node.reading.best(width)]
         while True:
-            yield from self._read([w.nodes[-1] for _, w in beams if not w.is_done and not self.is_closed(w)], useful)
+            yield from self.read([w.nodes[-1] for _, w in beams if not w.is_done and not self.is_closed(w)], useful)
             for _, word in beams:
                 word.is_done = word.is_done or self._is_complete(word)
             if all(word.is_done for _, word in beams):

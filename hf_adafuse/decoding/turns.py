@@ -28,6 +28,7 @@ class Turns:
         members (`list[Member]`), proposers (`list[Proposer]`), foresights (`list[Foresight]`): the main model first.
         prompts (`list[Prompt]`): all of the batch.
         max_length (`int`, *optional*): how many ids a prompt has at the end.
+        needs_logits (`bool`): whether candidates are given the logits of their ids.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class Turns:
         foresights: Sequence[Foresight],
         prompts: Sequence[Prompt],
         max_length: int | None,
+        needs_logits: bool = False,
     ) -> None:
         self.members, self.prompts, self.max_length = members, prompts, max_length
+        self._needs_logits = needs_logits
         self._proposers, self._foresights = proposers, foresights
         self._vocabularies = [member.vocabulary for member in members]
         self.record = WinRecord()  # of whoever goes first
@@ -83,7 +86,7 @@ class Turns:
             return self.max_length is not None and length >= self.max_length
 
         is_alone = sum(not other.is_finished for other in self.prompts) == 1
-        if not (others and sizes and is_alone):
+        if not (others and sizes and is_alone and self._proposers[first].looks_ahead):
             return []
         readers = [self.members[k] for k in others]
         chains = yield from propose_ahead(
@@ -127,4 +130,7 @@ class Turns:
                 yield Read(k, needed, ends)
             log_probs = [member.log_probs(prompt.index, span) for span in spans]
             scored.append(dict(zip(candidates, log_probs, strict=True)))
+            if self._needs_logits:
+                for candidate, span in zip(candidates, spans, strict=True):
+                    candidate.logits.append(member.logits(prompt.index, span))
         return scored

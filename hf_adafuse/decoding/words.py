@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+_NEEDED_FOR = 'word_boundary="unicode"'
 _WORD = re.compile(r"\s*\S+")
 
 
@@ -62,14 +63,14 @@ class WordRule:
 
     def __post_init__(self) -> None:
         if self.word_boundary == "unicode":
-            _word_breaker()
+            icu_breaker("WordBreaker", _NEEDED_FOR)
 
     def split(self, text: str) -> list[str]:
         """The words of `text`. Joined, they give `text` back."""
         if self.word_boundary == "whitespace" or not text.strip():
             return split_words(text)
         words, space = list[str](), ""
-        for segment in _segments(text):
+        for segment in segments(text):
             if segment.strip():
                 words.append(space + segment)
                 space = ""
@@ -119,20 +120,25 @@ def word_starts(tokens: list[bytes | None], rule: WordRule) -> list[int]:
 def _is_boundary(word: str, after: str) -> bool:
     # Leading whitespace belongs to the word, so only the visible part is segmented.
     visible = word.lstrip()
-    return len(visible) in itertools.accumulate(map(len, _segments(visible + after)))
+    return len(visible) in itertools.accumulate(map(len, segments(visible + after)))
 
 
-def _segments(text: str) -> list[str]:
+def segments(text: str, breaker: str = "WordBreaker", needed_for: str = "") -> list[str]:
+    """The parts of `text` between the boundaries of UAX #29, of words or with `"SentenceBreaker"` of sentences."""
     data = text.encode("utf-16-le", "surrogatepass")  # ICU counts in UTF-16 units
-    parts = _word_breaker()(text, "en").segments()
+    parts = icu_breaker(breaker, needed_for or _NEEDED_FOR)(text, "en").segments()
     return [data[2 * start : 2 * end].decode("utf-16-le", "surrogatepass") for start, end in parts]
 
 
-def _word_breaker() -> Any:
+def icu_breaker(name: str, needed_for: str) -> Any:
+    """
+    Raises:
+        ImportError: the library that segments is not there.
+    """
     try:
-        from icu4py.breakers import WordBreaker
+        from icu4py import breakers
     except ImportError as error:
         raise ImportError(
-            '`word_boundary="unicode"` needs the package icu4py. Install it with `pip install "hf_adafuse[unicode]"`.'
+            f'`{needed_for}` needs the package icu4py. Install it with `pip install "hf_adafuse[unicode]"`.'
         ) from error
-    return WordBreaker
+    return getattr(breakers, name)

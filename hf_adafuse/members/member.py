@@ -150,6 +150,11 @@ class Member:
         readings = [node.reading for node in self.path(prompt_index, span.ids)]
         return span_log_probs(readings, span.ids, self.eos_ids if span.ends else None)
 
+    def logits(self, prompt_index: int, span: Span) -> list[float]:
+        """The processed logit of each id of a span that has been read."""
+        nodes = self.path(prompt_index, span.ids)
+        return [float(node.reading.scores[token]) for node, token in zip(nodes, span.ids, strict=False)]
+
     def read(
         self, needs: Mapping[int, tuple[list[Node], list[Node]]], likely: Callable[[int], list[Node]]
     ) -> list[Node]:

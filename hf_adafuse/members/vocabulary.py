@@ -89,6 +89,21 @@ class Vocabulary:
             encoding = self._encodings[text] = self._encode(text)
         return encoding
 
+    def has_boundary(self, text: str, at: int) -> bool:
+        """
+        Whether a word of the tokenizer's own ends in `text` at a character, and no token goes across it. Tokenizers
+        that see the whole text as one word have theirs where space begins.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        encoding = None if backend is None else backend.encode(text, add_special_tokens=False)
+        if encoding is None or len(set(encoding.word_ids)) < 2:
+            return text[at : at + 1].isspace() or not text[at:]
+        tokens = list(zip(encoding.offsets, encoding.word_ids, strict=True))
+        before = [word for (_, end), word in tokens if end <= at]
+        after = [word for (start, _), word in tokens if start >= at]
+        is_between = len(before) + len(after) == len(tokens)
+        return is_between and (not before or not after or before[-1] != after[0])
+
     def prompt_text(self, ids: list[int]) -> str:
         """A prompt's text, special tokens removed."""
         return self._decode(ids)

@@ -1,0 +1,41 @@
+"""Whether a whole answer would end where it is: what is generated is not committed yet. Knows text and ids; no tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..members.vocabulary import Vocabulary
+from .progress import Prompt
+
+
+class AnswerStops:
+    """
+    The stopping criteria, asked of answers that grow. One for each member, whose answers grow by themselves.
+
+    Args:
+        vocabulary (`Vocabulary`): of the main model, in whose ids criteria speak.
+        prompts (`list[Prompt]`)
+        should_stop (`Callable`): asked after each token; a function of the ids.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, prompts: Sequence[Prompt], should_stop: Callable[[Prompt], bool]
+    ) -> None:
+        self._vocabulary, self._prompts, self._should_stop = vocabulary, prompts, should_stop
+        # Per prompt, where its answer begins, and the ids after each of which it went on.
+        self._asked: dict[int, tuple[int, list[int]]] = {}
+
+    def __call__(self, prompt_index: int, text: str, ids: Sequence[int] | None = None) -> bool:
+        """Whether an answer ends here, by its text so far, or by the main model's own ids of it."""
+        ids = self._vocabulary.encode(text).ids if ids is None else list(ids)
+        begin = len(self._prompts[prompt_index].ids)
+        known, asked = self._asked.get(prompt_index, (begin, []))
+        asked = asked if known == begin else []
+        start = next((i for i, (a, b) in enumerate(zip(ids, asked, strict=False)) if a != b), min(len(ids), len(asked)))
+        answer = Prompt(prompt_index, [*self._prompts[prompt_index].ids, *ids[:start]])
+        for token in ids[start:]:
+            answer.ids.append(token)
+            if self._should_stop(answer):
+                return True
+        self._asked[prompt_index] = begin, ids
+        return False

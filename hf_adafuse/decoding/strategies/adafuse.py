@@ -1,0 +1,25 @@
+"""AdaFuse itself (arXiv 2601.06022) as one of the methods: adaptive spans, branches, and the rules of `fusion`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...members.member import Member
+from ..fusion import Choice, ScoredSpan, choose
+from ..proposer import Proposer
+from ..words import WordRule
+from .strategy import SpanStrategy
+
+
+@dataclass
+class AdaFuse(SpanStrategy):
+    """Its options are the fields of [`AdaFuseConfig`]."""
+
+    num_words: int = field(default=1, init=False)
+
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+        return Proposer(member_index, members[member_index], self.config, rule)
+
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+        return choose(candidates, weights, self.config, own)

@@ -1,0 +1,40 @@
+"""Cool-Fusion (ACL 2025): the shortest segments on which all tokenizers agree, chosen by mean perplexity. No public
+code; see the docstring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...members.member import Member
+from ..fusion import Choice, ScoredSpan
+from ..proposer import Proposer
+from ..scoring import fused_score
+from ..words import WordRule
+from .drafting import CommonBoundaries
+from .strategy import SpanStrategy, lowest
+
+
+@dataclass
+class CoolFusion(SpanStrategy):
+    """
+    Each round every member proposes the shortest greedy run that ends at a word boundary of all tokenizers (the paper's
+    aligned segments, which remove the bias of perplexity to longer ones), and the candidate of the lowest weighted mean
+    perplexity over members, mean_k exp(mean NLL_k), is committed.
+
+    Source: the abstract and a public note; how the paper tests boundaries in detail is not verified. Here a boundary is
+    one of the tokenizer's own words (`word_ids`) in the text and what its author would write next.
+    """
+
+    num_words: int = field(default=1, init=False)
+
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+        vocabularies = [member.vocabulary for member in members]
+        return CommonBoundaries(member_index, members[member_index], self.greedy_settings(), rule, vocabularies)
+
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+        nlls = self.nlls(candidates, len(weights))
+        perplexities = [[None if nll is None else math.exp(min(nll, 700.0)) for nll in of_one] for of_one in nlls]
+        return lowest(candidates, nlls, [fused_score(of_one, weights) for of_one in perplexities])

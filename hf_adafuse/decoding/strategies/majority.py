@@ -1,0 +1,73 @@
+"""Majority voting over whole answers, and other choices among them. Knows texts and scores."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...members.member import Member
+from ..fusion import Choice, ScoredSpan
+from ..proposer import Proposer
+from ..scoring import first_lowest, fused_score
+from ..words import WordRule
+from .drafting import Answers
+from .strategy import SpanStrategy
+
+
+@dataclass
+class WholeAnswers(SpanStrategy):
+    """Every member answers alone, greedily, to the end; the answer of the lowest fused NLL is taken (reranking)."""
+
+    num_words: int = field(default=1, init=False)
+    is_whole = True
+
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+        return Answers(member_index, members[member_index], self.greedy_settings(), rule)
+
+
+@dataclass
+class Majority(WholeAnswers):
+    """
+    Every member answers alone, greedily; each gives its weight to what its answer says, and of the answers that say
+    what most weight says, the one of the lowest fused NLL is taken. So a tie goes to the lower NLL too.
+
+    Args:
+        pattern (`str`, *optional*): a regular expression: an answer says what its last match (its first group, where
+            there is one) says. Without one, or without a match, it says its text. Case, spaces and punctuation at the
+            ends do not count.
+    """
+
+    pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self._pattern = None if self.pattern is None else re.compile(self.pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"`pattern` must be a regular expression, but is {self.pattern!r}: {error}. Correct it."
+            ) from None
+
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+        nlls = self.nlls(candidates, len(weights))
+        said = [self._says(candidate.text) for candidate in candidates]
+        votes = dict.fromkeys(said, 0.0)
+        for candidate, answer in zip(candidates, said, strict=True):
+            if candidate.is_possible:
+                votes[answer] += sum(weights[k] for k in candidate.proposers)
+        possible = [index for index, candidate in enumerate(candidates) if candidate.is_possible]
+        scores = [-votes[answer] / sum(weights) for answer in said]
+        if not possible:
+            return Choice(None, nlls, scores)
+        most = min(scores[index] for index in possible)
+        first = [index for index in possible if scores[index] <= most + 1e-9]
+        best = first_lowest([fused_score(nlls[index], weights) for index in first])
+        return Choice(first[best], nlls, scores)
+
+    def _says(self, text: str) -> str:
+        found = None if self._pattern is None else list(self._pattern.finditer(text))
+        if found:
+            text = (found[-1].group(1) if self._pattern.groups else found[-1].group()) or ""  # type: ignore[union-attr]
+        folded = unicodedata.normalize("NFKC", text).casefold()
+        return " ".join(re.sub(r"^\W+|\W+$", "", word) for word in folded.split()).strip()

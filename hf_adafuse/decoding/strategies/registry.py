@@ -1,0 +1,75 @@
+"""The methods by name. Knows their classes and nothing of what they do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ...config import AdaFuseConfig
+from .adafuse import AdaFuse
+from .cool_fusion import CoolFusion
+from .majority import Majority, WholeAnswers
+from .specfuse import SpecFuse
+from .strategy import SpanStrategy
+from .sweetspan import SweetSpan
+from .text_spans import TextSpans
+
+STRATEGIES: dict[str, type[Any]] = {
+    "adafuse": AdaFuse,
+    "sweetspan": SweetSpan,
+    "cool-fusion": CoolFusion,
+    "specfuse": SpecFuse,
+    "spans": TextSpans,
+    "majority": Majority,
+    "rerank": WholeAnswers,
+}
+
+
+def register_strategy(name: str, cls: type[SpanStrategy]) -> None:
+    """
+    Give a method of your own a name, by which `adafuse_config={"method": name}` uses it in this process.
+
+    Args:
+        name (`str`): not that of another method, but of an earlier class of the same name and module.
+        cls (`type`): a subclass of [`SpanStrategy`] or [`TokenStrategy`]; its keyword arguments are the options.
+
+    Raises:
+        ValueError: the name is taken, or the class is no method.
+    """
+    known = STRATEGIES.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"`name` must be new, but {name!r} is {known.__qualname__} already. Choose another one.")
+    if not (inspect.isclass(cls) and issubclass(cls, SpanStrategy)):
+        raise ValueError(f"`cls` must be a subclass of SpanStrategy, but is {cls!r}. Derive it.")
+    STRATEGIES[name] = cls
+
+
+def options_of(method: str) -> dict[str, Any]:
+    """The options of a method and their defaults."""
+    parameters = inspect.signature(STRATEGIES[method]).parameters.values()
+    return {one.name: None if one.default is one.empty else one.default for one in parameters}
+
+
+def make_strategy(config: AdaFuseConfig) -> Any:
+    """
+    The method that the settings name, for one prompt.
+
+    Raises:
+        ValueError: no such method, or options that it has not.
+        ImportError: a library that it needs is not there.
+    """
+    if config.method not in STRATEGIES:
+        raise ValueError(
+            f"`method` must be one of {list(STRATEGIES)}, but is {config.method!r}. Check the spelling, or give your "
+            "own class a name with register_strategy."
+        )
+    known = options_of(config.method)
+    unknown = [name for name in config.method_options if name not in known]
+    if unknown:
+        raise ValueError(
+            f"`method_options` must be of {list(known)} with method {config.method!r}, but has {unknown}. Check the "
+            "spelling."
+        )
+    strategy = STRATEGIES[config.method](**config.method_options)
+    strategy.config = config
+    return strategy

@@ -1,0 +1,104 @@
+"""What a decoding method is: how members propose, and what is committed. Knows no model, tree or cache.
+
+An instance serves one prompt of one call, so that what it learns is of that prompt. Its arguments are the method's
+options, as `adafuse_config={"method": name, ...}` has them; `config` is given to it when it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...config import AdaFuseConfig
+from ...members.member import Member
+from ..fusion import Choice, ScoredSpan, mean_nll
+from ..proposer import Proposer
+from ..scoring import first_lowest, fused_score
+from ..words import WordRule
+
+
+@dataclass
+class SpanStrategy:
+    """
+    A method in whose rounds every member proposes a text, every member scores every text, and one is committed.
+
+    By itself it proposes `num_words` greedy words and takes the candidate of the lowest mean NLL. A method of your own
+    overrides what it does otherwise, is given a name by [`register_strategy`] and used by that name.
+
+    Args:
+        num_words (`int`, *optional*, defaults to 1): the words of a span.
+
+    Attributes:
+        config (`AdaFuseConfig`): of the call.
+        needs_logits (`bool`): whether `ScoredSpan.logits` is needed.
+        is_whole (`bool`): whether a span is a whole answer.
+    """
+
+    num_words: int = 1
+
+    config = AdaFuseConfig()  # without an annotation: these are no options
+    needs_logits = False
+    is_whole = False
+
+    def __post_init__(self) -> None:
+        check_number("num_words", self.num_words, 1, is_integer=True)
+
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+        """How a member proposes: [`Proposer`] or a subclass of it."""
+        return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), rule)
+
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+        """
+        Which candidate is committed.
+
+        Args:
+            candidates (`list[ScoredSpan]`): in the order in which ties are broken; some may not be possible
+                (`is_possible`), and must not win.
+            weights (`list[float]`): of the members, the main model first; positive.
+            own (`int`, *optional*): the index of what the main model proposes.
+        """
+        nlls = self.nlls(candidates, len(weights))
+        return lowest(candidates, nlls, [fused_score(of_one, weights) for of_one in nlls])
+
+    def nlls(self, candidates: Sequence[ScoredSpan], num_members: int) -> list[list[float | None]]:
+        """Per candidate and member, its mean NLL; `None` where there is nothing to score."""
+        members = range(num_members)
+        return [[mean_nll(span, member, self.config) for member in members] for span in candidates]
+
+    def greedy_settings(self, num_words: int = 1) -> AdaFuseConfig:
+        """The settings of a member that proposes so many greedy words."""
+        return replace(
+            AdaFuseConfig(commitment="fixed", num_branches=1, max_words=num_words),
+            max_word_tokens=self.config.max_word_tokens,
+            word_boundary=self.config.word_boundary,
+        )
+
+
+def lowest(candidates: Sequence[ScoredSpan], nlls: list[list[float | None]], scores: Sequence[float]) -> Choice:
+    """The possible candidate of the lowest score; the first of equals."""
+    pairs = zip(candidates, scores, strict=True)
+    kept = [score if candidate.is_possible else math.inf for candidate, score in pairs]
+    return Choice(first_lowest(kept) if kept and min(kept) < math.inf else None, nlls, kept)
+
+
+def check_number(name: str, value: Any, least: float, most: float = math.inf, *, is_integer: bool = False) -> None:
+    """
+    Raises:
+        ValueError: an option is not a number from `least` to `most`.
+    """
+    kind = "a whole number" if is_integer else "a number"
+    is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise ValueError(f"`{name}` must be {kind} {bounds}, but is {value!r}. Leave it out for the default.")
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: an option is not one of these.
+    """
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {list(allowed)}, but is {value!r}. Choose one of these.")

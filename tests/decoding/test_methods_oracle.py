@@ -1,0 +1,56 @@
+"""Every method over spans equals its oracle, token for token, over random ensembles, alone and in batches."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from cases import random_case
+from reference_methods import METHODS, decode_by_method
+
+from hf_adafuse import AdaFuseConfig
+
+OPTIONS = {
+    "sweetspan": {"num_words": (1, 2, 4), "filter_ratio": (10.0, 2.0, None)},
+    "cool-fusion": {},
+    "specfuse": {"num_tokens": (1, 4, 10), "score": ("probability", "logit"), "learning_rate": (None, 2.0)},
+    "spans": {"unit": ("word", "sentence", "paragraph"), "merge": ("weighted", "confidence"), "num_words": (3, 64)},
+    "rerank": {},
+    "majority": {"pattern": (None, r"\w+", r"[a-z](\w)")},
+}
+
+
+def case_of(method, number):
+    """A random ensemble of 1 to 4 members and a batch of 1 to 4 prompts that decodes by the method."""
+    seed = 50000 + 1000 * list(METHODS).index(method) + number
+    case, rng = random_case(seed), random.Random(seed)
+    kept = case.config
+    case.config = AdaFuseConfig(
+        method=method,
+        method_options={name: rng.choice(values) for name, values in OPTIONS[method].items()},
+        model_weights=kept.model_weights,
+        max_word_tokens=kept.max_word_tokens,
+        word_boundary=kept.word_boundary,
+        nll_normalization=kept.nll_normalization,
+    )
+    return case
+
+
+def assert_equals_the_oracle(case):
+    output, width = case.fast(), case.main_ids()[1].shape[1]
+    members = case.ref_members()
+    for member in members:
+        member.max_length = member.model.config.max_position_embeddings  # long sentences reach the ends of contexts
+    for row, prompt in enumerate(case.main_ids()[0]):
+        expected, texts = decode_by_method(members, case.member_prompts(prompt), case.config, case.max_new_tokens)
+        got = output.sequences[row, width:].tolist()
+        assert got[: len(expected)] == expected, f"row {row} of {case}: {got} is not {expected}"
+        assert set(got[len(expected) :]) <= {case.tokenizers[0].pad_token_id}
+        spans = [committed.text for committed in output.rounds[row]]
+        assert spans[:-1] == texts[: len(spans)][:-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_equals_its_oracle(method, method_number, look_ahead):
+    look_ahead(method_number % 3, is_flat=method_number % 2 == 1)
+    assert_equals_the_oracle(case_of(method, method_number))

@@ -1,0 +1,301 @@
+"""The slow oracles of the methods over spans: one round of each in plain lines, straight from the maths. No cache, no
+batch, no tree; shares no code with the package.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+from reference import TIE, fit, greedy_word, mid_character
+from reference_rules import best_eos, token_log_probs
+
+
+def is_full(m, ids):
+    return m.max_length is not None and len(ids) >= m.max_length
+
+
+def following(m, ids):
+    """What the member would write next; `None` for the end of the text."""
+    if is_full(m, ids):
+        return b""
+    token = m.best(ids, 1)[0][0]
+    return None if token in m.eos else m.token_bytes(token)
+
+
+def text_of(m, words):
+    return "".join(m.text(word) for word in words)
+
+
+def words_until(m, prefix, config, is_over, most_tokens=None):
+    """Greedy words until `is_over(words, next)`; of the words after the first only those that end within the tokens."""
+    words, ids = [], list(prefix)
+    while not is_full(m, ids):
+        word, ends = greedy_word(m, ids, m.best(ids, 1)[0][0], config)
+        used = len(ids) - len(prefix)
+        if words and most_tokens is not None and used + len(word) > most_tokens:
+            break
+        ids += word
+        words += [word] if word else []
+        if ends:
+            return words, True
+        if most_tokens is not None and len(ids) - len(prefix) >= most_tokens:
+            break
+        after = following(m, ids)
+        if after is not None and is_over(words, after):
+            break
+    return words, False
+
+
+def fixed_words(m, prefix, config, count, others):
+    words, ids = [], list(prefix)
+    while len(words) < count and not is_full(m, ids):
+        word, ends = greedy_word(m, ids, m.best(ids, 1)[0][0], config)
+        if ends:
+            return words, True
+        words, ids = [*words, word], ids + word
+    return words, False
+
+
+def draft_tokens(m, prefix, config, count, others):
+    return words_until(m, prefix, config, lambda *_: False, most_tokens=count)
+
+
+def is_line_end(text, after):
+    return "\n" in after[: len(after) - len(after.lstrip())] or "\n" in text[len(text.rstrip()) :]
+
+
+def is_sentence_end(text, after):
+    from icu4py.breakers import SentenceBreaker
+
+    if is_line_end(text, after):
+        return True
+    whole, at = text + after, 0
+    for segment in SentenceBreaker(whole, "en"):
+        at += len(segment)
+        if at < len(whole) and at >= len(text) and not whole[len(text) : at].strip():
+            return True
+    return False
+
+
+def unit_of_text(m, prefix, config, options, others):
+    rule = {"word": lambda *_: True, "sentence": is_sentence_end, "paragraph": is_line_end}[options["unit"]]
+
+    def is_over(words, after):
+        return len(words) >= options["num_words"] or rule(text_of(m, words), after.decode(errors="replace"))
+
+    return words_until(m, prefix, config, is_over)
+
+
+def answer(m, prefix, config, left, others):
+    """To the end, or until the main model's ids of it are as many as are left: its own, or those of the text."""
+
+    def is_over(words, after):
+        ids = [token for word in words for token in word] if m is others[0] else others[0].encode(text_of(m, words))[0]
+        return len(ids) >= left
+
+    return words_until(m, prefix, config, is_over)
+
+
+def cuts(m, text):
+    """Where words of a tokenizer's own end in a text; where none can be told apart, where space begins."""
+    encoded = m.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    spans, owners = encoded["offset_mapping"], encoded.word_ids()
+    if len(set(owners)) < 2:
+        return {i for i in range(len(text) + 1) if text[i : i + 1].isspace() or i == len(text)}
+    found = set()
+    for at in range(len(text) + 1):
+        left = [owner for (_, end), owner in zip(spans, owners) if end <= at]
+        right = [owner for (start, _), owner in zip(spans, owners) if start >= at]
+        if len(left) + len(right) == len(owners) and (not left or not right or left[-1] != right[0]):
+            found.add(at)
+    return found
+
+
+def common_run(m, prefix, config, options, others):
+    first = m.best(prefix, 1)[0][0]
+    if first in m.eos:
+        return [], True
+    ids = [first]
+    while True:
+        data = b"".join(m.token_bytes(token) for token in ids)
+        if len(ids) >= config.max_word_tokens + (3 if mid_character(data) else 0) or is_full(m, prefix + ids):
+            return [ids], False
+        token = m.best(prefix + ids, 1)[0][0]
+        if token in m.eos:
+            return [ids], False
+        text, both = m.text(ids), m.text([*ids, token])
+        if text.strip() and both.startswith(text) and "\ufffd" not in both and both != text:
+            space = len(both) - len(both[len(text) :].lstrip())
+            gap = set(range(len(text.rstrip()), space + 1))
+            if all(gap & cuts(other, both) for other in others):
+                return [ids], False
+        ids = [*ids, token]
+
+
+def perplexity(nll):
+    return math.exp(min(nll, 700.0))
+
+
+def weighted(values, weights):
+    pairs = [(v, w) for v, w in zip(values, weights) if v is not None]
+    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs)
+
+
+class SweetSpan:
+    def __init__(self, num_words=4, filter_ratio=10.0):
+        self.options, self.ratio = num_words, filter_ratio
+        self.propose = fixed_words
+
+    def scores(self, entries, weights):
+        return [self.score(entry["nlls"], weights) for entry in entries]
+
+    def score(self, nlls, weights):
+        kept = sorted((perplexity(n), w) for n, w in zip(nlls, weights) if n is not None)
+        if len(kept) > 1 and self.ratio is not None and kept[-1][0] > self.ratio * kept[0][0]:
+            kept = kept[1:-1] if len(kept) > 2 else kept[:1]
+        return sum(v * w for v, w in kept) / sum(w for _, w in kept)
+
+
+class CoolFusion:
+    options, propose = None, staticmethod(common_run)
+
+    def scores(self, entries, weights):
+        return [weighted([n if n is None else perplexity(n) for n in e["nlls"]], weights) for e in entries]
+
+
+class Spans:
+    def __init__(self, unit="sentence", merge="weighted", num_words=64):
+        self.options = {"unit": unit, "num_words": num_words}
+        self.merge, self.propose = merge, unit_of_text
+
+    def scores(self, entries, weights):
+        if self.merge == "confidence":
+            own = [next((e["nlls"][k] for e in entries if k in e["own"]), None) for k in range(len(weights))]
+            weights = [w * (0.5 if n is None else math.exp(-n)) for w, n in zip(weights, own)]
+        return [weighted(entry["nlls"], weights) for entry in entries]
+
+
+class SpecFuse:
+    def __init__(self, num_tokens=10, score="probability", learning_rate=None):
+        self.options, self.kind, self.rate = num_tokens, score, learning_rate
+        self.propose, self.round, self.logs = draft_tokens, 0, None
+
+    def scores(self, entries, weights):
+        count, table = len(weights), []
+        for j in range(count):
+            row = []
+            for entry in entries:
+                values = entry["logits"][j] if self.kind == "logit" else [math.exp(v) for v in entry["values"][j]]
+                row.append(sum(values) / len(values) if values else 0.0)
+            table.append([value / sum(row) for value in row] if sum(row) else row)
+        self.round += 1
+        if self.rate is not None and count > 1:
+            self.logs = self.logs or [math.log(w) for w in weights]
+            draft = [next((i for i, e in enumerate(entries) if k in e["own"]), None) for k in range(count)]
+            for i in range(count):
+                wins = 0
+                for j in range(count):
+                    for k in range(count):
+                        if i not in (j, k) and draft[i] is not None:
+                            wins += table[j][draft[i]] >= (0.0 if draft[k] is None else table[j][draft[k]])
+                reward = max(1, wins) / (count - 1) ** 2
+                self.logs[i] += self.rate * math.sqrt(1 / count) / self.round * reward
+            weights = [math.exp(v - max(self.logs)) for v in self.logs]
+        return [-sum(w * row[i] for w, row in zip(weights, table)) / sum(weights) for i in range(len(entries))]
+
+
+class Rerank:
+    options, propose = None, staticmethod(answer)
+
+    def scores(self, entries, weights):
+        return [weighted(entry["nlls"], weights) for entry in entries]
+
+
+class Majority(Rerank):
+    def __init__(self, pattern=None):
+        self.pattern = pattern
+
+    def says(self, text):
+        found = re.findall(self.pattern, text) if self.pattern else []
+        words = unicodedata.normalize("NFKC", found[-1] if found else text).lower().casefold().split()
+        return " ".join(re.sub(r"^\W+|\W+$", "", word) for word in words).strip()
+
+    def pick(self, entries, weights):
+        votes = {}
+        for entry in entries:
+            key = self.says(entry["text"])
+            votes[key] = votes.get(key, 0.0) + sum(weights[k] for k in entry["own"])
+        top = [e for e in entries if votes[self.says(e["text"])] >= max(votes.values()) - 1e-9]
+        values = self.scores(top, weights)
+        return top[next(i for i, value in enumerate(values) if value <= min(values) + TIE)]
+
+
+METHODS = {
+    "sweetspan": SweetSpan,
+    "cool-fusion": CoolFusion,
+    "specfuse": SpecFuse,
+    "spans": Spans,
+    "rerank": Rerank,
+    "majority": Majority,
+}
+
+
+def mean_nll(values, text, ends, config):
+    if not values:
+        return None
+    size = len(values) if config.nll_normalization == "token" else max(1, len(text.encode("utf-8", "replace")) + ends)
+    return -sum(values) / size
+
+
+def own_logits(m, prefix, ids):
+    return [m.logits(tuple(prefix + ids[:i]))[token].item() for i, token in enumerate(ids)]
+
+
+def decode_by_method(members, prompts, config, max_new_tokens):
+    """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
+    method = METHODS[config.method](**config.method_options)
+    prefixes, new, spans = [list(ids) for ids in prompts], [], []
+    while len(new) < max_new_tokens and not any(is_full(m, p) for m, p in zip(members, prefixes)):
+        if isinstance(method, Rerank):
+            method.options = max_new_tokens - len(new)
+        winner = one_round(members, prefixes, method, config)
+        if winner is None:
+            break
+        prefixes = [prefix + ids for prefix, ids in zip(prefixes, winner["ids"])]
+        new += winner["ids"][0]
+        spans.append(winner["text"])
+        if winner["ends"]:
+            new.append(best_eos(members[0], prefixes[0]))
+            break
+    return new[:max_new_tokens], spans
+
+
+def one_round(members, prefixes, method, config):
+    pool = {}
+    for k, (m, prefix) in enumerate(zip(members, prefixes)):
+        words, ends = method.propose(m, prefix, config, method.options, members)
+        pool.setdefault((text_of(m, words), ends), {})[k] = [token for word in words for token in word]
+    entries = []
+    for (text, ends), own in pool.items():
+        ids = [own[k] if k in own else m.encode(text)[0] for k, m in enumerate(members)]
+        exact = 0 in own or members[0].encode(text)[1]
+        if not exact or not fit(members, prefixes, ids) or not (text or ends):
+            continue
+        values = [token_log_probs(m, p, e, ends) for m, p, e in zip(members, prefixes, ids)]
+        if any(-math.inf in of_member for of_member in values) or not any(values):
+            continue
+        logits = [own_logits(m, p, e) for m, p, e in zip(members, prefixes, ids)]
+        nlls = [mean_nll(of_member, text, ends, config) for of_member in values]
+        entry = {"text": text, "ends": ends, "ids": ids, "own": own}
+        entries.append(entry | {"values": values, "nlls": nlls, "logits": logits})
+    weights = config.model_weights or [1.0] * len(members)
+    if entries and isinstance(method, Majority):
+        return method.pick(entries, weights)
+    if entries:
+        scores = method.scores(entries, weights)
+        return entries[next(i for i, score in enumerate(scores) if score <= min(scores) + TIE)]
+    word, ends = greedy_word(members[0], prefixes[0], members[0].best(prefixes[0], 1)[0][0], config)
+    ids = [word, *[m.encode(members[0].text(word))[0] for m in members[1:]]]
+    return {"text": members[0].text(word), "ends": ends, "ids": ids} if fit(members, prefixes, ids) else None
