@@ -136,7 +136,7 @@ def icu_breaker(name: str, needed_for: str) -> Any:
         ImportError: the library that segments is not there.
     """
     try:
-        from icu4py import breakers
+        import icu4py.breakers as breakers
     except ImportError as error:
         raise ImportError(
             f'`{needed_for}` needs the package icu4py. Install it with `pip install "hf_adafuse[unicode]"`.'
