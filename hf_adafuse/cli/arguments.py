@@ -33,6 +33,7 @@ _FLAGS = {
 # The flags of structured output, by the names that `generate(structured=...)` has for them.
 STRUCTURED = ("json_schema", "regex", "grammar")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
 def add_member_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +52,11 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") -> None:
     """Texts to stop after."""
-    help = f"stop after this text; may be given several times (default: {default})"
-    parser.add_argument("--stop", action="append", type=_text, metavar="TEXT", help=help)
+    help = (
+        "stop after this text, where \\n is a newline, \\t a tab and \\\\ a backslash; may be given several times "
+        f"(default: {default})"
+    )
+    parser.add_argument("--stop", action="append", type=_stop, metavar="TEXT", help=help)
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> None:
@@ -139,11 +143,15 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Fields of `AdaFuseConfig` as the flags that `add_config_arguments` reads, ready for a shell."""
-    flags = []
+    """
+    Fields of `AdaFuseConfig` as arguments that `add_config_arguments` reads, for `shlex.join`. They begin with the
+    paper's preset: fields that are not among these are the defaults, whatever the main model's generation config has.
+    """
+    flags = ["--preset", "paper"]
     for name, value in settings.items():
-        shown = ",".join(f"{one:g}" for one in value) if isinstance(value, (list, tuple)) else f"{value}"
-        flags.append(f"--{_FLAGS.get(name, name).replace('_', '-')} {shown}")
+        flags.append(f"--{_FLAGS.get(name, name).replace('_', '-')}")
+        if value is not True:  # a switch stands alone
+            flags.append(",".join(map(_shown, value)) if isinstance(value, (list, tuple)) else _shown(value))
     return flags
 
 
@@ -163,6 +171,17 @@ def read_prompt(given: str | None) -> str:
 def is_unicode(text: str) -> bool:
     """Whether a tokenizer can read the text. Python reads a byte that is not UTF-8 as half of a surrogate pair."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def unescaped(text: str) -> str:
+    """The text with `\\n`, `\\t` and `\\\\` read as a newline, a tab and a backslash: a shell passes them on as typed."""
+    pieces = []
+    rest = text
+    while rest:
+        escape = rest[:2]
+        pieces.append(_ESCAPES.get(escape, rest[0]))
+        rest = rest[2 if escape in _ESCAPES else 1 :]
+    return "".join(pieces)
 
 
 def count(text: str) -> int:
@@ -196,6 +215,12 @@ def _text(text: str) -> str:
     return text
 
 
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must be a text, but is empty")
+    return unescaped(_text(text))
+
+
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**63 - 1, but is {text!r}")
@@ -218,6 +243,11 @@ def _json_line(text: str, path: str, flag: str) -> str:
         return json.dumps(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{flag} must be a file in JSON, but {path!r} is not: {error}. Correct it.") from None
+
+
+def _shown(value: Any) -> str:
+    """A value as a flag gives it back, bit by bit; floats as short as that allows."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def _weights(text: str) -> tuple[float, ...] | str:

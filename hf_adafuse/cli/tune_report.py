@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,8 @@ class TuneReport:
     def _flags(self, index: int) -> str:
         candidate = self._candidates[index]
         main, *assistants = [self._paths[member] for member in candidate.members]
-        members = [f"--model {main}", *(f"--assistant {name}" for name in assistants)]
-        return " ".join([*members, *as_flags(candidate.settings)])
+        members = ["--model", main, *(part for name in assistants for part in ("--assistant", name))]
+        return shlex.join([*members, *as_flags(candidate.settings)])
 
     def write(self, folder: Path, evidence: dict[str, Any]) -> None:
         """The settings, as transformers and this package read them, and what speaks for them."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shlex
 
 import pytest
 from jobs import PAIR, lines_of, questions, rewrite, write_lines
 from transformers import GenerationConfig
 
 from hf_adafuse import AdaFuseConfig, demo, enable_adafuse
-from hf_adafuse.cli import main
+from hf_adafuse.cli import _parser, main, members
+from hf_adafuse.cli.arguments import adafuse_config
 from hf_adafuse.demo.data import PROMPT
 from hf_adafuse.evaluation import asking, candidates
 from hf_adafuse.evaluation.candidates import Candidate
@@ -230,9 +233,27 @@ def test_an_ensemble_is_best(tune, monkeypatch):
     code, out, _ = tune()
     assert code == 0
     assert "The best choice: gpt_neox + llama: word, 3:1.\n" in out
-    assert out.count("\nIts flags: --model ") == 1 and " --fusion word --weights 3,1\n" in out
+    assert out.count("\nIts flags: --model ") == 1 and " --preset paper --fusion word --weights 3,1\n" in out
     stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
     assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(fusion="word", model_weights=(3, 1))
+
+
+def test_the_flags_that_are_printed_give_the_choice_back(tune, monkeypatch):
+    """Read as a shell and the command line read them, beside a main model with settings of its own."""
+    numbered(tune)
+    pair = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
+    monkeypatch.setattr(members, "load_members", lambda *_: pair)
+    names = ["my models/it's $HOME", "b; c"]
+    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.rule == "word, 3:1" else k % 3 == 1))
+    code, out, _ = tune("--model", names[0], "--assistant", names[1])
+    assert code == 0
+    (printed,) = re.findall("^Its flags: (.*)$", out, flags=re.MULTILINE)
+    args = _parser().parse_args(["run", "in.jsonl", "--output", "out", *shlex.split(printed)])
+    assert sorted([args.model, *args.assistant]) == sorted(names)
+    monkeypatch.setattr(pair[0][0].generation_config, "adafuse_config", {"num_branches": 5}, raising=False)
+    stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
+    assert adafuse_config(args, pair[0][0]) == AdaFuseConfig.from_dict(stored)
+    assert [args.model, *args.assistant] == read(tune.output / "adafuse_config.json")["members"]
 
 
 def test_chats(tune, monkeypatch):
