@@ -174,7 +174,7 @@ def is_unicode(text: str) -> bool:
 
 
 def unescaped(text: str) -> str:
-    """The text with `\\n`, `\\t` and `\\\\` read as a newline, a tab and a backslash: a shell passes them on as typed."""
+    """The text with `\\n`, `\\t` and `\\\\` as a newline, a tab and a backslash: a shell passes them on as typed."""
     pieces = []
     rest = text
     while rest:

@@ -9,10 +9,9 @@ from contextlib import closing
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from .answers import locked
 from .arguments import add_member_arguments, add_stop_argument, count
-from .few_shot import add_examples, add_few_shot_argument, first_answers
-from .job_settings import begin_in_folder
+from .few_shot import add_examples, add_prompt_arguments, first_answers
+from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -54,23 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help=f"the prompt, with fields as {{name}} (default: {TEMPLATE}; {{question}} in chats)",
     )
-    add_few_shot_argument(parser)
-    parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
+    add_prompt_arguments(parser)
     add_stop_argument(parser, "the end of a line; with examples of several lines, an empty line; in chats none")
     parser.add_argument("--max-new-tokens", type=count, default=64, metavar="N", help="per answer (default: 64)")
-    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="prompts at a time (default: 8)")
     parser.add_argument("--budget", type=count, metavar="Q", help="most answers to ask for (default: as planned)")
     parser.add_argument("--holdout", type=float, default=0.3, metavar="SHARE", help="held out (default: 0.3)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the split (default: 0)")
     parser.add_argument(
         "--min-gain", type=float, default=1.0, metavar="Z", help="standard errors above the best member (default: 1)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="start over: drop an earlier run's answers")
-    parser.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="a bar on standard error (default: where that is a terminal)",
-    )
+    add_job_arguments(parser)
     add_member_arguments(parser)
 
 
@@ -88,10 +80,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [question.line for question in questions]
     plan = make_plan(len(candidates), _num_alone(candidates), lines, args.holdout, args.seed, args.budget)
     output = Path(args.output)
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"`--output` must be a folder or a new name, but {args.output!r} is a file. Choose another.")
-    (output / "answers").mkdir(parents=True, exist_ok=True)
-    with closing(locked(output / "lock")):
+    with closing(locked_folder(output)):
         settings = _settings(args, template)
         _prepare(output, settings, args.overwrite)
         report, evidence = _search(args, candidates, questions, plan, output)
@@ -165,6 +154,7 @@ def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
 def _prepare(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     """Check that the answers that are there were asked for in the same way."""
     sidecar = output / "settings.json"
+    (output / "answers").mkdir(exist_ok=True)
     known = sorted((output / "answers").glob("*.jsonl"))
     begin_in_folder(sidecar, known, settings, overwrite)
 
@@ -181,11 +171,10 @@ class _Bar:
     def __init__(self, args: argparse.Namespace, most: int) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        shows = sys.stderr.isatty() if args.progress is None else args.progress
         self.num_new = 0
         self.seconds = 0.0
         self._start = time.monotonic()
-        self._bar: Any = tqdm(total=most, unit=" answers", disable=not shows, file=sys.stderr)
+        self._bar: Any = tqdm(total=most, unit=" answers", disable=not shows_progress(args), file=sys.stderr)
         self._done = 0
 
     def add(self, number: int, known: bool) -> None:

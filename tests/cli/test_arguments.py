@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import types
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from hf_adafuse import AdaFuseConfig
+from hf_adafuse import AdaFuseConfig, cli
 from hf_adafuse.cli import _parser
 from hf_adafuse.cli.arguments import adafuse_config, as_flags
 from hf_adafuse.config import PRESETS
@@ -63,3 +66,24 @@ def test_settings_as_flags_give_the_settings_back(settings):
     for command in ("generate", "run", "eval"):
         args = read(command, *as_flags(settings))
         assert adafuse_config(args, STORED) == AdaFuseConfig(**settings)
+
+
+@pytest.mark.parametrize("command", ["run", "tune", "eval"])
+def test_flags_of_every_job(command):
+    args = read(command)
+    assert (args.batch_size, args.overwrite, args.progress) == (8, False, None)
+    args = read(command, "--batch-size", "3", "--overwrite", "--no-progress")
+    assert (args.batch_size, args.overwrite, args.progress) == (3, True, False)
+    assert read(command, "--progress").progress is True
+
+
+def test_no_two_jobs_declare_the_same_flag():
+    """What several have in common is declared in one place, so that it stays the same."""
+    declared = Counter()
+    for name in ("run", "tune", "eval"):
+        source = (Path(cli.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+        assert len(added) > 3
+        declared.update(ast.unparse(call) for call in added)
+    assert [call for call, number in declared.items() if number > 1] == []
