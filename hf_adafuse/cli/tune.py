@@ -17,12 +17,12 @@ from .questions import Question, Template, read_questions
 if TYPE_CHECKING:
     from ..evaluation.candidates import Candidate
     from ..evaluation.halving import Look
-    from ..evaluation.tuning import Plan
 
 _DESCRIPTION = """\
 Find the members and settings that answer questions best: every member alone, and every choice of members, of the main
-one among them and of a rule. The questions are split: successive halving on one part drops the candidates that are
-behind, and what is found is judged on the other part. Killed and started again, it goes on where it stopped."""
+one among them and of a rule. The questions are split, equal ones to the same part: successive halving on one part drops
+the candidates that are behind, and what is found is judged on the other part. Killed and started again, it goes on
+where it stopped."""
 
 _DETAILS = """\
 examples:
@@ -77,23 +77,23 @@ def run(args: argparse.Namespace) -> int:
     candidates = make_candidates(2 if args.model is None else 1 + len(args.assistant))
     template = Template(args.template or ("{question}" if args.chat else TEMPLATE))
     questions = _questions(args, template)
-    lines = [question.line for question in questions]
-    plan = make_plan(len(candidates), _num_alone(candidates), lines, args.holdout, args.seed, args.budget)
+    # What cannot be planned is refused before models are loaded.
+    make_plan(len(candidates), _num_alone(candidates), **_split(args, questions))
     output = Path(args.output)
     with closing(locked_folder(output)):
         settings = _settings(args, template)
         _prepare(output, settings, args.overwrite)
-        report, evidence = _search(args, candidates, questions, plan, output)
+        report, evidence = _search(args, candidates, questions, output)
         report.write(output, {"settings": settings, **evidence})
     sys.stdout.write(f"{report.text()}\nWritten: {output}/generation_config.json, adafuse_config.json, evidence.json\n")
     return 0
 
 
 def _search(
-    args: argparse.Namespace, candidates: list[Candidate], questions: list[Question], plan: Plan, output: Path
+    args: argparse.Namespace, candidates: list[Candidate], questions: list[Question], output: Path
 ) -> tuple[Any, dict[str, Any]]:
     from ..evaluation.asking import Asking, Panel
-    from ..evaluation.tuning import tune
+    from ..evaluation.tuning import make_plan, tune
     from ..trees.shared_prefix import prefix_caching
     from .members import load_members
     from .tune_answers import TuneAnswers
@@ -103,17 +103,15 @@ def _search(
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
     names = _names(paths)
     panel = Panel(members, Asking(args.max_new_tokens, args.stop, args.chat))
-    bar = _Bar(args, plan.most)
+    split = _split(args, questions)
+    bar = _Bar(args, make_plan(len(candidates), _num_alone(candidates), **split).most)
     answers = TuneAnswers(output / "answers", questions, names, args.metric, args.batch_size, panel.ask, bar.add)
     try:
         with prefix_caching():
             tuning = tune(
                 candidates,
-                [question.line for question in questions],
-                answers.evaluate,
-                holdout=args.holdout,
-                seed=args.seed,
-                budget=args.budget,
+                evaluate=answers.evaluate,
+                **split,
                 min_gain=args.min_gain,
                 block=max(8, args.batch_size),
                 on_look=bar.look,
@@ -139,6 +137,13 @@ def _questions(args: argparse.Namespace, template: Template) -> list[Question]:
         if error is not None:
             raise ValueError(f"line {question.line} of {args.data}: {error}. Mend it.")
     return asked
+
+
+def _split(args: argparse.Namespace, questions: list[Question]) -> dict[str, Any]:
+    """What [`make_plan`] splits, and how; lines with the same prompt stay together."""
+    prompts = {question.line: question.prompt for question in questions}
+    split = {"questions": list(prompts), "group": prompts.__getitem__}
+    return split | {"holdout": args.holdout, "seed": args.seed, "budget": args.budget}
 
 
 def _num_alone(candidates: list[Candidate]) -> int:

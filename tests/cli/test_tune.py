@@ -163,6 +163,17 @@ def test_compare_reads_the_answers(tune, capsys):
     assert "exact_match on the 14 questions that both answer" in capsys.readouterr().out
 
 
+def test_equal_prompts_are_on_one_side_of_the_split(tune, monkeypatch):
+    asked = [{"question": f"say {k // 3}", "answer": [str(k // 3), f"of line {k}"]} for k in range(60)]
+    write_lines(tune.folder / "dev.jsonl", [asked[(7 * k) % 60] for k in range(60)])
+    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: True))
+    assert tune()[0] == 0
+    evidence = read(tune.output / "evidence.json")
+    texts = {record["line"]: record["text"] for record in lines_of(tune.output / "answers/llama_alone.jsonl")}
+    searched, held_out = ({texts[line] for line in evidence[part]} for part in ("searched", "held_out"))
+    assert (len(searched), len(held_out)) == (14, 6) and not searched & held_out
+
+
 def test_worked_examples_are_shown_and_not_asked(tune, asks):
     assert tune("--few-shot", "2")[0] == 0
     first, second = tune.asked[:2]

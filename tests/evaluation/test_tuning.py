@@ -11,7 +11,7 @@ from hf_adafuse.config import AdaFuseConfig
 from hf_adafuse.evaluation.candidates import RULES, Candidate, make_candidates
 from hf_adafuse.evaluation.halving import first_questions, most_answers, search
 from hf_adafuse.evaluation.paired import mean
-from hf_adafuse.evaluation.tuning import tune
+from hf_adafuse.evaluation.tuning import make_plan, tune
 
 MEMBERS = [Candidate((0,)), Candidate((1,))]
 RATES = [0.4, 0.25, *[0.2 + 0.01 * k for k in range(30)], 0.65]  # of two members and 31 ensembles, the last the best
@@ -163,6 +163,44 @@ def test_few_questions():
         tune(MADE_UP, range(9), World(RATES).evaluate)
     found = tune(MADE_UP, range(10), World(RATES).evaluate)
     assert (len(found.plan.searched), len(found.held_out)) == (7, 3)
+
+
+class TestGroups:
+    """Questions that are equal: where one is held out, none of them is searched."""
+
+    @staticmethod
+    def split(sizes, **options):
+        """The groups on both sides, of questions in so many groups of these sizes, in any order."""
+        groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+        random.Random(7).shuffle(groups)
+        plan = make_plan(
+            len(MADE_UP), 2, range(len(groups)), **{"holdout": 0.3, "seed": 0, **options}, group=groups.__getitem__
+        )
+        assert sorted([*plan.searched, *plan.held_out]) == list(range(len(groups)))
+        return [[groups[one] for one in side] for side in (plan.searched, plan.held_out)]
+
+    @pytest.mark.parametrize("sizes", [[2] * 20, [1, 3] * 20, [1] * 11 + [90], [1] * 9 + [2]])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_they_stay_together(self, sizes, seed):
+        searched, held_out = self.split(sizes, seed=seed)
+        assert not set(searched) & set(held_out)
+        assert len(set(held_out)) == round(0.3 * len(sizes))
+
+    def test_without_equal_ones_nothing_changes(self):
+        plan = make_plan(len(MADE_UP), 2, range(40), 0.3, 5)
+        assert self.split([1] * 40, seed=5) != self.split([1] * 40, seed=6)
+        shuffled = list(range(40))
+        random.Random(5).shuffle(shuffled)
+        assert (plan.held_out, plan.searched) == (shuffled[:12], shuffled[12:])
+
+    def test_they_count_once(self):
+        with pytest.raises(ValueError, match="must be 10 or more, but are 9 different ones, on 27 lines"):
+            self.split([3] * 9)
+
+    def test_of_a_search(self):
+        world = World(RATES)
+        found = tune(MADE_UP, range(200), world.evaluate, group=lambda question: question // 4)
+        assert not {one // 4 for one in found.held_out} & {one // 4 for one in found.plan.searched}
 
 
 def test_looks_are_told_with_what_is_still_to_come():
