@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from ..config import AdaFuseConfig
 from .arguments import add_member_arguments, add_stop_argument, count
 from .few_shot import add_examples, add_prompt_arguments, first_answers
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
@@ -29,15 +30,16 @@ examples:
   hf-adafuse tune --data dev.jsonl --few-shot 5 --model A --assistant B --max-new-tokens 32 --output tuned
   hf-adafuse tune --data dev.jsonl --chat --metric last_number --model A --assistant B --budget 2000 --output tuned
 
-A line of the data is {"question": ..., "answer": ...}, the answer a text or a list of accepted ones. A budget, like a
-bar's total, counts answers: one candidate's to one question. The ensemble that did best on the questions searched is
-chosen only where it is above the best member alone by more than --min-gain standard errors of the paired difference.
+The rules are those in hf_adafuse/evaluation/candidates.py and, where a main model's generation config has settings,
+"the model's own settings". A line of the data is {"question": ..., "answer": ...}, the answer a text or a list of
+accepted ones. A budget, like a bar's total, counts answers: one candidate's to one question. The ensemble that did best
+on the questions searched is chosen only where it is above the best member alone by more than --min-gain standard errors
+of the paired difference.
 
 DIR/generation_config.json  for generate(generation_config=GenerationConfig.from_pretrained("DIR"), ...)
 DIR/adafuse_config.json     the members, the main model first, and the settings; null: that member alone
 DIR/evidence.json           every candidate with its figures, the split, the choice
-DIR/answers/*.jsonl         all answers, for `hf-adafuse compare`
-The rules: hf_adafuse/evaluation/candidates.py."""
+DIR/answers/*.jsonl         all answers, for `hf-adafuse compare`"""
 
 TEMPLATE = "Question: {question}\\nAnswer:"
 
@@ -93,6 +95,7 @@ def _search(
     args: argparse.Namespace, candidates: list[Candidate], questions: list[Question], output: Path
 ) -> tuple[Any, dict[str, Any]]:
     from ..evaluation.asking import Asking, Panel
+    from ..evaluation.candidates import with_own_settings
     from ..evaluation.tuning import make_plan, tune
     from ..trees.shared_prefix import prefix_caching
     from .members import load_members
@@ -101,6 +104,8 @@ def _search(
 
     members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
+    stored = [_own_settings(model, path) for (model, _), path in zip(members, paths, strict=True)]
+    candidates = with_own_settings(candidates, stored)
     names = _names(paths)
     panel = Panel(members, Asking(args.max_new_tokens, args.stop, args.chat))
     split = _split(args, questions)
@@ -144,6 +149,14 @@ def _split(args: argparse.Namespace, questions: list[Question]) -> dict[str, Any
     prompts = {question.line: question.prompt for question in questions}
     split = {"questions": list(prompts), "group": prompts.__getitem__}
     return split | {"holdout": args.holdout, "seed": args.seed, "budget": args.budget}
+
+
+def _own_settings(model: Any, path: str) -> AdaFuseConfig | None:
+    """The settings in a member's generation config."""
+    try:
+        return AdaFuseConfig.coerce(getattr(model.generation_config, "adafuse_config", None))
+    except ValueError as error:
+        raise ValueError(f"The generation config of {path!r} must hold settings that can be used: {error}") from None
 
 
 def _num_alone(candidates: list[Candidate]) -> int:

@@ -249,6 +249,34 @@ def test_an_ensemble_is_best(tune, monkeypatch):
     assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(fusion="word", model_weights=(3, 1))
 
 
+def with_settings(monkeypatch, stored):
+    """The demo's pair, the second with settings in its generation config."""
+    pair = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
+    pair[1][0].generation_config = copy.deepcopy(pair[1][0].generation_config)
+    pair[1][0].generation_config.adafuse_config = stored
+    monkeypatch.setattr(members, "default_pair", lambda: pair)
+
+
+def test_settings_of_the_main_model_are_tried(tune, monkeypatch):
+    numbered(tune)
+    with_settings(monkeypatch, {"max_words": 1, "model_weights": [0.7, 0.3]})
+    right = answering(lambda one, k: k % 3 if one.rule == "the model's own settings" else k % 3 == 1)
+    monkeypatch.setattr(asking.Panel, "ask", right)
+    code, out, _ = tune()
+    assert code == 0 and "searched on 70 questions: 7 candidates, " in out
+    assert "The best choice: gpt_neox + llama: the model's own settings.\n" in out
+    assert out.count(" --preset paper --max-words 1 --weights 0.7,0.3\n") == 1
+    stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
+    assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(max_words=1, model_weights=(0.7, 0.3))
+    assert tune()[1] == out  # also when nothing is left to ask
+
+
+def test_settings_of_the_main_model_that_are_none(tune, monkeypatch):
+    with_settings(monkeypatch, {"max_wrods": 1})
+    code, _, err = tune()
+    assert code == 2 and "The generation config of '" in err and "but has ['max_wrods']. Check the spelling." in err
+
+
 def test_the_flags_that_are_printed_give_the_choice_back(tune, monkeypatch):
     """Read as a shell and the command line read them, beside a main model with settings of its own."""
     numbered(tune)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hf_adafuse.config import AdaFuseConfig
-from hf_adafuse.evaluation.candidates import RULES, Candidate, make_candidates
+from hf_adafuse.evaluation.candidates import RULES, Candidate, make_candidates, with_own_settings
 from hf_adafuse.evaluation.halving import first_questions, most_answers, search
 from hf_adafuse.evaluation.paired import mean
 from hf_adafuse.evaluation.tuning import make_plan, tune
@@ -300,6 +300,38 @@ class TestCandidates:
     def test_rules_are_valid_and_unlike(self):
         configs = [one.config for one in make_candidates(3) if one.members == (0, 1, 2)]
         assert len(set(configs)) == len(configs) == len(RULES)
+
+    @pytest.mark.parametrize(
+        ("stored", "settings"),
+        [
+            ({"num_branches": 5}, {"num_branches": 5}),
+            ({"model_weights": [2, 1], "fusion": "word", "max_words": 3}, {"fusion": "word", "model_weights": (2, 1)}),
+            ({"max_words": 1, "do_sample": False}, {"max_words": 1}),
+        ],
+    )
+    def test_settings_of_the_main_model(self, stored, settings):
+        made = make_candidates(2)
+        added = with_own_settings(made, [None, AdaFuseConfig.from_dict(stored)])
+        assert added[:-1] == made
+        assert added[-1] == Candidate((1, 0), "the model's own settings", settings)
+        assert added[-1].config == AdaFuseConfig(**settings)
+        assert added[-1].show("ab") == "b + a: the model's own settings"
+
+    @pytest.mark.parametrize(
+        "stored",
+        [None, AdaFuseConfig(), AdaFuseConfig.robust(), AdaFuseConfig(do_sample=True, max_words=1)],
+        ids=str,
+    )
+    def test_settings_that_are_no_candidate_of_their_own(self, stored):
+        """None, those of a rule, and those of texts that are drawn."""
+        assert with_own_settings(make_candidates(2), [stored, stored]) == make_candidates(2)
+
+    def test_settings_with_weights_for_some_choices_of_members(self):
+        made = make_candidates(3)
+        added = with_own_settings(made, [AdaFuseConfig(model_weights=(5, 1)), None, None])[len(made) :]
+        assert [one.members for one in added] == [(0, 1), (0, 2)]
+        added = with_own_settings(made, [AdaFuseConfig(model_weights=(5, 1, 1)), None, None])[len(made) :]
+        assert [one.members for one in added] == [(0, 1, 2)]
 
     def test_one_member_is_too_few(self):
         with pytest.raises(ValueError, match="The members must be 2 or more, but are 1"):
