@@ -34,7 +34,7 @@ The rules are those in hf_adafuse/evaluation/candidates.py and, where a main mod
 "the model's own settings". A line of the data is {"question": ..., "answer": ...}, the answer a text or a list of
 accepted ones. A budget, like a bar's total, counts answers: one candidate's to one question. The ensemble that did best
 on the questions searched is chosen only where it is above the best member alone by more than --min-gain standard errors
-of the paired difference.
+of the paired difference. A question that a candidate fails on counts as wrong for it, and the report says so.
 
 DIR/generation_config.json  for generate(generation_config=GenerationConfig.from_pretrained("DIR"), ...)
 DIR/adafuse_config.json     the members, the main model first, and the settings; null: that member alone
@@ -111,6 +111,11 @@ def _search(
     split = _split(args, questions)
     bar = _Bar(args, make_plan(len(candidates), _num_alone(candidates), **split).most)
     answers = TuneAnswers(output / "answers", questions, names, args.metric, args.batch_size, panel.ask, bar.add)
+
+    def on_look(look: Look, most: int) -> None:
+        answers.check_any()
+        bar.look(look, most)
+
     try:
         with prefix_caching():
             tuning = tune(
@@ -119,12 +124,12 @@ def _search(
                 **split,
                 min_gain=args.min_gain,
                 block=max(8, args.batch_size),
-                on_look=bar.look,
+                on_look=on_look,
                 tie_break=answers.tie_break,
             )
     finally:
         bar.close()
-    report = TuneReport(tuning, candidates, names, paths, args.metric, args.data, args.min_gain)
+    report = TuneReport(tuning, candidates, names, paths, args.metric, args.data, args.min_gain, answers.failures)
     return report, {"seconds": round(bar.seconds, 1), "new_answers": bar.num_new}
 
 
