@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, count, given_settings, whole_number
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings
+from .flag_types import count, whole_number
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder
 
 _DESCRIPTION = """\

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import count
+from .flag_types import count
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, asked: str = "prompts", kept: str = "answers") -> None:

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .arguments import is_unicode, unescaped
+from .flag_types import is_unicode, unescaped
 
 
 @dataclass(frozen=True)

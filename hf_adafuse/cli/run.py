@@ -18,11 +18,11 @@ from .arguments import (
     add_member_arguments,
     add_stop_argument,
     add_text_arguments,
-    count,
     given_settings,
     read_text_arguments,
 )
 from .few_shot import add_examples, add_prompt_arguments
+from .flag_types import count
 from .job_settings import add_job_arguments, shows_progress
 from .questions import Question, Template, read_questions
 

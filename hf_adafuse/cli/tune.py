@@ -10,8 +10,9 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ..config import AdaFuseConfig
-from .arguments import add_member_arguments, add_stop_argument, count
+from .arguments import add_member_arguments, add_stop_argument
 from .few_shot import add_examples, add_prompt_arguments, first_answers
+from .flag_types import count
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 from .questions import Question, Template, read_questions
 

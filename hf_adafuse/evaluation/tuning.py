@@ -19,10 +19,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .candidates import Candidate
 from .halving import Evaluate, Look, Search, first_questions, most_answers, search
 from .paired import Paired, paired
+
+T = TypeVar("T")
 
 _LEAST_QUESTIONS = 10
 _LEAST_FIRST = 16  # questions before the first halving: of fewer, most candidates answer alike
@@ -124,17 +127,19 @@ def tune(
     alone = [index for index, candidate in enumerate(candidates) if candidate.is_alone]
     plan = make_plan(len(candidates), len(alone), questions, holdout, seed, budget, group)
 
-    def score(index: int, asked: Sequence[int]) -> Sequence[float]:
-        return evaluate(candidates[index], asked)
-
-    def finer(index: int, asked: Sequence[int]) -> float:
-        return tie_break(candidates[index], asked)
+    score, finer = _by_index(candidates, evaluate), _by_index(candidates, tie_break)
 
     def report(look: Look) -> None:
         on_look(look, plan.most_to_come(look, len(alone)))
 
     found = search(len(candidates), alone, plan.searched, score, plan.first, block, report, seed, finer)
     return _judge(plan, found, alone, score, min_gain)
+
+
+def _by_index(
+    candidates: Sequence[Candidate], ask: Callable[[Candidate, Sequence[int]], T]
+) -> Callable[[int, Sequence[int]], T]:
+    return lambda index, asked: ask(candidates[index], asked)
 
 
 def _judge(plan: Plan, found: Search, alone: Sequence[int], score: Evaluate, min_gain: float) -> Tuning:
