@@ -7,7 +7,7 @@ defaults, the paper's. Of weights the first is the main model's, the last that o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -127,8 +127,7 @@ def with_own_settings(candidates: Sequence[Candidate], stored: Sequence[AdaFuseC
         own = replace(own, do_sample=None)
         is_fitting = not isinstance(own.model_weights, tuple) or len(own.model_weights) == len(members)
         if is_fitting and (members, own) not in known:
-            values = {field.name: (getattr(own, field.name), field.default) for field in fields(own)}
-            settings = {name: value for name, (value, default) in values.items() if value != default}
+            settings = {name: value for name, value in vars(own).items() if value != getattr(AdaFuseConfig(), name)}
             made.append(Candidate(members, OWN, settings))
     return made
 
