@@ -8,7 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, count, given_settings, whole_number
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings
+from .flag_types import count, whole_number
+from .job_settings import add_job_arguments, begin_in_folder, locked_folder
 
 _DESCRIPTION = """\
 Score an ensemble on tasks of lm-evaluation-harness, with the standard error of every number. This package's own tasks,
@@ -38,16 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members-alone", action="store_true", help="also each member alone, under the same code")
     parser.add_argument("--limit", type=count, metavar="N", help="the first N questions of each task")
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
-    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="requests at a time (default: 8)")
     parser.add_argument("--max-new-tokens", type=count, metavar="N", help="per answer (default: as the task says)")
     parser.add_argument("--apply-chat-template", action="store_true", help="ask in chats, by each member's template")
     parser.add_argument("--output", metavar="DIR", help="where results, samples and what is known so far go")
-    parser.add_argument("--overwrite", action="store_true", help="start over: drop an earlier run's responses")
-    parser.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="a bar on standard error (default: where that is a terminal)",
-    )
+    add_job_arguments(parser, "requests", "responses")
     add_member_arguments(parser)
     add_config_arguments(parser)
 
@@ -109,16 +105,8 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
 
 def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:
     """The folder, with the settings in it: those of an earlier run there must be the same."""
-    from .answers import locked
-    from .job_settings import begin_in_folder
-
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"`--output` must be a folder or a new name, but {str(output)!r} is a file. Choose another.")
-    output.mkdir(parents=True, exist_ok=True)
-    sidecar = output / _SETTINGS
-    known = sorted(output.glob("*/responses.jsonl"))
-    stack.enter_context(locked(output / "lock"))
-    begin_in_folder(sidecar, known, _settings(args), args.overwrite)
+    stack.enter_context(locked_folder(output))
+    begin_in_folder(output / _SETTINGS, sorted(output.glob("*/responses.jsonl")), _settings(args), args.overwrite)
     return output
 
 
