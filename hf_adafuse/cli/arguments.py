@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..config import (
     WORD_MEANS,
     AdaFuseConfig,
 )
-from .flag_types import is_unicode, plain_text, seed, stop_text, weights
+from .flag_types import is_unicode, option, plain_text, seed, stop_text, weights
 
 # Where a setting's flag has another name than its field.
 _FLAGS = {
@@ -106,6 +106,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: paper)"
     )
+    group.add_argument("--method", metavar="NAME", help="how the members decode together (default: adafuse)")
+    group.add_argument(
+        "--option", dest="method_options", action="append", type=option, metavar="NAME=VALUE",
+        help="of a method other than AdaFuse, e.g. top_k=5; may be given several times",
+    )  # fmt: skip
     add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
     add("--max-words", "max_words", "most words per round", type=int, metavar="M")
     add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
@@ -126,18 +131,31 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
-    """The settings: the flags that were given, over a preset or those in the main model's generation config, over the
-    defaults."""
+    """
+    The settings: the flags that were given, over a preset or those in the main model's generation config, over the
+    defaults.
+
+    Raises:
+        ValueError: settings that do not go together, or a method that there is not.
+    """
     given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    given |= dict(given.pop("method_options") or [])
+    if args.preset not in (None, "paper") and args.method not in (None, "adafuse"):
+        raise ValueError(f"`--preset` must be left out with `--method {args.method}`, but is {args.preset}. Drop it.")
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     base = AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig()
-    return replace(base, **{name: value for name, value in given.items() if value is not None})
+    config = base.changed({name: value for name, value in given.items() if value is not None})
+    if config.method != "adafuse":
+        from ..decoding.strategies.registry import make_strategy
+
+        make_strategy(config)
+    return config
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
     given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
-    given |= {"preset": args.preset}
+    given |= {"preset": args.preset, "method_options": dict(args.method_options or []) or None}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}  # as in JSON
 
 
@@ -147,7 +165,11 @@ def as_flags(settings: Mapping[str, Any]) -> list[str]:
     paper's preset: fields that are not among these are the defaults, whatever the main model's generation config has.
     """
     flags = ["--preset", "paper"]
+    for name, value in settings.get("method_options", {}).items():
+        flags += ["--option", f"{name}={json.dumps(value)}"]
     for name, value in settings.items():
+        if name == "method_options":
+            continue
         flags.append(f"--{_FLAGS.get(name, name).replace('_', '-')}")
         if value is not True:  # a switch stands alone
             flags.append(",".join(map(_shown, value)) if isinstance(value, (list, tuple)) else _shown(value))

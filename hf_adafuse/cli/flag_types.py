@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from typing import Any
 
 from ..config import WEIGHTINGS
 
@@ -71,3 +73,14 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be numbers with commas between, but is {text!r}") from None
+
+
+def option(text: str) -> tuple[str, Any]:
+    """The type of a flag: a name and a value, read as JSON where it is some."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, but is {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
