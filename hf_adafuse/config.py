@@ -15,8 +15,8 @@ FUSIONS = ("span", "horizon", "word")
 WORD_MEANS = ("arithmetic", "root", "geometric")
 WEIGHTINGS = ("prompt", "examples")
 # What peers use too.
-_FIELDS_OF_ALL = ("method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary")
-_FIELDS_OF_ALL += ("nll_normalization", "do_sample")
+_FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
+_FIELDS_OF_ALL += ["nll_normalization", "do_sample"]
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},

@@ -8,6 +8,7 @@ member k's tokens of the text and L_k their number (with `nll_normalization="byt
 | `span`, `horizon` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
 | `word` | sum over words of log sum_k w_k p_k(word), or of another mean (`word_mean`) |
 
+A `method` other than AdaFuse is scored as `span` is: not every one gives a text a probability of its own.
 The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
 number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
 member it is that member's log-likelihood. It is a weighted geometric pool of the members, not normalized over all
