@@ -44,6 +44,10 @@ RULES: dict[str, dict[str, Any]] = {
     "word, gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
     "word, gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
     "word, gate 0.5, margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
+    # Other methods: over tokens, and over whole answers.
+    "UniTE": {"method": "unite"},
+    "GaC": {"method": "gac"},
+    "best of the members' answers": {"method": "rerank"},
 }
 
 # The rule of settings that a main model has in its generation config.
