@@ -64,7 +64,8 @@ class Committer:
         for k, member in enumerate(self._members[1:], start=1):
             if is_whole:
                 member.commit(prompt.index, pool.encode_for(k, winner))
-        prompt.is_finished = prompt.is_finished or (winner.ends and is_whole)
+        is_last = (winner.ends and is_whole) or not winner.proposers  # what a method writes itself is a whole answer
+        prompt.is_finished = prompt.is_finished or is_last
         self._on_commit(tokens[:num_taken])
 
     def _append(self, prompt: Prompt, tokens: list[int], nodes: list[Node]) -> int:
@@ -87,7 +88,7 @@ def _record(pool: Pool, winner: Candidate, text: str, num_taken: int, is_whole: 
         text=text,
         words=cut_words(list(winner.words), text),
         ends=winner.ends and is_whole,
-        proposer=min(winner.proposers),
+        proposer=min(winner.proposers, default=None),
         winner=ranked.index(winner) if winner in ranked else None,
         candidates=pool.trace(),
         margins=pool.margins,

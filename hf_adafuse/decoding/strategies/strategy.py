@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from ...config import AdaFuseConfig
 from ...members.member import Member
 from ..fusion import Choice, ScoredSpan, mean_nll
@@ -32,6 +34,7 @@ class SpanStrategy:
 
     Attributes:
         config (`AdaFuseConfig`): of the call.
+        prompt_text (`str`): what the main model's prompt says, special tokens removed.
         needs_logits (`bool`): whether `ScoredSpan.logits` is needed.
         is_whole (`bool`): whether a span is a whole answer.
     """
@@ -39,11 +42,23 @@ class SpanStrategy:
     num_words: int = 1
 
     config = AdaFuseConfig()  # without an annotation: these are no options
+    prompt_text = ""
     needs_logits = False
     is_whole = False
 
     def __post_init__(self) -> None:
         check_number("num_words", self.num_words, 1, is_integer=True)
+
+    def prepare(self, device: torch.device) -> None:
+        """
+        Load what the method needs beside the members, once per process. Asked before any member has read anything.
+
+        Args:
+            device (`torch.device`): of the main model's inputs.
+
+        Raises:
+            ValueError: something does not load.
+        """
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
         """How a member proposes: [`Proposer`] or a subclass of it."""
@@ -61,6 +76,15 @@ class SpanStrategy:
         """
         nlls = self.nlls(candidates, len(weights))
         return lowest(candidates, nlls, [fused_score(of_one, weights) for of_one in nlls])
+
+    def fuse(self, texts: Sequence[str]) -> str | None:
+        """
+        Of methods with whole answers: one that is committed in the place of these; `None`: the winner is committed.
+
+        Args:
+            texts (`list[str]`): what could be committed, the winner first, then by score.
+        """
+        return None
 
     def nlls(self, candidates: Sequence[ScoredSpan], num_members: int) -> list[list[float | None]]:
         """Per candidate and member, its mean NLL; `None` where there is nothing to score."""
