@@ -10,7 +10,7 @@ import torch
 from ..decoding.decoder import Decoder
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..decoding.strategies.registry import make_strategy
-from ..decoding.strategies.strategy import SpanStrategy
+from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member, MemberError
 from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
@@ -64,7 +64,7 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
     )
 
 
-def _strategies(plan: CallPlan) -> list[SpanStrategy]:
+def _strategies(plan: CallPlan) -> list[Strategy]:
     """The method of each prompt, told what the prompt says."""
     main, made = plan.members[0].participant, []
     for ids in plan.inputs.prompts:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import count
+from .flag_types import count
 
 if TYPE_CHECKING:
     from ..benchmarks.results import Measurement

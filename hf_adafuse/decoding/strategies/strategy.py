@@ -21,33 +21,19 @@ from ..scoring import first_lowest, fused_score
 from ..words import WordRule
 
 
-@dataclass
-class SpanStrategy:
+class Strategy:
     """
-    A method in whose rounds every member proposes a text, every member scores every text, and one is committed.
-
-    By itself it proposes `num_words` greedy words and takes the candidate of the lowest mean NLL. A method of your own
-    overrides what it does otherwise, is given a name by [`register_strategy`] and used by that name.
-
-    Args:
-        num_words (`int`, *optional*, defaults to 1): the words of a span.
+    What every method is told, and asked before it decodes.
 
     Attributes:
         config (`AdaFuseConfig`): of the call.
         prompt_text (`str`): what the main model's prompt says, special tokens removed.
-        needs_logits (`bool`): whether `ScoredSpan.logits` is needed.
-        is_whole (`bool`): whether a span is a whole answer.
     """
-
-    num_words: int = 1
 
     config = AdaFuseConfig()  # without an annotation: these are no options
     prompt_text = ""
     needs_logits = False
     is_whole = False
-
-    def __post_init__(self) -> None:
-        check_number("num_words", self.num_words, 1, is_integer=True)
 
     def prepare(self, device: torch.device) -> None:
         """
@@ -59,6 +45,28 @@ class SpanStrategy:
         Raises:
             ValueError: something does not load.
         """
+
+
+@dataclass
+class SpanStrategy(Strategy):
+    """
+    A method in whose rounds every member proposes a text, every member scores every text, and one is committed.
+
+    By itself it proposes `num_words` greedy words and takes the candidate of the lowest mean NLL. A method of your own
+    overrides what it does otherwise, is given a name by [`register_strategy`] and used by that name.
+
+    Args:
+        num_words (`int`, *optional*, defaults to 1): the words of a span.
+
+    Attributes:
+        needs_logits (`bool`): whether `ScoredSpan.logits` is needed.
+        is_whole (`bool`): whether a span is a whole answer.
+    """
+
+    num_words: int = 1
+
+    def __post_init__(self) -> None:
+        check_number("num_words", self.num_words, 1, is_integer=True)
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
         """How a member proposes: [`Proposer`] or a subclass of it."""
