@@ -40,6 +40,11 @@ CLAIMS = {
         "by_name['1 + 2 + 3, robust'].answers == by_name['1 + 2 + 3, word, root'].answers",
         "by_name['1 + 2 + 3, robust'].accuracy > span.accuracy",
     ],
+    "methods": [
+        "max(one.accuracy for one in alone) + 20 < results['adafuse'].accuracy",
+        "results['deepen'].accuracy < results['sweetspan'].accuracy < results['robust'].accuracy",
+        "own_methods[1.0].accuracy < own_methods[9.0].accuracy",
+    ],
     "publish_to_the_hub": ["answer(ensemble) == ' one hundred and eighty'", "answer(plain) != answer(ensemble)"],
 }
 
