@@ -8,7 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, count, given_settings, whole_number
+from .arguments import (
+    adafuse_config,
+    add_config_arguments,
+    add_member_arguments,
+    count,
+    given_settings,
+    name_list,
+    whole_number,
+)
 
 _DESCRIPTION = """\
 Score an ensemble on tasks of lm-evaluation-harness, with the standard error of every number. This package's own tasks,
@@ -32,7 +40,7 @@ ENSEMBLE = "ensemble"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("--tasks", required=True, type=_names, metavar="TASK,TASK", help="names, or files of tasks")
+    parser.add_argument("--tasks", required=True, type=name_list, metavar="TASK,TASK", help="names, or files of tasks")
     parser.add_argument("--data", metavar="FOLDER", help="the questions of this package's tasks (default: the Hub)")
     parser.add_argument("--include-path", metavar="FOLDER", help="further tasks")
     parser.add_argument("--members-alone", action="store_true", help="also each member alone, under the same code")
@@ -140,10 +148,3 @@ def _lines(rows: list[tuple[str, ...]]) -> list[str]:
     from ..demo.tables import aligned
 
     return aligned(rows, left=3)
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise argparse.ArgumentTypeError(f"must be names with commas between, but is {text!r}")
-    return list(dict.fromkeys(names))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from contextlib import closing
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .answer_bar import AnswerBar
 from .answers import locked
-from .arguments import add_member_arguments, add_stop_argument, count
+from .arguments import add_member_arguments, add_stop_argument, count, member_names
 from .few_shot import add_examples, add_few_shot_argument, first_answers
 from .job_settings import begin_in_folder
 from .questions import Question, Template, read_questions
@@ -112,9 +112,14 @@ def _search(
 
     members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
-    names = _names(paths)
+    names = member_names(paths)
     panel = Panel(members, Asking(args.max_new_tokens, args.stop, args.chat))
-    bar = _Bar(args, plan.most)
+    bar = AnswerBar(plan.most, args.progress)
+
+    def look(at: Look, most: int) -> None:
+        bar.expect(most)
+        bar.say(f"{len(at.left)} left after {at.num_questions} questions")
+
     answers = TuneAnswers(output / "answers", questions, names, args.metric, args.batch_size, panel.ask, bar.add)
     try:
         with prefix_caching():
@@ -127,7 +132,7 @@ def _search(
                 budget=args.budget,
                 min_gain=args.min_gain,
                 block=max(8, args.batch_size),
-                on_look=bar.look,
+                on_look=look,
                 tie_break=answers.tie_break,
             )
     finally:
@@ -167,43 +172,3 @@ def _prepare(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     sidecar = output / "settings.json"
     known = sorted((output / "answers").glob("*.jsonl"))
     begin_in_folder(sidecar, known, settings, overwrite)
-
-
-def _names(paths: list[str]) -> list[str]:
-    """The last parts of the members' names, with a number where they are alike."""
-    short = [PurePath(path).name for path in paths]
-    return [f"{name} ({index})" if short.count(name) > 1 else name for index, name in enumerate(short, start=1)]
-
-
-class _Bar:
-    """Progress on standard error. Its total is what is still to come at most."""
-
-    def __init__(self, args: argparse.Namespace, most: int) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        shows = sys.stderr.isatty() if args.progress is None else args.progress
-        self.num_new = 0
-        self.seconds = 0.0
-        self._start = time.monotonic()
-        self._bar: Any = tqdm(total=most, unit=" answers", disable=not shows, file=sys.stderr)
-        self._done = 0
-
-    def add(self, number: int, known: bool) -> None:
-        """Count answers; those known already take no time, so the rate is without them."""
-        self._done += number
-        if not known:
-            self.num_new += number
-            self._bar.update(number)
-        elif not self._bar.disable:
-            self._bar.initial += number
-            self._bar.n += number
-
-    def look(self, look: Look, most: int) -> None:
-        """Say who is left, and how much is to come."""
-        self._bar.total = self._done + most
-        self._bar.set_postfix_str(f"{len(look.left)} left after {look.num_questions} questions")
-
-    def close(self) -> None:
-        """No more answers."""
-        self.seconds = time.monotonic() - self._start
-        self._bar.close()
