@@ -15,7 +15,7 @@ from ..rounds.trace_text import ranking, show_candidate
 from .candidates import Candidate
 from .paired import Mean
 from .paper_clock import Timing
-from .paper_report import Report
+from .paper_report import METRIC_NAMES, Report
 from .paper_rounds import Parting
 from .paper_scores import SHARES
 from .paper_values import TASKS
@@ -25,6 +25,7 @@ _SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b")  # of rounds of 1, 2, 3 a
 _MOST_ROWS = 14
 _MOST_CANDIDATES = 6
 _MOST_LETTERS = 32
+_LEAST_POINTS = 10
 
 
 def save_scores(report: Report, path: Path) -> None:
@@ -47,7 +48,8 @@ def save_times(title: str, labels: Mapping[Candidate, str], timings: Mapping[Can
     figure, (ax,) = _figure(1, 1, (7.2, 1.4 + 0.42 * len(timings)))
     names = [labels[candidate] for candidate in timings]
     means = [timing.ratio for timing in timings.values()]
-    colours = [_GREY if candidate.is_alone else COLOURS[0] for candidate in timings]
+    is_ours = [candidate.settings.get("method", "adafuse") == "adafuse" for candidate in timings]
+    colours = [_GREY if one.is_alone else COLOURS[0 if ours else 1] for one, ours in zip(timings, is_ours, strict=True)]
     ax.barh(names, [one.value for one in means], xerr=_errors(means), color=colours, height=0.6, capsize=3)
     for row, timing in enumerate(timings.values()):
         end = timing.ratio.value + _errors([timing.ratio])[0]
@@ -99,8 +101,8 @@ def _draw_bars(ax: Any, report: Report) -> None:
             places, values, 0.92 * width, yerr=_errors(means), color=colour, label=report.label(candidate), **options
         )
     ax.set_xticks(range(len(asked)), [TASKS[task] for task in report.tasks])
-    _label(ax, "with standard errors", "", "points")
-    ax.set_ylim(bottom=0)
+    _label(ax, _about(report), "", "points")
+    ax.set_ylim(0, max(ax.get_ylim()[1], 1.0))  # also where nothing is right
     _legend(ax)
 
 
@@ -122,10 +124,9 @@ def _draw_lines(field: str, xlabel: str) -> Callable[[Any, Report], None]:
             values = [one.value for one in means]
             ax.errorbar(moved, values, _errors(means), color=colour, label=name, **options)
             ax.set_xticks(xs, [f"{x:g}" for x in xs])
-        _label(ax, "with standard errors", xlabel, "points")
-        ax.set_ylim(bottom=0)
-        ax.margins(y=0.15)
-        _legend(ax)
+        _label(ax, _about(report), xlabel, "points")
+        _widen(ax)
+        _legend(ax, least=1)
 
     return draw
 
@@ -152,7 +153,15 @@ def _draw_shares(ax: Any, report: Report) -> None:
     ax.set_xlim(0, 112)
     title = "words per round" + (f" of {chosen[0].rule}" if len(chosen) == 1 and len(report.tasks) > 1 else "")
     _label(ax, title, "share of the rounds, %; then their mean", "")
-    ax.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    _legend(ax, columns=4)
+
+
+def _about(report: Report) -> str:
+    """`exact match, n = 25, with standard errors`"""
+    metrics = dict.fromkeys(METRIC_NAMES[scores.metric] for scores in report.scores.values())
+    numbers = sorted({scores.mean.n for scores in report.scores.values()})
+    shown = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"{', '.join(metrics)}; n = {shown}; with standard errors"
 
 
 def _row_name(report: Report, task: str, candidate: Candidate) -> str:
@@ -208,6 +217,15 @@ def _label(ax: Any, title: str, xlabel: str, ylabel: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(ax: Any) -> None:
-    if len(ax.get_legend_handles_labels()[0]) > 1:
-        ax.legend(frameon=False, fontsize=8, loc="best")
+def _widen(ax: Any) -> None:
+    """Show at least so many points, none below 0: what is hardly a difference is not to look like one."""
+    low, high = ax.get_ylim()
+    middle, half = (low + high) / 2, max(0.6 * (high - low), _LEAST_POINTS / 2)
+    low = max(middle - half, 0)
+    ax.set_ylim(low, max(middle + half, low + _LEAST_POINTS))
+
+
+def _legend(ax: Any, columns: int = 3, least: int = 2) -> None:
+    """Below the axis, where it covers nothing."""
+    if len(ax.get_legend_handles_labels()[0]) >= least:
+        ax.legend(frameon=False, fontsize=8, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.14))

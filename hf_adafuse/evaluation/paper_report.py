@@ -13,7 +13,7 @@ from .paper_scores import SHARES, Gain, Scores, average, best
 from .paper_values import TASKS, Contrast, Experiment, slug
 
 _NONE = "-"
-_METRICS = {
+METRIC_NAMES = {
     "exact_match": "exact match",
     "f1": "F1",
     "last_number": "accuracy of the last number",
@@ -152,7 +152,7 @@ class Report:
         by_metric: dict[str, list[str]] = {}
         for task in self.tasks:
             by_metric.setdefault(next(iter(self.of_task(task).values())).metric, []).append(_label(task))
-        named = "; ".join(f"{_METRICS[metric]} ({', '.join(tasks)})" for metric, tasks in by_metric.items())
+        named = "; ".join(f"{METRIC_NAMES[metric]} ({', '.join(tasks)})" for metric, tasks in by_metric.items())
         return f"In points (0 to 100) ± standard error: {named}. Differences are taken on the same questions."
 
 

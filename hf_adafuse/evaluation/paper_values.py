@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..config import AdaFuseConfig
-from ..decoding.strategies.adafuse import AdaFuse
 from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..decoding.strategies.strategy import SpanStrategy
 from .candidates import Candidate
@@ -103,7 +102,7 @@ def adafuse(members: Sequence[int], label: str, **settings: Any) -> Candidate:
 def has_spans(candidate: Candidate) -> bool:
     """Whether the candidate writes in rounds of several words: no member alone, no tokens, no whole answers."""
     method = STRATEGIES.get(str(candidate.settings.get("method", "adafuse")))
-    is_of_spans = method is not None and issubclass(method, (SpanStrategy, AdaFuse)) and not method.is_whole
+    is_of_spans = method is not None and issubclass(method, SpanStrategy) and not method.is_whole
     return is_of_spans and not candidate.is_alone
 
 

@@ -35,7 +35,6 @@ ROWS = {
 @pytest.fixture(autouse=True)
 def own_peers(monkeypatch):
     """The peers of this test are the same whatever is registered."""
-    monkeypatch.setattr(registry, "STRATEGIES", registry.STRATEGIES)
     for name in ("blender", "deepen", "unite"):
         monkeypatch.delitem(registry.STRATEGIES, name, raising=False)
 
