@@ -39,11 +39,15 @@ _EXPORTS = {
     "BranchLogitsProcessor": "logits_process",
     "MarginCriteria": "stopping_criteria",
     "WordBoundaryCriteria": "stopping_criteria",
+    "NextToken": "decoding.strategies.token_strategy",
+    "SpanStrategy": "decoding.strategies.strategy",
+    "TokenStrategy": "decoding.strategies.token_strategy",
     "chat_inputs": "members.chat",
     "disable_adafuse": "generation",
     "enable_adafuse": "generation",
     "export_adafuse": "hub.export",
     "prefix_caching": "trees.shared_prefix",
+    "register_strategy": "decoding.strategies.registry",
 }
 
 __all__ = list(_EXPORTS)

@@ -15,25 +15,12 @@ FUSIONS = ("span", "horizon", "word")
 WORD_MEANS = ("arithmetic", "root", "geometric")
 WEIGHTINGS = ("prompt", "examples")
 # What peers use too.
-_FIELDS_OF_ALL = (
-    "method",
-    "method_options",
-    "model_weights",
-    "prompt_sharpness",
-    "max_word_tokens",
-    "word_boundary",
-    "nll_normalization",
-    "do_sample",
-)
+_FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
+_FIELDS_OF_ALL += ["nll_normalization", "do_sample"]
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {
-        "fusion": "word",
-        "word_mean": "root",
-        "model_weights": "examples",
-        "prompt_sharpness": 20.0,
-    },
+    "robust": {"fusion": "word", "word_mean": "root", "model_weights": "examples", "prompt_sharpness": 20.0},
 }
 
 
@@ -233,6 +220,11 @@ class AdaFuseConfig:
             )
         given = {name: value for name, value in values.items() if name in known}
         return cls(**{**given, "method_options": {**given.get("method_options", {}), **options}})
+
+    def changed(self, values: Mapping[str, Any]) -> AdaFuseConfig:
+        """These settings with some of them changed, as `from_dict` reads them; with another method, those alone."""
+        kept = self.to_dict() if values.get("method", self.method) == self.method else {}
+        return self.from_dict({**kept, **values})
 
     @classmethod
     def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | str | bool | None) -> AdaFuseConfig | None:

@@ -92,7 +92,8 @@ def answer(m, prefix, config, left, others):
     """To the end, or until the main model's ids of it are as many as are left: its own, or those of the text."""
 
     def is_over(words, after):
-        ids = [token for word in words for token in word] if m is others[0] else others[0].encode(text_of(m, words))[0]
+        own = m.tokenizer is others[0].tokenizer
+        ids = [token for word in words for token in word] if own else others[0].encode(text_of(m, words))[0]
         return len(ids) >= left
 
     return words_until(m, prefix, config, is_over)

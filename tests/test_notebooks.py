@@ -48,6 +48,11 @@ CLAIMS = {
         "fig2['cells'][3]['value'] == fig6['cells'][4]['value']",
         "fig5['times'][-1]['who'] == 'AdaFuse, B = 3' and len(fig5['taken']) == 3",
     ],
+    "methods": [
+        "max(one.accuracy for one in alone) + 20 < results['adafuse'].accuracy",
+        "results['deepen'].accuracy < results['sweetspan'].accuracy < results['robust'].accuracy",
+        "own_methods[1.0].accuracy < own_methods[9.0].accuracy",
+    ],
     "publish_to_the_hub": ["answer(ensemble) == ' one hundred and eighty'", "answer(plain) != answer(ensemble)"],
 }
 

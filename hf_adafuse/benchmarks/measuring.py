@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ..config import AdaFuseConfig
+from ..decoding.strategies.registry import STRATEGIES
 from ..decoding.words import split_words
 from ..demo.threads import threads as computing_on
 from . import instruments
@@ -19,6 +20,8 @@ from .variants import VARIANTS
 
 GREEDY = "greedy"
 AGAINST = (GREEDY, *VARIANTS, NAIVE)
+# Other methods with their defaults: they write other texts, in other times.
+METHODS = tuple(name for name in STRATEGIES if name != "adafuse")
 # What is compared when nothing is said. The naive implementation reads all of the text for each word: minutes.
 DEFAULT_AGAINST = (GREEDY, *VARIANTS)
 
@@ -31,7 +34,7 @@ class Job:
         ensemble (`Ensemble`)
         measurement (`Measurement`): still empty.
         texts (`list[list[str]]`): batches of prompts.
-        against (`tuple[str]`): what ours is compared with, of `AGAINST`.
+        against (`tuple[str]`): what ours is compared with, of `AGAINST` and `METHODS`.
         naive_texts (`int`): how many of the batches the naive implementation is run on, once each.
 
     Raises:
@@ -91,7 +94,10 @@ class Job:
             memory_peak_bytes=instruments.peak_memory(device),
         )
         self.result.samples.append(sample)
-        if not name.startswith(GREEDY):
+        if name in METHODS:
+            texts = [self.ensemble.participants[0].vocabulary.text(row) for row in ids]
+            self.result.own_words[name, text] = sum(len(split_words(one)) for one in texts)
+        elif not name.startswith(GREEDY):
             is_same = self.result.same_text.get(name, True) and ids == self._expected[text]
             self.result.same_text[name] = is_same
 
@@ -104,7 +110,10 @@ class Job:
             for k, length in enumerate(self.result.texts[text].own_tokens):
                 yield f"{GREEDY} {k + 1}", lambda k=k, n=length: ensemble.run_alone(k, prompts[k], n)  # type: ignore[misc]
         for name in self.against:
-            if name not in (GREEDY, NAIVE):
+            if name in METHODS:
+                peer = (prompts, AdaFuseConfig(method=name), self.result.new_tokens)
+                yield name, lambda peer=peer: ensemble.run(*peer)  # type: ignore[misc]
+            elif name not in (GREEDY, NAIVE):
                 yield name, lambda name=name: ensemble.run_variant(name, *call)  # type: ignore[misc]
         if NAIVE in self.against:
             yield NAIVE, lambda: ensemble.run_naively(*call)
@@ -138,9 +147,10 @@ def check_against(against: Sequence[str]) -> None:
     Raises:
         ValueError: an unknown name.
     """
-    unknown = [name for name in against if name not in AGAINST]
+    known = (*AGAINST, *METHODS)
+    unknown = [name for name in against if name not in known]
     if unknown:
-        raise ValueError(f"`against` must be of {list(AGAINST)}, but has {unknown}. Check the spelling.")
+        raise ValueError(f"`against` must be of {list(known)}, but has {unknown}. Check the spelling.")
 
 
 def measure_all(jobs: Sequence[Job], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:
@@ -175,8 +185,8 @@ def measure(
         branches (`int`, *optional*, defaults to 1): `num_branches` of the `AdaFuseConfig`.
         new_tokens (`int`, *optional*, defaults to 64): of the main model.
         repeats (`int`, *optional*, defaults to 3): of which the medians are taken, after a warm-up.
-        against (`list[str]`, *optional*): of `AGAINST`; by default the members' own `generate()` and our own code
-            without one idea or another.
+        against (`list[str]`, *optional*): of `AGAINST` and `METHODS`; by default the members' own `generate()` and our
+            own code without one idea or another.
         threads (`int`, *optional*): CPU threads, of torch's choice when not given.
 
     Returns:

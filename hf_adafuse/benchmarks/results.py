@@ -77,6 +77,7 @@ class Measurement:
         texts (`list[TextResult]`): per batch of prompts.
         samples (`list[Sample]`): raw, in the order in which they were taken.
         same_text (`dict[str, bool]`): per variant and for the naive implementation: whether it wrote what ours wrote.
+        own_words (`dict[tuple[str, int], int]`): of other methods, by name and text: how many words they wrote.
     """
 
     parameters: list[int]
@@ -89,6 +90,7 @@ class Measurement:
     texts: list[TextResult] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     same_text: dict[str, bool] = field(default_factory=dict)
+    own_words: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def contenders(self) -> list[str]:
@@ -119,7 +121,8 @@ class Measurement:
         return self._summed(contender, "tokens")
 
     def words_per_second(self, contender: str) -> float:
-        words = sum(self.texts[text].num_words for text in self.texts_of(contender))
+        texts = self.texts_of(contender)
+        words = sum(self.own_words.get((contender, text), self.texts[text].num_words) for text in texts)
         return words / self.seconds(contender)
 
     @property

@@ -13,17 +13,16 @@ class AnswerBar:
 
     Args:
         most (`int`): answers, at most.
-        progress (`bool`, *optional*): whether it shows; by default where standard error is a terminal.
+        shows (`bool`): whether there is to be one; all else is counted anyway.
 
     Attributes:
         num_new (`int`): answers that were not known before.
         seconds (`float`): how long it took, once closed.
     """
 
-    def __init__(self, most: int, progress: bool | None = None) -> None:
+    def __init__(self, most: int, shows: bool) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        shows = sys.stderr.isatty() if progress is None else progress
         self.num_new = 0
         self.seconds = 0.0
         self._start = time.monotonic()

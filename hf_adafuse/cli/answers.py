@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .job_settings import check_settings, keep_settings
+from .job_settings import check_settings, keep_settings, locked
 from .questions import Question
 
 Record = dict[str, Any]
@@ -206,21 +206,3 @@ def append(path: Path, record: Record) -> None:
     with path.open("ab", buffering=0) as file:
         while rest:
             rest = rest[file.write(rest) :]
-
-
-def locked(path: Path) -> Any:
-    """The file, open and locked for as long as it stays open; the end of a process, of any kind, frees it."""
-    file = path.open("ab")
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ValueError(
-            f"`--output` must be written by one run at a time, but another is writing {str(path)!r}. Wait for it, or "
-            "choose another name."
-        ) from None
-    except (ImportError, OSError):  # no locks on this system, or on its file system
-        pass
-    return file

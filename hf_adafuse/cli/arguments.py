@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -16,11 +16,11 @@ from ..config import (
     FUSIONS,
     NLL_NORMALIZATIONS,
     PRESETS,
-    WEIGHTINGS,
     WORD_BOUNDARIES,
     WORD_MEANS,
     AdaFuseConfig,
 )
+from .flag_types import is_unicode, option, plain_text, seed, stop_text, weights
 
 # Where a setting's flag has another name than its field.
 _FLAGS = {
@@ -57,8 +57,11 @@ def member_names(paths: Sequence[str]) -> list[str]:
 
 def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") -> None:
     """Texts to stop after."""
-    help = f"stop after this text; may be given several times (default: {default})"
-    parser.add_argument("--stop", action="append", type=_text, metavar="TEXT", help=help)
+    help = (
+        "stop after this text, where \\n is a newline, \\t a tab and \\\\ a backslash; may be given several times "
+        f"(default: {default})"
+    )
+    parser.add_argument("--stop", action="append", type=stop_text, metavar="TEXT", help=help)
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> None:
@@ -66,9 +69,9 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> No
     group = parser.add_argument_group("the text (structured output needs hf_adafuse[structured])")
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument("--json-schema", metavar="FILE", help="the text is JSON that is valid by the schema in a file")
-    kinds.add_argument("--regex", type=_text, metavar="TEXT", help="the text matches a regular expression")
+    kinds.add_argument("--regex", type=plain_text, metavar="TEXT", help="the text matches a regular expression")
     kinds.add_argument("--grammar", metavar="FILE", help="the text follows the GBNF grammar in a file (from root)")
-    group.add_argument("--seed", type=_seed, metavar="N", help=f"of --sample (default: {default_seed})")
+    group.add_argument("--seed", type=seed, metavar="N", help=f"of --sample (default: {default_seed})")
 
 
 def read_text_arguments(args: argparse.Namespace) -> None:
@@ -109,10 +112,15 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: paper)"
     )
+    group.add_argument("--method", metavar="NAME", help="how the members decode together (default: adafuse)")
+    group.add_argument(
+        "--option", dest="method_options", action="append", type=option, metavar="NAME=VALUE",
+        help="of a method other than AdaFuse, e.g. top_k=5; may be given several times",
+    )  # fmt: skip
     add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
     add("--max-words", "max_words", "most words per round", type=int, metavar="M")
     add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
-    add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt, examples", type=_weights, metavar="W,W")
+    add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt, examples", type=weights, metavar="W,W")
     add("--max-word-tokens", "max_word_tokens", "a word also ends here", type=int, metavar="N")
     add("--word-boundary", "word_boundary", "where words end", choices=WORD_BOUNDARIES)
     add("--nll-normalization", "nll_normalization", "unit of the mean NLL", choices=NLL_NORMALIZATIONS)
@@ -129,27 +137,48 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
-    """The settings: the flags that were given, over a preset or those in the main model's generation config, over the
-    defaults."""
+    """
+    The settings: the flags that were given, over a preset or those in the main model's generation config, over the
+    defaults.
+
+    Raises:
+        ValueError: settings that do not go together, or a method that there is not.
+    """
     given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    given |= dict(given.pop("method_options") or [])
+    if args.preset not in (None, "paper") and args.method not in (None, "adafuse"):
+        raise ValueError(f"`--preset` must be left out with `--method {args.method}`, but is {args.preset}. Drop it.")
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     base = AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig()
-    return replace(base, **{name: value for name, value in given.items() if value is not None})
+    config = base.changed({name: value for name, value in given.items() if value is not None})
+    if config.method != "adafuse":
+        from ..decoding.strategies.registry import make_strategy
+
+        make_strategy(config)
+    return config
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
     given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
-    given |= {"preset": args.preset}
+    given |= {"preset": args.preset, "method_options": dict(args.method_options or []) or None}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}  # as in JSON
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Fields of `AdaFuseConfig` as the flags that `add_config_arguments` reads, ready for a shell."""
-    flags = []
+    """
+    Fields of `AdaFuseConfig` as arguments that `add_config_arguments` reads, for `shlex.join`. They begin with the
+    paper's preset: fields that are not among these are the defaults, whatever the main model's generation config has.
+    """
+    flags = ["--preset", "paper"]
+    for name, value in settings.get("method_options", {}).items():
+        flags += ["--option", f"{name}={json.dumps(value)}"]
     for name, value in settings.items():
-        shown = ",".join(f"{one:g}" for one in value) if isinstance(value, (list, tuple)) else f"{value}"
-        flags.append(f"--{_FLAGS.get(name, name).replace('_', '-')} {shown}")
+        if name == "method_options":
+            continue
+        flags.append(f"--{_FLAGS.get(name, name).replace('_', '-')}")
+        if value is not True:  # a switch stands alone
+            flags.append(",".join(map(_shown, value)) if isinstance(value, (list, tuple)) else _shown(value))
     return flags
 
 
@@ -166,34 +195,6 @@ def read_prompt(given: str | None) -> str:
     return prompt
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a tokenizer can read the text. Python reads a byte that is not UTF-8 as half of a surrogate pair."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def count(text: str) -> int:
-    """The type of a flag: a whole number of at least 1."""
-    # Not `isdigit`: it is true of "²", which is no number to `int`.
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
-    return int(text)
-
-
-def whole_number(text: str) -> int:
-    """The type of a flag: a whole number, 0 too."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, but is {text!r}")
-    return int(text)
-
-
-def name_list(text: str) -> list[str]:
-    """The type of a flag: names with commas between, each once."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise argparse.ArgumentTypeError(f"must be names with commas between, but is {text!r}")
-    return list(dict.fromkeys(names))
-
-
 def _standard_input() -> str:
     try:
         text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
@@ -202,18 +203,6 @@ def _standard_input() -> str:
     if not text:
         raise ValueError("The prompt must not be empty, but standard input is. Pass the prompt as an argument.")
     return text
-
-
-def _text(text: str) -> str:
-    if not is_unicode(text):
-        raise argparse.ArgumentTypeError(f"must be text in UTF-8, but is {text!r}")
-    return text
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**63 - 1, but is {text!r}")
-    return int(text)
 
 
 def _content(path: str, flag: str) -> str:
@@ -234,12 +223,6 @@ def _json_line(text: str, path: str, flag: str) -> str:
         raise ValueError(f"{flag} must be a file in JSON, but {path!r} is not: {error}. Correct it.") from None
 
 
-def _weights(text: str) -> tuple[float, ...] | str:
-    return text if text in WEIGHTINGS else _numbers(text)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between, but is {text!r}") from None
+def _shown(value: Any) -> str:
+    """A value as a flag gives it back, bit by bit; floats as short as that allows."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -64,7 +64,7 @@ class Answerer:
                     yield from self.answer([question])
             else:
                 text = error.texts[0] if isinstance(error, AdaFuseDecodingError) and error.texts else ""
-                yield {**_record(questions[0], text), "error": _reason(error)}
+                yield {**_record(questions[0], text), "error": reason_of(error)}
             return
         for question, committed in zip(questions, rounds, strict=True):
             record = _record(question, "".join(span.text for span in committed))
@@ -114,10 +114,11 @@ def _record(question: Question, text: str) -> dict[str, Any]:
     return {"line": question.line, "input": question.record, "prompt": question.prompt, "text": text}
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a question could not be answered, for its record."""
     if isinstance(error, AdaFuseDecodingError):
         return f"{error.member} failed in round {error.round}: {error.reason}"
-    return str(error)
+    return str(error) or type(error).__name__
 
 
 @dataclass(frozen=True)

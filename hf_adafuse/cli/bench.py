@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import count
+from .flag_types import count
 
 if TYPE_CHECKING:
     from ..benchmarks.results import Measurement
@@ -38,6 +38,7 @@ what --against may name:
 examples:
   hf-adafuse bench --parameters 80M --prompt-tokens 20,500 --batch 1,8
   hf-adafuse bench --model A --assistant B --prompt-file book.txt --json results.json --plot results.png
+  hf-adafuse bench --parameters 80M --against greedy --methods all
   hf-adafuse bench --targets --parameters 80M
   hf-adafuse bench --device cuda --dtype bfloat16 --parameters 1B,8B --compile
 
@@ -82,6 +83,10 @@ def _add_what_is_measured(what: Any) -> None:
     add("--texts", "1", "batches of different prompts, of the largest batch; smaller ones read the same", count, "N")
     add("--threads", "2", "CPU threads", count, "N")
     add("--against", _AGAINST, "what to compare with, see below", _names, "NAME,...")
+    what.add_argument(
+        "--methods", type=_names, metavar="NAME,...",
+        help="also compare with other methods, with their defaults, e.g. unite,gac; or all",
+    )  # fmt: skip
     what.add_argument("--prompt-file", metavar="FILE", help="cut prompts from this text (default: built-in prose)")
     what.add_argument(
         "--targets", action="store_true",
@@ -102,10 +107,12 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None and Path(args.plot).suffix != ".png":
         raise ValueError(f"`--plot` must be a file name that ends in .png, but is {args.plot!r}. Rename it.")
     from ..benchmarks import report
-    from ..benchmarks.measuring import check_against
+    from ..benchmarks.measuring import METHODS, check_against
     from ..benchmarks.plot import check_matplotlib, save_plot
     from ..demo.threads import threads
 
+    if args.methods is not None:
+        args.against += METHODS if "all" in args.methods else args.methods
     check_against(args.against)
     if args.plot is not None:
         check_matplotlib()

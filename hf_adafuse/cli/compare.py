@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .arguments import whole_number
+from .flag_types import whole_number
 
 _DESCRIPTION = """\
 How far the answers in B are above those in A: the difference question by question, with its standard error, and the

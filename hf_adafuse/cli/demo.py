@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import count
+from .flag_types import count
 
 HELP = "show small models that ship with the package decode together, and what it gains"
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .arguments import (
-    adafuse_config,
-    add_config_arguments,
-    add_member_arguments,
-    count,
-    given_settings,
-    name_list,
-    whole_number,
-)
+from ..config import PRESETS, AdaFuseConfig
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings
+from .flag_types import count, name_list, whole_number
+from .job_settings import add_job_arguments, begin_in_folder, locked_folder
+
+if TYPE_CHECKING:
+    from ..evaluation.costs import Cost
 
 _DESCRIPTION = """\
 Score an ensemble on tasks of lm-evaluation-harness, with the standard error of every number. This package's own tasks,
@@ -26,6 +25,7 @@ where the harness has a task of that name; any other task of the harness works t
 _EXAMPLES = """\
 examples:
   hf-adafuse eval --tasks nq,triviaqa --data FOLDER --model A --assistant B --members-alone --output results
+  hf-adafuse eval --tasks triviaqa --data FOLDER --model A --assistant B --methods all
   hf-adafuse eval --tasks arc_easy --model A --assistant B --fusion word --limit 100
 
 --data FOLDER holds one file per task, named by it (nq*.jsonl), with lines {"question": ..., "answer": ...}; an answer
@@ -34,6 +34,9 @@ results.json and, per method, samples_TASK.jsonl, two of which `hf-adafuse compa
 started again with the same --output, it goes on where it stopped."""
 
 _SETTINGS = "settings.json"
+_MEMBER = "member-"
+# The settings that every method takes.
+_OF_ALL = ("model_weights", "max_word_tokens", "word_boundary")
 ENSEMBLE = "ensemble"
 
 
@@ -44,18 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="FOLDER", help="the questions of this package's tasks (default: the Hub)")
     parser.add_argument("--include-path", metavar="FOLDER", help="further tasks")
     parser.add_argument("--members-alone", action="store_true", help="also each member alone, under the same code")
+    parser.add_argument(
+        "--methods", type=name_list, metavar="NAME,NAME",
+        help="several methods and presets, each with its defaults, and the members alone: one table; or all",
+    )  # fmt: skip
     parser.add_argument("--limit", type=count, metavar="N", help="the first N questions of each task")
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
-    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="requests at a time (default: 8)")
     parser.add_argument("--max-new-tokens", type=count, metavar="N", help="per answer (default: as the task says)")
     parser.add_argument("--apply-chat-template", action="store_true", help="ask in chats, by each member's template")
     parser.add_argument("--output", metavar="DIR", help="where results, samples and what is known so far go")
-    parser.add_argument("--overwrite", action="store_true", help="start over: drop an earlier run's responses")
-    parser.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="a bar on standard error (default: where that is a terminal)",
-    )
+    add_job_arguments(parser, "requests", "responses")
     add_member_arguments(parser)
     add_config_arguments(parser)
 
@@ -63,21 +64,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
+    if args.methods is not None:
+        _configs(args.methods, args)
 
+    from ..demo.tables import aligned
     from ..evaluation import harness
+    from ..evaluation.costs import cost_rows
 
     tasks = harness.load_tasks(args.tasks, args.data, args.num_fewshot, args.include_path)
     with ExitStack() as stack:
         output = None if args.output is None else _prepared(Path(args.output), args, stack)
         plan = harness.Plan(args.num_fewshot, args.limit, args.apply_chat_template, args.max_new_tokens)
         found: dict[str, dict[str, Any]] = {}
-        for folder, name, lm in _methods(args, output):
+        costs: dict[str, Cost] = {}
+        methods = _methods(args, output)
+        for folder, name, lm in methods:
             found[name] = harness.evaluate(lm, tasks, plan)
+            costs[name] = lm.cost
             if output is not None:
                 harness.write_samples(output / folder, found[name])
         if output is not None:
-            _write_summary(output / "results.json", args, found)
-    sys.stdout.write("\n".join(_lines(harness.score_rows(found))) + "\n")
+            _write_summary(output / "results.json", args, found, costs)
+    tables = [aligned(harness.score_rows(found), left=3)]
+    if args.methods is not None:
+        alone = [costs[name] for folder, name, _ in methods if folder.startswith(_MEMBER)]
+        tables.append(aligned(cost_rows(costs, alone), left=1))
+    sys.stdout.write("\n\n".join("\n".join(table) for table in tables) + "\n")
     return 0
 
 
@@ -108,25 +120,37 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
         )
         return folder, name, lm
 
-    made = [method(ENSEMBLE, ENSEMBLE, members, config)]
-    for number, member in enumerate(members if args.members_alone else [], start=1):
+    settings = {ENSEMBLE: config} if args.methods is None else _configs(args.methods, args)
+    folders = {name: ENSEMBLE if name == ENSEMBLE else f"method-{name}" for name in settings}
+    made = [method(folders[name], name, members, settings[name]) for name in settings]
+    for number, member in enumerate(members if args.members_alone or args.methods else [], start=1):
         known = str(getattr(member[0], "name_or_path", "") or type(member[0]).__name__)
-        made.append(method(f"member-{number}", f"member {number} ({Path(known).name})", [member], False))
+        made.append(method(f"{_MEMBER}{number}", f"member {number} ({Path(known).name})", [member], False))
     return made
+
+
+def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseConfig]:
+    """Per method or preset, its settings: the defaults, and what the flags say of all."""
+    from ..decoding.strategies.registry import STRATEGIES
+
+    given = {name: getattr(args, name) for name in _OF_ALL if getattr(args, name) is not None}
+    flags = [name for name, value in given_settings(args).items() if value is not None]
+    others = [flag for flag in flags if flag not in (*_OF_ALL, "weights")]
+    if others:
+        raise ValueError(f"`--methods` must come without settings of one method, but has {others}. Drop them.")
+    presets = {name: values for name, values in PRESETS.items() if values}
+    known = [*presets, *STRATEGIES]
+    wrong = [name for name in names if name not in known and name != "all"]
+    if wrong:
+        raise ValueError(f"`--methods` must be all, or of {known}, but has {wrong}. Check the spelling.")
+    chosen = known if "all" in names else names
+    return {name: AdaFuseConfig.from_dict(presets.get(name, {"method": name}) | given) for name in chosen}
 
 
 def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:
     """The folder, with the settings in it: those of an earlier run there must be the same."""
-    from .answers import locked
-    from .job_settings import begin_in_folder
-
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"`--output` must be a folder or a new name, but {str(output)!r} is a file. Choose another.")
-    output.mkdir(parents=True, exist_ok=True)
-    sidecar = output / _SETTINGS
-    known = sorted(output.glob("*/responses.jsonl"))
-    stack.enter_context(locked(output / "lock"))
-    begin_in_folder(sidecar, known, _settings(args), args.overwrite)
+    stack.enter_context(locked_folder(output))
+    begin_in_folder(output / _SETTINGS, sorted(output.glob("*/responses.jsonl")), _settings(args), args.overwrite)
     return output
 
 
@@ -136,15 +160,12 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names} | given_settings(args)
 
 
-def _write_summary(path: Path, args: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
+def _write_summary(
+    path: Path, args: argparse.Namespace, found: dict[str, dict[str, Any]], costs: dict[str, Cost]
+) -> None:
     from ..evaluation.harness import write_results
 
     kept = {name: {key: results[key] for key in results if key != "samples"} for name, results in found.items()}
     asked = {name: value for name, value in vars(args).items() if name != "run"}
-    write_results(path, {"settings": asked, "methods": kept})
-
-
-def _lines(rows: list[tuple[str, ...]]) -> list[str]:
-    from ..demo.tables import aligned
-
-    return aligned(rows, left=3)
+    spent = {name: asdict(cost) for name, cost in costs.items()}
+    write_results(path, {"settings": asked, "methods": kept, "costs": spent})

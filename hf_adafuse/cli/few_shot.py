@@ -1,4 +1,4 @@
-"""Worked examples in front of every question of a job. Knows no model."""
+"""What goes around every question of a job: worked examples in front of it. Knows no model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ..evaluation.metrics import answers_of
 from .questions import Question, Template, read_questions
 
 
-def add_few_shot_argument(parser: argparse.ArgumentParser) -> None:
-    """How many examples, or which."""
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """What goes around a question: how many examples, or which, and whether it is a message of a chat."""
     parser.add_argument(
         "--few-shot",
         metavar="K",
         help="worked examples in each prompt: the first K questions, which are not asked, or those in a file",
     )
+    parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
 
 
 def add_examples(questions: Sequence[Question], few_shot: str | None, template: Template) -> list[Question]:

@@ -1,11 +1,47 @@
-"""The settings of a job, kept in a file beside its answers: one that goes on must have the same. Knows no answer."""
+"""
+What the commands that answer many questions have in common: their flags, their folder, one run at a time in it, and
+their settings, kept in a file beside the answers: a run that goes on must have the same. Knows no answer.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from .flag_types import count
+
+
+def add_job_arguments(parser: argparse.ArgumentParser, asked: str = "prompts", kept: str = "answers") -> None:
+    """How many are asked at a time, whether to start over, and a bar; `asked` and `kept` are what help calls them."""
+    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help=f"{asked} at a time (default: 8)")
+    parser.add_argument("--overwrite", action="store_true", help=f"start over: drop an earlier run's {kept}")
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="a bar on standard error (default: where that is a terminal)",
+    )
+
+
+def shows_progress(args: argparse.Namespace) -> bool:
+    """Whether there is a bar."""
+    return sys.stderr.isatty() if args.progress is None else bool(args.progress)
+
+
+def locked_folder(output: Path) -> Any:
+    """
+    Make a folder of a job where there is none, and lock it; as of [`locked`].
+
+    Raises:
+        ValueError: there is a file of that name, or another run in that folder.
+    """
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"`--output` must be a folder or a new name, but {str(output)!r} is a file. Choose another.")
+    output.mkdir(parents=True, exist_ok=True)
+    return locked(output / "lock")
 
 
 def begin_in_folder(sidecar: Path, answers: Sequence[Path], settings: dict[str, Any], overwrite: bool) -> None:
@@ -46,15 +82,17 @@ def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
     """Refuse other settings than those of the earlier run that wrote `path`. Raises `ValueError`."""
     try:
         earlier = json.loads(sidecar.read_text(encoding="utf-8"))
+        if not isinstance(earlier, dict):
+            raise ValueError(f"of type {type(earlier).__name__}")
     except ValueError as error:
         raise ValueError(
-            f"{str(sidecar)!r} must hold the earlier run's settings, but is not JSON ({error}). Start over with "
+            f"{str(sidecar)!r} must hold the earlier run's settings, but is no JSON object ({error}). Start over with "
             "--overwrite."
         ) from None
     for name in {**earlier, **settings}:
         before = earlier.get(name)
         now = settings.get(name)
-        if before != now:
+        if before != now and not (_is_left_out(before) and _is_left_out(now)):
             raise ValueError(
                 f"`--{name.replace('_', '-')}` must be {_shown(before)}, as in the earlier run that wrote "
                 f"{str(path)!r}, but is {_shown(now)}. Use the same, another --output, or start over with --overwrite."
@@ -62,4 +100,26 @@ def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
 
 
 def _shown(setting: Any) -> str:
-    return "left out" if setting in (None, False, []) else json.dumps(setting)
+    return "left out" if _is_left_out(setting) else json.dumps(setting)
+
+
+def _is_left_out(setting: Any) -> bool:
+    return setting is None or setting is False or setting == []  # 0 is a setting, and equal to False
+
+
+def locked(path: Path) -> Any:
+    """The file, open and locked for as long as it stays open; the end of a process, of any kind, frees it."""
+    file = path.open("ab")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(
+            f"`--output` must be written by one run at a time, but another is writing {str(path)!r}. Wait for it, or "
+            "choose another name."
+        ) from None
+    except (ImportError, OSError):  # no locks on this system, or on its file system
+        pass
+    return file

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_member_arguments, count, member_names, name_list, whole_number
+from .arguments import add_member_arguments, member_names
+from .flag_types import count, name_list, whole_number
+from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 
 if TYPE_CHECKING:
     from ..evaluation.paper_runs import Questions
@@ -76,17 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
     parser.add_argument("--max-new-tokens", type=count, metavar="N", help="per answer (default: as the task says)")
     parser.add_argument("--apply-chat-template", action="store_true", help="ask in chats, by each member's template")
-    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="requests at a time (default: 8)")
     parser.add_argument("--output", default="paper", metavar="DIR", help="where everything goes (default: paper)")
-    parser.add_argument("--overwrite", action="store_true", help="start over: drop an earlier run's answers")
     parser.add_argument(
         "--plot", action=argparse.BooleanOptionalAction, default=True, help="pictures too (hf_adafuse[plots])"
     )
-    parser.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="a bar on standard error (default: where that is a terminal)",
-    )
+    add_job_arguments(parser, "requests")
     add_member_arguments(parser)
 
 
@@ -171,14 +167,9 @@ def _questions(args: argparse.Namespace, names: Sequence[str]) -> Questions:
 
 def _prepare(output: Path, args: argparse.Namespace, stack: ExitStack) -> None:
     """The folder, with the settings in it: those of an earlier run there must be the same."""
-    from .answers import locked
-    from .job_settings import begin_in_folder
-
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"`--output` must be a folder or a new name, but {str(output)!r} is a file. Choose another.")
+    stack.enter_context(locked_folder(output))
     answers = output / "answers"
-    answers.mkdir(parents=True, exist_ok=True)
-    stack.enter_context(locked(output / "lock"))
+    answers.mkdir(exist_ok=True)
     known = sorted([*answers.glob("*/responses.jsonl"), *answers.glob("seconds.jsonl")])
     settings = {name: getattr(args, name) for name in ("model", "assistant", "dtype")}
     begin_in_folder(output / "settings.json", known, settings, args.overwrite)
@@ -207,7 +198,7 @@ def _job(args: argparse.Namespace, num_members: int, stack: ExitStack) -> PaperJ
         "dtype",
     )
     settings = {name: getattr(args, name) for name in names} | {"members": paths}
-    return PaperJob(members, member_names(paths), Path(args.output), settings, args.batch_size, args.progress)
+    return PaperJob(members, member_names(paths), Path(args.output), settings, args.batch_size, shows_progress(args))
 
 
 def _has_peers(experiment: Experiment) -> bool:

@@ -14,9 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .arguments import is_unicode
-
-_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+from .flag_types import is_unicode, unescaped
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Template:
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            self._parts = [(_unescaped(part), field) for part, field in _parsed(text)]
+            self._parts = [(unescaped(part), field) for part, field in _parsed(text)]
         except ValueError as error:
             raise ValueError(
                 f"`--template` must be text with fields as {{name}}, but is {text!r}: {error}. Write other "
@@ -176,13 +174,3 @@ def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
         if field is not None and (style or conversion or not field.isidentifier()):
             raise ValueError(f"{field!r} is not just a name")
         yield part, field
-
-
-def _unescaped(text: str) -> str:
-    pieces = []
-    rest = text
-    while rest:
-        escape = rest[:2]
-        pieces.append(_ESCAPES.get(escape, rest[0]))
-        rest = rest[2 if escape in _ESCAPES else 1 :]
-    return "".join(pieces)

@@ -18,11 +18,12 @@ from .arguments import (
     add_member_arguments,
     add_stop_argument,
     add_text_arguments,
-    count,
     given_settings,
     read_text_arguments,
 )
-from .few_shot import add_examples, add_few_shot_argument
+from .few_shot import add_examples, add_prompt_arguments
+from .flag_types import count
+from .job_settings import add_job_arguments, shows_progress
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -53,11 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template", help="the prompt, with fields as {name} (default: {prompt}; with the demo pair its question form)"
     )
-    add_few_shot_argument(parser)
-    parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
+    add_prompt_arguments(parser)
     parser.add_argument("--split", help="of a dataset")
     parser.add_argument("--subset", help="of a dataset")
-    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="prompts at a time (default: 8)")
     parser.add_argument("--max-new-tokens", type=count, default=128, metavar="N", help="per answer (default: 128)")
     add_stop_argument(parser)
     add_text_arguments(parser, "0")
@@ -68,12 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="stop",
         help="at a bad line or an answer that fails: stop (default), or write an answer with an error and go on",
     )
-    parser.add_argument("--overwrite", action="store_true", help="start over: drop an earlier run's answers")
-    parser.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="a bar on standard error (default: where that is a terminal)",
-    )
+    add_job_arguments(parser)
     add_member_arguments(parser)
     add_config_arguments(parser)
 
@@ -189,12 +183,10 @@ class _Report:
     def __init__(self, args: argparse.Namespace, total: int, written: int, is_main: bool) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        shows = sys.stderr.isatty() if args.progress is None else args.progress
         self._output = args.output
         self._is_main = is_main
-        self._bar: Any = tqdm(
-            total=total, initial=written, unit=" answers", disable=not (shows and is_main), file=sys.stderr
-        )
+        shows = is_main and shows_progress(args)
+        self._bar: Any = tqdm(total=total, initial=written, unit=" answers", disable=not shows, file=sys.stderr)
         self._total = total
         self._written = written
         self._new = 0

@@ -8,37 +8,39 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config import AdaFuseConfig
 from .answer_bar import AnswerBar
-from .answers import locked
-from .arguments import add_member_arguments, add_stop_argument, count, member_names
-from .few_shot import add_examples, add_few_shot_argument, first_answers
-from .job_settings import begin_in_folder
+from .arguments import add_member_arguments, add_stop_argument, member_names
+from .few_shot import add_examples, add_prompt_arguments, first_answers
+from .flag_types import count
+from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
     from ..evaluation.candidates import Candidate
     from ..evaluation.halving import Look
-    from ..evaluation.tuning import Plan
 
 _DESCRIPTION = """\
 Find the members and settings that answer questions best: every member alone, and every choice of members, of the main
-one among them and of a rule. The questions are split: successive halving on one part drops the candidates that are
-behind, and what is found is judged on the other part. Killed and started again, it goes on where it stopped."""
+one among them and of a rule. The questions are split, equal ones to the same part: successive halving on one part drops
+the candidates that are behind, and what is found is judged on the other part. Killed and started again, it goes on
+where it stopped."""
 
 _DETAILS = """\
 examples:
   hf-adafuse tune --data dev.jsonl --few-shot 5 --model A --assistant B --max-new-tokens 32 --output tuned
   hf-adafuse tune --data dev.jsonl --chat --metric last_number --model A --assistant B --budget 2000 --output tuned
 
-A line of the data is {"question": ..., "answer": ...}, the answer a text or a list of accepted ones. A budget, like a
-bar's total, counts answers: one candidate's to one question. The ensemble that did best on the questions searched is
-chosen only where it is above the best member alone by more than --min-gain standard errors of the paired difference.
+The rules are those in hf_adafuse/evaluation/candidates.py and, where a main model's generation config has settings,
+"the model's own settings". A line of the data is {"question": ..., "answer": ...}, the answer a text or a list of
+accepted ones. A budget, like a bar's total, counts answers: one candidate's to one question. The ensemble that did best
+on the questions searched is chosen only where it is above the best member alone by more than --min-gain standard errors
+of the paired difference. A question that a candidate fails on counts as wrong for it, and the report says so.
 
 DIR/generation_config.json  for generate(generation_config=GenerationConfig.from_pretrained("DIR"), ...)
 DIR/adafuse_config.json     the members, the main model first, and the settings; null: that member alone
 DIR/evidence.json           every candidate with its figures, the split, the choice
-DIR/answers/*.jsonl         all answers, for `hf-adafuse compare`
-The rules: hf_adafuse/evaluation/candidates.py."""
+DIR/answers/*.jsonl         all answers, for `hf-adafuse compare`"""
 
 TEMPLATE = "Question: {question}\\nAnswer:"
 
@@ -54,23 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help=f"the prompt, with fields as {{name}} (default: {TEMPLATE}; {{question}} in chats)",
     )
-    add_few_shot_argument(parser)
-    parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
+    add_prompt_arguments(parser)
     add_stop_argument(parser, "the end of a line; with examples of several lines, an empty line; in chats none")
     parser.add_argument("--max-new-tokens", type=count, default=64, metavar="N", help="per answer (default: 64)")
-    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="prompts at a time (default: 8)")
     parser.add_argument("--budget", type=count, metavar="Q", help="most answers to ask for (default: as planned)")
     parser.add_argument("--holdout", type=float, default=0.3, metavar="SHARE", help="held out (default: 0.3)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the split (default: 0)")
     parser.add_argument(
         "--min-gain", type=float, default=1.0, metavar="Z", help="standard errors above the best member (default: 1)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="start over: drop an earlier run's answers")
-    parser.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="a bar on standard error (default: where that is a terminal)",
-    )
+    add_job_arguments(parser)
     add_member_arguments(parser)
 
 
@@ -85,26 +80,24 @@ def run(args: argparse.Namespace) -> int:
     candidates = make_candidates(2 if args.model is None else 1 + len(args.assistant))
     template = Template(args.template or ("{question}" if args.chat else TEMPLATE))
     questions = _questions(args, template)
-    lines = [question.line for question in questions]
-    plan = make_plan(len(candidates), _num_alone(candidates), lines, args.holdout, args.seed, args.budget)
+    # What cannot be planned is refused before models are loaded.
+    make_plan(len(candidates), _num_alone(candidates), **_split(args, questions))
     output = Path(args.output)
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"`--output` must be a folder or a new name, but {args.output!r} is a file. Choose another.")
-    (output / "answers").mkdir(parents=True, exist_ok=True)
-    with closing(locked(output / "lock")):
+    with closing(locked_folder(output)):
         settings = _settings(args, template)
         _prepare(output, settings, args.overwrite)
-        report, evidence = _search(args, candidates, questions, plan, output)
+        report, evidence = _search(args, candidates, questions, output)
         report.write(output, {"settings": settings, **evidence})
     sys.stdout.write(f"{report.text()}\nWritten: {output}/generation_config.json, adafuse_config.json, evidence.json\n")
     return 0
 
 
 def _search(
-    args: argparse.Namespace, candidates: list[Candidate], questions: list[Question], plan: Plan, output: Path
+    args: argparse.Namespace, candidates: list[Candidate], questions: list[Question], output: Path
 ) -> tuple[Any, dict[str, Any]]:
     from ..evaluation.asking import Asking, Panel
-    from ..evaluation.tuning import tune
+    from ..evaluation.candidates import with_own_settings
+    from ..evaluation.tuning import make_plan, tune
     from ..trees.shared_prefix import prefix_caching
     from .members import load_members
     from .tune_answers import TuneAnswers
@@ -112,32 +105,33 @@ def _search(
 
     members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
+    stored = [_own_settings(model, path) for (model, _), path in zip(members, paths, strict=True)]
+    candidates = with_own_settings(candidates, stored)
     names = member_names(paths)
     panel = Panel(members, Asking(args.max_new_tokens, args.stop, args.chat))
-    bar = AnswerBar(plan.most, args.progress)
-
-    def look(at: Look, most: int) -> None:
-        bar.expect(most)
-        bar.say(f"{len(at.left)} left after {at.num_questions} questions")
-
+    split = _split(args, questions)
+    bar = AnswerBar(make_plan(len(candidates), _num_alone(candidates), **split).most, shows_progress(args))
     answers = TuneAnswers(output / "answers", questions, names, args.metric, args.batch_size, panel.ask, bar.add)
+
+    def on_look(look: Look, most: int) -> None:
+        answers.check_any()
+        bar.expect(most)
+        bar.say(f"{len(look.left)} left after {look.num_questions} questions")
+
     try:
         with prefix_caching():
             tuning = tune(
                 candidates,
-                [question.line for question in questions],
-                answers.evaluate,
-                holdout=args.holdout,
-                seed=args.seed,
-                budget=args.budget,
+                evaluate=answers.evaluate,
+                **split,
                 min_gain=args.min_gain,
                 block=max(8, args.batch_size),
-                on_look=look,
+                on_look=on_look,
                 tie_break=answers.tie_break,
             )
     finally:
         bar.close()
-    report = TuneReport(tuning, candidates, names, paths, args.metric, args.data, args.min_gain)
+    report = TuneReport(tuning, candidates, names, paths, args.metric, args.data, args.min_gain, answers.failures)
     return report, {"seconds": round(bar.seconds, 1), "new_answers": bar.num_new}
 
 
@@ -157,6 +151,21 @@ def _questions(args: argparse.Namespace, template: Template) -> list[Question]:
     return asked
 
 
+def _split(args: argparse.Namespace, questions: list[Question]) -> dict[str, Any]:
+    """What [`make_plan`] splits, and how; lines with the same prompt stay together."""
+    prompts = {question.line: question.prompt for question in questions}
+    split = {"questions": list(prompts), "group": prompts.__getitem__}
+    return split | {"holdout": args.holdout, "seed": args.seed, "budget": args.budget}
+
+
+def _own_settings(model: Any, path: str) -> AdaFuseConfig | None:
+    """The settings in a member's generation config."""
+    try:
+        return AdaFuseConfig.coerce(getattr(model.generation_config, "adafuse_config", None))
+    except ValueError as error:
+        raise ValueError(f"The generation config of {path!r} must hold settings that can be used: {error}") from None
+
+
 def _num_alone(candidates: list[Candidate]) -> int:
     return sum(candidate.is_alone for candidate in candidates)
 
@@ -170,5 +179,6 @@ def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
 def _prepare(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     """Check that the answers that are there were asked for in the same way."""
     sidecar = output / "settings.json"
+    (output / "answers").mkdir(exist_ok=True)
     known = sorted((output / "answers").glob("*.jsonl"))
     begin_in_folder(sidecar, known, settings, overwrite)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .. import __version__
@@ -15,7 +17,7 @@ from ..evaluation.tuning import Tuning
 from .arguments import as_flags
 from .plain_json import with_nulls
 
-_MOST_SHOWN = 5  # ensembles in the table
+_MOST_SHOWN = 5  # ensembles in the table, or candidates that failed
 
 
 class TuneReport:
@@ -28,6 +30,7 @@ class TuneReport:
         paths (`list[str]`): of the members, as they are loaded.
         metric (`str`), data (`str`): what was scored on what.
         min_gain (`float`): as of `tune`.
+        failures (`dict`): as of `TuneAnswers`.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class TuneReport:
         metric: str,
         data: str,
         min_gain: float,
+        failures: Mapping[Candidate, Sequence[tuple[int, str]]] = MappingProxyType({}),
     ) -> None:
         self._tuning, self._candidates = tuning, candidates
         self._names, self._paths = names, paths
         self._metric, self._data, self._min_gain = metric, data, min_gain
+        self._failures = failures
         values = [score for scores in tuning.search.scores for score in scores]
         self._scale = 100.0 if all(0 <= value <= 1 for value in values) else 1.0
 
@@ -64,7 +69,7 @@ class TuneReport:
         lines += [f"  ({others} others: evidence.json)"] * bool(others)
         lines += ["", f"held out: {num_held_out} questions that the search has not seen"]
         lines += self._table(list(tuning.held_out_scores), tuning.held_out_scores)
-        return "\n".join([*lines, "", *self._verdict(best)])
+        return "\n".join([*lines, *self._failed(), "", *self._verdict(best)])
 
     def _shown(self) -> list[int]:
         """The members alone, and the best ensembles that have answered all questions."""
@@ -84,6 +89,19 @@ class TuneReport:
         return [
             f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {lead:>{widths[2]}}".rstrip() for name, value, lead in cells
         ]
+
+    def _failed(self) -> list[str]:
+        """What could not be answered, by whom, and why at first."""
+        number = sum(map(len, self._failures.values()))
+        if not number:
+            return []
+        lines = ["", f"failed, and counted as wrong: {number} answers"]
+        for candidate, failed in list(self._failures.items())[:_MOST_SHOWN]:
+            (line, error), *_ = failed
+            reason = " ".join(error.split())
+            lines.append(f"  {len(failed)} of {candidate.show(self._names)}; the first, to line {line}: {reason}")
+        others = len(self._failures) - _MOST_SHOWN
+        return lines + [f"  (and of {others} others: evidence.json)"] * (others > 0)
 
     def _verdict(self, best: str) -> list[str]:
         tuning = self._tuning
@@ -112,8 +130,8 @@ class TuneReport:
     def _flags(self, index: int) -> str:
         candidate = self._candidates[index]
         main, *assistants = [self._paths[member] for member in candidate.members]
-        members = [f"--model {main}", *(f"--assistant {name}" for name in assistants)]
-        return " ".join([*members, *as_flags(candidate.settings)])
+        members = ["--model", main, *(part for name in assistants for part in ("--assistant", name))]
+        return shlex.join([*members, *as_flags(candidate.settings)])
 
     def write(self, folder: Path, evidence: dict[str, Any]) -> None:
         """The settings, as transformers and this package read them, and what speaks for them."""
@@ -156,6 +174,7 @@ class TuneReport:
             "members": [self._paths[member] for member in candidate.members],
             "settings": dict(candidate.settings),
             "fate": fate,
+            "failed": [{"line": line, "error": error} for line, error in self._failures.get(candidate, [])],
             "searched": _figures(scores, tuning.search.scores[tuning.member][: len(scores)]),
             "held_out": held_out and _figures(held_out, tuning.held_out_scores[tuning.member]),
         }

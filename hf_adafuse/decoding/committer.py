@@ -46,26 +46,51 @@ class Committer:
         """
         main = self._members[0]
         ids = pool.encode_for(0, winner)
-        nodes = main.path(prompt.index, ids)
         end_token = winner.end_token
         if winner.ends and end_token is None:
-            end_token = nodes[-1].reading.best_of(main.eos_ids)
+            end_token = main.path(prompt.index, ids)[-1].reading.best_of(main.eos_ids)
+
+        def record(num_taken: int, is_whole: bool) -> AdaFuseRound:
+            text = winner.text if num_taken >= len(ids) else main.vocabulary.text(ids[:num_taken])
+            return _record(pool, winner, text, num_taken, is_whole)
+
+        for k in sorted(winner.proposers):
+            self._members[k].num_wins += 1
+        if self.commit_ids(prompt, ids, end_token, record):
+            for k, member in enumerate(self._members[1:], start=1):
+                member.commit(prompt.index, pool.encode_for(k, winner))
+
+    def commit_ids(
+        self, prompt: Prompt, ids: list[int], end_token: int | None, record: Callable[[int, bool], AdaFuseRound]
+    ) -> bool:
+        """
+        Append ids to the main model's prefix, as far as no stopping criterion fires; the other members' are the
+        caller's to extend.
+
+        Args:
+            prompt (`Prompt`), ids (`list[int]`)
+            end_token (`int`, *optional*): the end-of-sequence token after them.
+            record (`Callable`): the round, by the number of tokens taken and whether they are all.
+
+        Returns:
+            whether all were taken.
+
+        Raises:
+            MemberError: the main model's grammar rules them out.
+        """
+        main = self._members[0]
+        nodes = main.path(prompt.index, ids)
         tokens = ids if end_token is None else [*ids, end_token]
         pairs = zip(nodes, tokens, strict=False)
         if self._is_strict and any(node.reading and node.reading.forbids(token) for node, token in pairs):
             raise MemberError(main, "it has no word that its grammar and its other logits processors allow")
         num_taken = self._append(prompt, tokens, nodes)
         is_whole = num_taken == len(tokens)
-        text = winner.text if num_taken >= len(ids) else main.vocabulary.text(ids[:num_taken])
-        prompt.rounds.append(_record(pool, winner, text, num_taken, is_whole))
-        for k in sorted(winner.proposers):
-            self._members[k].num_wins += 1
+        prompt.is_finished = prompt.is_finished or (end_token is not None and is_whole)
+        prompt.rounds.append(record(num_taken, is_whole))
         main.commit(prompt.index, ids[:num_taken])
-        for k, member in enumerate(self._members[1:], start=1):
-            if is_whole:
-                member.commit(prompt.index, pool.encode_for(k, winner))
-        prompt.is_finished = prompt.is_finished or (winner.ends and is_whole)
         self._on_commit(tokens[:num_taken])
+        return is_whole
 
     def _append(self, prompt: Prompt, tokens: list[int], nodes: list[Node]) -> int:
         """Take the tokens one by one until a criterion fires; returns how many were taken."""

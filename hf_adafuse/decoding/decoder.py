@@ -10,9 +10,11 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..config import AdaFuseConfig
 from ..members.member import Member, MemberError, Span
+from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .committer import Committer
 from .foresight import Foresight
@@ -25,6 +27,8 @@ from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler
 from .scoring import span_nll
 from .strategies.strategy import SpanStrategy
+from .strategies.token_strategy import TokenStrategy
+from .token_rounds import TokenRounds
 from .turns import Turns
 from .word_sampler import WordSampler
 from .words import WordRule
@@ -39,7 +43,7 @@ class Decoder:
         members (`list[Member]`): the main model first; all have read their prompts.
         prompts (`list[Prompt]`)
         config (`AdaFuseConfig`)
-        strategies (`list[SpanStrategy]`): the method that the settings name, one instance per prompt.
+        strategies (`list`): the method that the settings name, a [`SpanStrategy`] or [`TokenStrategy`] per prompt.
         should_stop (`Callable`): asked after each new token of a prompt.
         on_commit (`Callable`): told the new ids of a prompt after each round.
         max_length (`int`, *optional*): how many ids a prompt has at the end, if nothing stops it before.
@@ -54,7 +58,7 @@ class Decoder:
     members: list[Member]
     prompts: list[Prompt]
     config: AdaFuseConfig
-    strategies: Sequence[SpanStrategy]
+    strategies: Sequence[Any]
     should_stop: Callable[[Prompt], bool]
     on_commit: Callable[[list[int]], None] = lambda ids: None
     max_length: int | None = None
@@ -69,7 +73,8 @@ class Decoder:
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
         method = self.strategies[0]
-        self._proposers = [method.make_proposer(index, self.members, rule) for index in range(len(self.members))]
+        indices = range(len(self.members)) if isinstance(method, SpanStrategy) else ()  # who has words to propose
+        self._proposers = [method.make_proposer(index, self.members, rule) for index in indices]
         self._foresights = [Foresight(proposer) for proposer in self._proposers]
         self._vocabularies = [member.vocabulary for member in self.members]
         self._committer = Committer(self.members, self.should_stop, self.on_commit, self.keep_logits, self.is_strict)
@@ -87,8 +92,13 @@ class Decoder:
         Raises:
             AdaFuseDecodingError: a member failed.
         """
-        scheduler = Scheduler(self.members, [foresight.add_likely_nodes for foresight in self._foresights], self._leave)
-        decode = self._decode if self.draws is None else functools.partial(self._sample, self._sampled_rounds())
+        likely = [foresight.add_likely_nodes for foresight in self._foresights] or [_nothing] * len(self.members)
+        scheduler = Scheduler(self.members, likely, self._leave)
+        decode: Callable[[Prompt], Requests[None]] = self._decode
+        if isinstance(self.strategies[0], TokenStrategy):
+            decode = self._decode_tokens
+        elif self.draws is not None:
+            decode = functools.partial(self._sample, self._sampled_rounds())
         try:
             scheduler.run({prompt.index: decode(prompt) for prompt in self.prompts})
         except MemberError as error:
@@ -111,6 +121,13 @@ class Decoder:
                 self._turns.record.add(pool.margins[first][-1], winner is pool.best_of(first))
                 self._committer.commit(prompt, pool, winner)
                 self._judge.learn(prompt, winner, scored)
+
+    def _decode_tokens(self, prompt: Prompt) -> Requests[None]:
+        """The rounds of one prompt where tokens are fused."""
+        strategy, weights = self.strategies[prompt.index], self._judge.trust(prompt).weights
+        rounds = TokenRounds(self.members, prompt, strategy, weights, self._committer)
+        while self._has_room(prompt, rounds.node):
+            yield from rounds.run_round()
 
     def _sampled_rounds(self) -> SampledRounds:
         weights = [self._judge.trust(prompt).weights for prompt in self.prompts]
@@ -160,10 +177,12 @@ class Decoder:
         """The members into whose context a candidate does not fit."""
         return [member for k, member in enumerate(self.members) if not self._turns.fits(k, prompt, pool, candidate)]
 
-    def _has_room(self, prompt: Prompt) -> bool:
-        """Whether the prompt goes on; one that has filled a member's context is finished here."""
+    def _has_room(self, prompt: Prompt, end_of: Callable[[int], Node | None] | None = None) -> bool:
+        """Whether the prompt goes on; one that has filled a member's context, by where the text ends for it, is
+        finished here."""
         if not prompt.is_finished:
-            full = [member for member in self.members if member.room_after(member.root(prompt.index)) < 1]
+            ends = [(end_of and end_of(k)) or member.root(prompt.index) for k, member in enumerate(self.members)]
+            full = [member for member, end in zip(self.members, ends, strict=True) if member.room_after(end) < 1]
             if full:
                 self._stop_at_context(prompt, full[0])
         return not prompt.is_finished
@@ -188,3 +207,8 @@ class Decoder:
                     backend = member.backend
                     self.prompts[index].states.append((backend.trees[index].ids, backend.keys_values(index)))
             member.backend.drop(finished)
+
+
+def _nothing(prompt_index: int) -> list[Node]:
+    """What a member is likely to need next: not known."""
+    return []

@@ -1,7 +1,6 @@
 """Answers a list of questions by one method and counts what it cost. Knows members and questions; prints nothing.
 
-A method is a name, its members and either an `AdaFuseConfig` or one of two words: "greedy" (a member alone) and
-"afterwards" (each member answers alone, all score the answers, the lowest mean NLL is taken).
+A method is a name, its members and either an `AdaFuseConfig` or "greedy": a member alone.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import torch
 
 from .. import AdaFuseConfig, enable_adafuse
 from ..evaluation.paired import paired
@@ -77,7 +74,7 @@ def methods(num_members: int) -> list[Method]:
     """The lines of the table, in order."""
     pair = (0, 1)
     lines = [Method(f"member {index + 1} alone", (index,), "greedy") for index in range(num_members)]
-    lines.append(Method("best answer afterwards", pair, "afterwards"))
+    lines.append(Method("best answer afterwards", pair, AdaFuseConfig(method="rerank")))
     lines += [Method(f"fixed {n}-word rounds", pair, AdaFuseConfig(commitment="fixed", max_words=n)) for n in (1, 2, 3)]
     for members in (pair, (0, 1, 2))[: num_members - 1]:
         lines += [Method(f"AdaFuse B={b}", members, AdaFuseConfig(num_branches=b)) for b in (1, 3)]
@@ -116,7 +113,7 @@ def _answers(method: Method, members: list[Member], prompts: list[str], tally: _
     taking = [members[index] for index in method.members]
     if isinstance(method.how, AdaFuseConfig):
         return _fused(taking, prompts, method.how, tally)
-    return _afterwards(taking, prompts, tally) if method.how == "afterwards" else _greedy(taking[0], prompts, tally)
+    return _greedy(taking[0], prompts, tally)
 
 
 def _result(method: Method, questions: list[Question], answers: list[str], tally: _Tally, seconds: float) -> Result:
@@ -160,7 +157,8 @@ def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
 def _fused(members: list[Member], prompts: list[str], config: AdaFuseConfig, tally: _Tally) -> list[str]:
     output = fuse(members, prompts, config)
     sizes = [[len(committed.words) + committed.ends for committed in rounds] for rounds in output.rounds]
-    tally.rounds += [size for row in sizes for size in row]
+    if config.method == "adafuse":
+        tally.rounds += [size for row in sizes for size in row]
     tally.words += sum(map(sum, sizes))
     tally.passes += sum(member["forward_passes"] for member in output.stats["members"])
     return ["".join(committed.text for committed in rounds) for rounds in output.rounds]
@@ -180,36 +178,6 @@ def fuse(members: list[Member], prompts: list[str], config: AdaFuseConfig) -> An
         do_sample=False,
         return_dict_in_generate=True,
     )
-
-
-def _afterwards(members: list[Member], prompts: list[str], tally: _Tally) -> list[str]:
-    words = tally.words
-    proposed = [_greedy(member, prompts, tally) for member in members]
-    nlls = [[answer_nlls(member, prompts, texts) for member in members] for texts in proposed]
-    scores = torch.stack([torch.stack(of_members).mean(0) for of_members in nlls])
-    tally.passes += len(members) * sum(len(set(texts)) for texts in zip(*proposed, strict=True))
-    best = scores.argmin(0).tolist()
-    chosen = [proposed[winner][row] for row, winner in enumerate(best)]
-    tally.words = words + sum(len(text.split()) + 1 for text in chosen)
-    return chosen
-
-
-@torch.inference_mode()
-def answer_nlls(member: Member, prompts: list[str], answers: list[str]) -> torch.Tensor:
-    """The NLL of each whole answer and its end, in nats per token of this member, of shape `(num_prompts,)`."""
-    model, tokenizer = member
-    heads = tokenizer(prompts)["input_ids"]
-    texts = tokenizer([prompt + text for prompt, text in zip(prompts, answers, strict=True)])["input_ids"]
-    tails = [[*ids[len(head) :], tokenizer.eos_token_id] for head, ids in zip(heads, texts, strict=True)]
-    width = max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
-    pad = tokenizer.pad_token_id
-    # Padded on the right: a causal model's tokens see none of it.
-    rows = [head + tail + [pad] * (width - len(head) - len(tail)) for head, tail in zip(heads, tails, strict=True)]
-    ids = torch.tensor(rows)
-    log_probs = model(input_ids=ids[:, :-1]).logits.float().log_softmax(-1)
-    token_nlls = -log_probs.gather(-1, ids[:, 1:, None])[..., 0]
-    spans = [slice(len(head) - 1, len(head) + len(tail) - 1) for head, tail in zip(heads, tails, strict=True)]
-    return torch.stack([row[span].mean() for row, span in zip(token_nlls, spans, strict=True)])
 
 
 def prepare(members: list[Member]) -> list[Member]:

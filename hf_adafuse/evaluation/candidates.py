@@ -7,7 +7,7 @@ defaults, the paper's. Of weights the first is the main model's, the last that o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -44,7 +44,14 @@ RULES: dict[str, dict[str, Any]] = {
     "word, gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
     "word, gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
     "word, gate 0.5, margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
+    # Other methods: over tokens, and over whole answers.
+    "UniTE": {"method": "unite"},
+    "GaC": {"method": "gac"},
+    "best of the members' answers": {"method": "rerank"},
 }
+
+# The rule of settings that a main model has in its generation config.
+OWN = "the model's own settings"
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,31 @@ def make_candidates(num_members: int, rules: Mapping[str, Mapping[str, Any]] | N
             for main in chosen:
                 members = (main, *(member for member in chosen if member != main))
                 made += [Candidate(members, name, _settings(rule, size)) for name, rule in rules.items()]
+    return made
+
+
+def with_own_settings(candidates: Sequence[Candidate], stored: Sequence[AdaFuseConfig | None]) -> list[Candidate]:
+    """
+    The candidates and, for every choice of members, what they do untuned: the settings of the main one's own.
+
+    Left out are settings that a candidate with these members has already, weights for another number of members, and
+    settings that sample: tuning compares answers that are not drawn, with which the other settings would mean nothing.
+
+    Args:
+        candidates (`list[Candidate]`)
+        stored (`list[AdaFuseConfig]`): per member, the settings in its generation config, or `None`.
+    """
+    known = {(candidate.members, candidate.config) for candidate in candidates}
+    made = list(candidates)
+    for members in dict.fromkeys(candidate.members for candidate in candidates if not candidate.is_alone):
+        own = stored[members[0]]
+        if own is None or own.do_sample:
+            continue
+        own = replace(own, do_sample=None)
+        is_fitting = not isinstance(own.model_weights, tuple) or len(own.model_weights) == len(members)
+        if is_fitting and (members, own) not in known:
+            settings = {name: value for name, value in vars(own).items() if value != getattr(AdaFuseConfig(), name)}
+            made.append(Candidate(members, OWN, settings))
     return made
 
 

@@ -57,6 +57,15 @@ def pair_ids(context: str, continuation: str, tokenizer: Any) -> tuple[list[int]
     return before, vocabulary_of(tokenizer).encode(context[len(kept) :] + continuation).ids
 
 
+def context_ids(context: str, tokenizer: Any) -> list[int]:
+    """
+    The ids of a context as the task gave it, with the special tokens that its tokenizer adds. Unlike those of
+    [`pair_ids`] they keep the spaces at its end, without which a cue for an answer may not be seen.
+    """
+    context = _as_text(context, tokenizer)
+    return _encode(context, tokenizer) if context else []
+
+
 def continued_text(context: str, continuation: str) -> str:
     """What [`pair_ids`] takes for the continuation."""
     if _read_chat(context) is not None:

@@ -8,18 +8,21 @@ member k's tokens of the text and L_k their number (with `nll_normalization="byt
 | `span`, `horizon` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
 | `word` | sum over words of log sum_k w_k p_k(word), or of another mean (`word_mean`) |
 
+A `method` other than AdaFuse is scored as `span` is: not every one gives a text a probability of its own.
 The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
 number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
 member it is that member's log-likelihood. It is a weighted geometric pool of the members, not normalized over all
 texts; `word` with arithmetic means is a mixture word by word. Where there is a single text, there is no horizon.
-Weights from the prompt are those of the context; what follows from a text's own past (`online_rate`) or from
-what others propose (`switch_margin`, `certainty_gate`) has no part in it, but for an infinite `switch_margin`, with
-which the main model is alone.
+Weights from the prompt are those of the context as the task gave it, as `generate()` reads it: spaces at its end go to
+the continuation in lm-eval's way, but a newline there belongs to the cue for an answer. What follows from a text's own
+past (`online_rate`) or from what others propose (`switch_margin`, `certainty_gate`) has no part in it, but for an
+infinite `switch_margin`, with which the main model is alone.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,10 +37,11 @@ from ..decoding.words import WordRule
 from ..members.member import prompt_nll
 from ..members.participants import Participant
 from ..trees.model_call import ModelCall
-from .contexts import continued_text, pair_ids, prefix_id, text_ids
+from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
 
 # The most logits of one pass: 1 GB in float32.
 _MOST_LOGITS = 2**28
+_MOST_CONTEXTS = 4096  # whose weights are kept
 _UNBOUNDED_WINDOW = 2048  # as the harness cuts long texts for a model that has no longest
 
 
@@ -49,13 +53,11 @@ class Reading:
     Attributes:
         ids (`list[int]`), log_probs (`list[float]`): its tokens of it.
         is_greedy (`bool`): whether each is its most likely one.
-        context_nll (`float`): as of [`Trust`], of the context; NaN where it was not asked for.
     """
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     is_greedy: bool = True
-    context_nll: float = math.nan
 
 
 class EnsembleScorer:
@@ -74,6 +76,7 @@ class EnsembleScorer:
         self._rule = WordRule(config.max_word_tokens, config.word_boundary)
         weights = config.model_weights if len(self._participants) > 1 else None
         self._weighting = weights if isinstance(weights, str) else None
+        self._context_nlls: dict[str, list[float]] = {}
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """
@@ -84,10 +87,12 @@ class EnsembleScorer:
         by_member = []
         for participant, call in zip(self._participants, self._calls, strict=True):
             split = [pair_ids(context, continuation, participant.tokenizer) for context, continuation in pairs]
-            by_member.append(read(participant, call, split, self._weighting))
+            by_member.append(read(participant, call, split))
+        self._read_contexts([context for context, _ in pairs])
         results = []
         for (context, continuation), readings in zip(pairs, zip(*by_member, strict=True), strict=True):
-            value = self._fused(continued_text(context, continuation), readings)
+            nlls = self._context_nlls.get(context)
+            value = self._fused(continued_text(context, continuation), readings, nlls)
             results.append((value, all(reading.is_greedy for reading in readings)))
         return results
 
@@ -96,12 +101,26 @@ class EnsembleScorer:
         by_member = []
         for participant, call in zip(self._participants, self._calls, strict=True):
             windows = [_windows(text, participant) for text in texts]
-            flat = read(participant, call, [window for of_text in windows for window in of_text], None)
+            flat = read(participant, call, [window for of_text in windows for window in of_text])
             pieces = iter(flat)
             by_member.append([_joined([next(pieces) for _ in of_text]) for of_text in windows])
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
 
-    def _fused(self, text: str, readings: Sequence[Reading]) -> float:
+    def _read_contexts(self, contexts: Sequence[str]) -> None:
+        """What the members make of contexts, for weights that follow from it; each is read once for all of its
+        continuations, of which there may be several batches."""
+        if self._weighting is None:
+            return
+        if len(self._context_nlls) > _MOST_CONTEXTS:
+            self._context_nlls.clear()
+        new = [context for context in dict.fromkeys(contexts) if context not in self._context_nlls]
+        by_member = [
+            context_nlls(participant, call, new, self._weighting)
+            for participant, call in zip(self._participants, self._calls, strict=True)
+        ]
+        self._context_nlls |= {context: list(nlls) for context, *nlls in zip(new, *by_member, strict=True)}
+
+    def _fused(self, text: str, readings: Sequence[Reading], prompt_nlls: list[float] | None = None) -> float:
         words = units(self._rule.split(text), self._config)
         if not words:
             return 0.0
@@ -114,7 +133,7 @@ class EnsembleScorer:
             of_words = by_word(words, reading.ids, reading.log_probs, vocabulary, start)
             log_probs.append(of_words if any(of_words) else [])
         config = self._config
-        weights = Trust(config, [reading.context_nll for reading in readings], len(readings)).weights
+        weights = Trust(config, prompt_nlls, len(readings)).weights
         (score,) = choose([ScoredSpan(tuple(words), log_probs, num_bytes)], weights[: len(readings)], config).scores
         if config.fusion == "word":
             return -score
@@ -122,16 +141,31 @@ class EnsembleScorer:
         return -score * math.pow(max(length, 1), config.length_exponent)
 
 
-def read(
-    participant: Participant, call: ModelCall, pairs: Sequence[tuple[list[int], list[int]]], weighting: str | None
-) -> list[Reading]:
+def context_nlls(participant: Participant, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:
+    """
+    What a member makes of contexts, as of [`Trust`]: its NLL (nats per byte) of their text or of the answers in it.
+
+    Args:
+        participant (`Participant`), call (`ModelCall`): of its model.
+        contexts (`list[str]`): those that are too long lose their beginning.
+        weighting (`str`): as of [`prompt_nll`].
+    """
+    limit = participant.max_length or sys.maxsize
+    rows = [context_ids(context, participant.tokenizer)[-limit:] for context in contexts]
+    readings = read(participant, call, [(ids[:1], ids[1:]) for ids in rows])
+    return [
+        prompt_nll(participant.vocabulary, ids, reading.log_probs, weighting) if ids else math.nan
+        for ids, reading in zip(rows, readings, strict=True)
+    ]
+
+
+def read(participant: Participant, call: ModelCall, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Reading]:
     """
     What a member makes of continuations.
 
     Args:
         participant (`Participant`), call (`ModelCall`): of its model.
         pairs (`list`): ids of a context, and of what continues it; contexts that are too long lose their beginning.
-        weighting (`str`, *optional*): for which weights to read what it makes of the contexts, too.
 
     Raises:
         ValueError: a continuation longer than a context of the model.
@@ -142,39 +176,33 @@ def read(
     size = int(participant.model.config.get_text_config().vocab_size)
     while order:
         width = len(rows[order[0]][0])
-        kept = width if weighting else max(width - len(rows[i][0]) + rows[i][1] for i in order)
+        kept = max(width - len(rows[i][0]) + rows[i][1] for i in order)
         # One text a pass where the rotary frequencies follow from its length.
         most = 1 if participant.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
         batch, order = order[:most], order[most:]
-        found = _run(participant, call, [rows[index] for index in batch], weighting)
+        found = _run(participant, call, [rows[index] for index in batch])
         for index, reading in zip(batch, found, strict=True):
             readings[index] = reading
     return readings
 
 
 @torch.no_grad()
-def _run(
-    participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]], weighting: str | None
-) -> list[Reading]:
+def _run(participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]]) -> list[Reading]:
     """One pass, padded on the right: causal models do not see what comes later."""
     inputs = [ids[:-1] for ids, _ in rows]
     width = max(map(len, inputs))
     batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=participant.device)
-    first = 0 if weighting else min(len(ids) - 1 - count for ids, count in rows)
+    first = min(len(ids) - 1 - count for ids, count in rows)
     logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=participant.device))
     first = width - logits.shape[1]  # a model that cannot leave any out gives all
     readings = []
     for (ids, count), row in zip(rows, logits, strict=True):
         end = len(ids) - 1
-        start = 0 if weighting else end - count
+        start = end - count
         scores = row[start - first : end - first].float().log_softmax(-1)
         chosen = torch.tensor(ids[start + 1 :], device=scores.device)
         values: list[float] = scores.gather(-1, chosen[:, None])[:, 0].tolist()
-        greedy = bool((scores[-count:].argmax(-1) == chosen[-count:]).all())
-        reading = Reading(ids[-count:], values[-count:], greedy)
-        if weighting:
-            reading.context_nll = prompt_nll(participant.vocabulary, ids[:-count], values[:-count], weighting)
-        readings.append(reading)
+        readings.append(Reading(ids[-count:], values, bool((scores.argmax(-1) == chosen).all())))
     return readings
 
 

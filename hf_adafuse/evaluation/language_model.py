@@ -15,8 +15,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from lm_eval.api.model import LM
@@ -31,6 +33,7 @@ from ..generation import enable_adafuse
 from ..members.chat import pad_left
 from ..trees.shared_prefix import prefix_caching
 from .contexts import chat_context, prompt_rows
+from .costs import Cost, total
 from .ensemble_scores import EnsembleScorer
 from .model_arguments import generation_options, members_of, read_batch_size, settings_of
 from .responses import Responses
@@ -63,6 +66,7 @@ class AdaFuseLM(LM):
         settings: fields of `AdaFuseConfig`, over those of `adafuse_config`.
 
     Attributes:
+        cost (`Cost`): of the answers so far, also those that were known.
         rounds (`dict`): per task's name and number of the question, the rounds of the answer as plain JSON values.
 
     Raises:
@@ -105,6 +109,7 @@ class AdaFuseLM(LM):
         self._shows = sys.stderr.isatty() if progress is None else progress
         self._label = label
         self._writable: dict[str, bool] = {}
+        self.cost = Cost()
         self.rounds: dict[tuple[str | None, int | None], Rounds] = {}
 
     # What the harness asks
@@ -114,15 +119,19 @@ class AdaFuseLM(LM):
         # The worked examples of a task are read once.
         with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
-                answers = self._generate([arguments[0] for arguments in batch], batch[0][1])
+                start = time.perf_counter()
+                made, passes = self._generate([arguments[0] for arguments in batch], batch[0][1])
+                cost = Cost(time.perf_counter() - start, passes).share(len(batch))
+                answers = [(text, rounds, cost | {"words": len(text.split())}) for text, rounds in made]
                 for arguments, answer in zip(batch, answers, strict=True):
                     self._responses.add("generate_until", arguments, answer)
                     self.cache_hook.add_partial("generate_until", arguments[:2], answer[0])
                 bar.update(len(batch))
         found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
-        for request, (_, rounds) in zip(requests, found, strict=True):
+        for request, (_, rounds, *_) in zip(requests, found, strict=True):
             self.rounds[request.task_name, request.doc_id] = rounds
-        return [text for text, _ in found]
+        self.cost = total([asdict(self.cost), *(cost for _, _, *costs in found for cost in costs)])
+        return [text for text, *_ in found]
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Of continuations after their contexts; as of `ensemble_scores`."""
@@ -191,7 +200,7 @@ class AdaFuseLM(LM):
             for start in range(0, len(ordered), self._batch_size):
                 yield ordered[start : start + self._batch_size]
 
-    def _generate(self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any]) -> list[tuple[str, Rounds]]:
+    def _generate(self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Rounds]], int]:
         options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
         rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
         inputs = [
@@ -215,7 +224,8 @@ class AdaFuseLM(LM):
         )
         texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
         rounds = [[with_nulls(committed.to_dict()) for committed in rounds] for rounds in output.rounds]
-        return [(cut_at(text, until), made) for text, made in zip(texts, rounds, strict=True)]
+        passes = sum(member["forward_passes"] for member in output.stats["members"])
+        return [(cut_at(text, until), made) for text, made in zip(texts, rounds, strict=True)], passes
 
     def _cut(self, member_index: int, ids: list[int], max_new_tokens: int) -> list[int]:
         """The end of a prompt that is too long for a member, as the harness cuts them."""

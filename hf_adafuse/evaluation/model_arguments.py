@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
         return None
     known = [field.name for field in fields(AdaFuseConfig)]
     unknown = [name for name in settings if name not in known]
-    if unknown:
+    if unknown and settings.get("method", "adafuse") == "adafuse":
         raise ValueError(
             f"The arguments of the model type adafuse must be those of AdaFuseLM or fields of AdaFuseConfig, but "
             f"{unknown[0]!r} is none. Check the spelling."
@@ -77,7 +77,7 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     weights = changes.get("model_weights")
     if isinstance(weights, str) and weights not in WEIGHTINGS:  # a comma parts arguments
         changes["model_weights"] = tuple(float(weight) for weight in weights.split("+"))
-    return replace(config, **changes)
+    return config.changed(changes)
 
 
 def generation_options(gen_kwargs: Mapping[str, Any], default: int) -> tuple[dict[str, Any], list[str], int]:

@@ -17,12 +17,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .candidates import Candidate
 from .halving import Evaluate, Look, Search, first_questions, most_answers, search
 from .paired import Paired, paired
+
+T = TypeVar("T")
 
 _LEAST_QUESTIONS = 10
 _LEAST_FIRST = 16  # questions before the first halving: of fewer, most candidates answer alike
@@ -98,6 +101,7 @@ def tune(
     block: int = 8,
     on_look: Callable[[Look, int], None] = lambda look, most: None,
     tie_break: Callable[[Candidate, Sequence[int]], float] = lambda candidate, asked: 0.0,
+    group: Callable[[int], Hashable] = lambda question: question,
 ) -> Tuning:
     """
     Search on one part of the questions, and judge what was found on the other.
@@ -106,31 +110,36 @@ def tune(
         candidates (`list[Candidate]`): the members alone among them.
         questions (`list[int]`): their numbers.
         evaluate (`Callable`): a candidate's scores on some of them, higher is better.
-        holdout (`float`, *optional*, defaults to 0.3), seed (`int`, *optional*, defaults to 0): of the split.
+        holdout (`float`, *optional*, defaults to 0.3), seed (`int`, *optional*, defaults to 0): of the split: the share
+            of the groups that is held out.
         budget (`int`, *optional*): most answers to ask for; for a small one fewer questions are searched.
         min_gain (`float`, *optional*, defaults to 1.0): by more than so many standard errors an ensemble must be above
             the best member to be chosen. The best of many is above by luck: 0 falls for it.
         block (`int`, *optional*, defaults to 8): questions that a candidate is asked at a time.
         on_look (`Callable`): is told of each look, and how many answers are still to come at most.
         tie_break (`Callable`): a finer measure of some answers together, for candidates that score the same.
+        group (`Callable`): what a question has in common with those that ask the same: they stay on one side of the
+            split, else what is held out would have been seen. By default each is a group of its own.
 
     Raises:
-        ValueError: too few questions, a budget that is too small, arguments out of range.
+        ValueError: too few groups, a budget that is too small, arguments out of range.
     """
     alone = [index for index, candidate in enumerate(candidates) if candidate.is_alone]
-    plan = make_plan(len(candidates), len(alone), questions, holdout, seed, budget)
+    plan = make_plan(len(candidates), len(alone), questions, holdout, seed, budget, group)
 
-    def score(index: int, asked: Sequence[int]) -> Sequence[float]:
-        return evaluate(candidates[index], asked)
-
-    def finer(index: int, asked: Sequence[int]) -> float:
-        return tie_break(candidates[index], asked)
+    score, finer = _by_index(candidates, evaluate), _by_index(candidates, tie_break)
 
     def report(look: Look) -> None:
         on_look(look, plan.most_to_come(look, len(alone)))
 
     found = search(len(candidates), alone, plan.searched, score, plan.first, block, report, seed, finer)
     return _judge(plan, found, alone, score, min_gain)
+
+
+def _by_index(
+    candidates: Sequence[Candidate], ask: Callable[[Candidate, Sequence[int]], T]
+) -> Callable[[int, Sequence[int]], T]:
+    return lambda index, asked: ask(candidates[index], asked)
 
 
 def _judge(plan: Plan, found: Search, alone: Sequence[int], score: Evaluate, min_gain: float) -> Tuning:
@@ -144,19 +153,18 @@ def _judge(plan: Plan, found: Search, alone: Sequence[int], score: Evaluate, min
 
 
 def make_plan(
-    num_candidates: int, num_alone: int, questions: Sequence[int], holdout: float, seed: int, budget: int | None = None
+    num_candidates: int,
+    num_alone: int,
+    questions: Sequence[int],
+    holdout: float,
+    seed: int,
+    budget: int | None = None,
+    group: Callable[[int], Hashable] = lambda question: question,
 ) -> Plan:
     """Split the questions, and fit the search into the budget; as [`tune`], which see."""
     if not 0 < holdout < 1:
         raise ValueError(f"`holdout` must be above 0 and below 1, but is {holdout}. Use 0.3.")
-    if len(questions) < _LEAST_QUESTIONS:
-        raise ValueError(
-            f"The questions must be {_LEAST_QUESTIONS} or more, but are {len(questions)}. Hundreds tell more."
-        )
-    shuffled = list(questions)
-    random.Random(seed).shuffle(shuffled)
-    num_held_out = min(max(round(holdout * len(shuffled)), 1), len(shuffled) - 2)
-    searched, held_out = shuffled[num_held_out:], shuffled[:num_held_out]
+    searched, held_out = _split(questions, holdout, seed, group)
     judging = (num_alone + 1) * len(held_out)
     for number in range(len(searched), 1, -1):
         first = first_questions(num_candidates, num_alone, number, _LEAST_FIRST)
@@ -166,3 +174,19 @@ def make_plan(
     raise ValueError(
         f"`budget` must be at least {most}, but is {budget}. Of these the questions held out take {judging}."
     )
+
+
+def _split(
+    questions: Sequence[int], holdout: float, seed: int, group: Callable[[int], Hashable]
+) -> tuple[list[int], list[int]]:
+    """What is searched and what is held out, both shuffled; a group is on one side."""
+    shuffled = list(questions)
+    random.Random(seed).shuffle(shuffled)
+    groups = list(dict.fromkeys(map(group, shuffled)))
+    if len(groups) < _LEAST_QUESTIONS:
+        unlike = "" if len(groups) == len(shuffled) else f" different ones, on {len(shuffled)} lines"
+        raise ValueError(
+            f"The questions must be {_LEAST_QUESTIONS} or more, but are {len(groups)}{unlike}. Hundreds tell more."
+        )
+    held = set(groups[: min(max(round(holdout * len(groups)), 1), len(groups) - 2)])
+    return [one for one in shuffled if group(one) not in held], [one for one in shuffled if group(one) in held]

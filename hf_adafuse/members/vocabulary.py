@@ -52,6 +52,7 @@ class Vocabulary:
         self._byte_of_char = _bytes_to_unicode() if "ByteLevel" in self._decoders else {}
         self._pieces: dict[int, bytes] = {}
         self._encodings: dict[str, Encoding] = {}
+        self._tokens: dict[bytes, int] | None = None
         self._anchor_ids, self._anchor_text = self._find_anchor()
 
     def text(self, ids: list[int]) -> str:
@@ -79,6 +80,13 @@ class Vocabulary:
                 (t, text[start:].encode("utf-8", "replace")) for t, text in zip(whole, texts, strict=True)
             )
         return [self.piece(token) for token in range(size)]
+
+    def token_of(self, piece: bytes) -> int | None:
+        """The first token of these bytes; `None` where there is none."""
+        if self._tokens is None:
+            pieces = enumerate(self.all_pieces())
+            self._tokens = {piece: token for token, piece in reversed(list(pieces)) if piece}
+        return self._tokens.get(piece)
 
     def encode(self, text: str) -> Encoding:
         """`text` as a continuation. Not exact: the tokenizer has no ids that decode back to it."""

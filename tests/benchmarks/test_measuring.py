@@ -11,12 +11,14 @@ from kinds import model_of
 from tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache
 
-from hf_adafuse import demo
+from hf_adafuse import AdaFuseConfig, demo
 from hf_adafuse.benchmarks import instruments, measure, variants
 from hf_adafuse.benchmarks import members as benchmark_members
-from hf_adafuse.benchmarks.measuring import AGAINST
+from hf_adafuse.benchmarks.measuring import AGAINST, METHODS
 from hf_adafuse.decoding.judge import Judge
 from hf_adafuse.decoding.turns import Turns
+from hf_adafuse.decoding.words import split_words
+from hf_adafuse.demo.methods import fuse, prepare
 from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
 from hf_adafuse.trees.rows_backend import RowsBackend
@@ -195,3 +197,15 @@ def test_layers_multiply_by_parts_where_several_threads_do(monkeypatch):
     with variants.VARIANTS["no-parts"]():
         measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
     assert not products
+
+
+def test_other_methods_are_measured_with_the_words_that_they_write():
+    result = measure(demo.load_pair(), QUESTIONS[:2], new_tokens=12, repeats=1, against=("greedy", *METHODS))
+    assert result.contenders == ["ours", "greedy 1", "greedy 2", *METHODS]
+    assert result.same_text == {"ours": True}
+    for name in METHODS:
+        output = fuse(prepare(demo.load_pair()), QUESTIONS[:2], AdaFuseConfig(method=name))
+        words = sum(len(split_words("".join(one.text for one in rounds))) for rounds in output.rounds)
+        assert result.own_words == result.own_words | {(name, 0): words}
+        assert result.words_per_second(name) == pytest.approx(words / result.seconds(name))
+        assert sum(result.forwards(name)) > 0

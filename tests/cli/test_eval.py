@@ -158,3 +158,28 @@ def test_an_output_that_is_a_file(evaluate):
     evaluate.output.write_text("", encoding="utf-8")
     code, _, err = evaluate()
     assert code == 2 and "`--output` must be a folder or a new name" in err
+
+
+def test_several_methods_in_one_table(evaluate):
+    names = ["sweetspan", "robust", "gac"]
+    code, out, err = evaluate("--methods", ",".join(names), "--limit", "2")
+    assert code == 0, err
+    scores, costs = (table.splitlines() for table in out.strip().split("\n\n"))
+    for name in [*names, "member 1", "member 2"]:
+        assert sum(f"  {name} " in line for line in scores) == 2  # exact match and F1
+    results = json.loads((evaluate.output / "results.json").read_text())
+    own = sum(cost["seconds"] for name, cost in results["costs"].items() if name.startswith("member"))
+    assert [line.split()[0] for line in costs[1:4]] == names
+    for line in costs[1:4]:
+        name, seconds, ratio, passes = line.split()
+        cost = results["costs"][name]
+        assert (seconds, ratio) == (f"{cost['seconds']:.1f}", f"{cost['seconds'] / own:.2f}")
+        assert passes == (f"{cost['passes'] / cost['words']:.2f}" if cost["words"] else "-")
+    assert all(cost["passes"] > 0 for cost in results["costs"].values())
+    assert evaluate("--methods", ",".join(names), "--limit", "2")[1] == out  # the seconds too: nothing is asked anew
+
+
+def test_methods_go_with_no_settings_of_one(evaluate):
+    assert evaluate("--methods", "unit", "--limit", "2")[0] == 2
+    code, _, err = evaluate("--methods", "unite", "--branches", "2", "--limit", "2")
+    assert code == 2 and "branches" in err

@@ -308,7 +308,7 @@ def test_everything_at_once(make):
             ["fig2", "--task", "squad", "--data", "{data}"],
             "`--data` must hold one file squad*.jsonl for the task squad",
         ),
-        (["table1", "--peers", "unite"], "`--peers` must be of sweetspan, "),
+        (["table1", "--peers", "unite"], "but has 'unite'. Choose of these."),
         (["table1", "--limit", "0"], "must be a whole number of at least 1"),
         (["fig2", "--data", "{empty}"], "`--data` must hold questions of nq, but '"),
         (["fig2", "--data", "{data}"], "must have more lines than the 5 worked examples, but has 5"),

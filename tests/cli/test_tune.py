@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import copy
-import json
+import re
+import shlex
 
 import pytest
-from jobs import PAIR, lines_of, questions, rewrite, write_lines
+from jobs import PAIR, TUNE_NEW, lines_of, questions, read_json, rewrite, write_lines, write_numbered
 from transformers import GenerationConfig
 
-from hf_adafuse import AdaFuseConfig, demo, enable_adafuse
-from hf_adafuse.cli import main
+from hf_adafuse import AdaFuseConfig, enable_adafuse
+from hf_adafuse.cli import _parser, main, members
+from hf_adafuse.cli.arguments import adafuse_config
 from hf_adafuse.demo.data import PROMPT
-from hf_adafuse.evaluation import asking, candidates
+from hf_adafuse.evaluation import asking
 from hf_adafuse.evaluation.candidates import Candidate
 from hf_adafuse.evaluation.metrics import exact_match
 
-NEW = 12
-RULES = {"span": {}, "word, 3:1": {"fusion": "word", "model_weights": (3, 1)}}
 NAMES = ("llama", "gpt_neox")
-
-
-@pytest.fixture
-def tune(tmp_path, loaded_once, monkeypatch, capsys):
-    """Runs the command on the demo's questions: the exit code, and what it printed on both streams."""
-    monkeypatch.setattr(candidates, "RULES", RULES)
-    asked = [{"question": text, "answer": [q.answer, "?"]} for text, q in zip(questions(), demo.test_questions(14))]
-    write_lines(tmp_path / "dev.jsonl", asked)
-
-    def run(*flags, data="dev.jsonl", output="tuned"):
-        arguments = ["--data", str(tmp_path / data), "--output", str(tmp_path / output), "--max-new-tokens", str(NEW)]
-        code = main(["tune", *arguments, *flags])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    run.folder, run.asked, run.output = tmp_path, asked, tmp_path / "tuned"
-    return run
 
 
 @pytest.fixture
@@ -55,15 +38,11 @@ def asks(monkeypatch):
     return counting
 
 
-def read(path):
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def test_what_is_written_and_said(tune):
     code, out, err = tune("--progress")
     assert code == 0
     assert "answers" in err and "left after 8 questions" in err
-    evidence, config = read(tune.output / "evidence.json"), read(tune.output / "adafuse_config.json")
+    evidence, config = read_json(tune.output / "evidence.json"), read_json(tune.output / "adafuse_config.json")
     searched, held_out = evidence["searched"], evidence["held_out"]
     assert (len(searched), len(held_out)) == (10, 4)
     assert sorted([*searched, *held_out]) == list(range(1, 15))
@@ -109,7 +88,7 @@ def direct(candidate, prompt):
     }  # fmt: skip
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     main_model = enable_adafuse(copy.copy(model)) if others else model
-    made = main_model.generate(**inputs, **options, tokenizer=tokenizer, max_new_tokens=NEW, do_sample=False)
+    made = main_model.generate(**inputs, **options, tokenizer=tokenizer, max_new_tokens=TUNE_NEW, do_sample=False)
     return tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
@@ -120,15 +99,15 @@ def test_candidates_answer_as_generate_does(members):
     prompts = [PROMPT.format(question=question) for question in questions()[:6]]
     expected = [direct(candidate, prompt) for prompt in prompts]
     members = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
-    assert asking.Panel(members, asking.Asking(NEW)).ask(candidate, prompts) == expected
-    stops = asking.Panel(members, asking.Asking(NEW, ["a", "zz"])).ask(candidate, prompts)
+    assert asking.Panel(members, asking.Asking(TUNE_NEW)).ask(candidate, prompts) == expected
+    stops = asking.Panel(members, asking.Asking(TUNE_NEW, ["a", "zz"])).ask(candidate, prompts)
     assert stops == [text.partition("a")[0] for text in expected]
     assert stops != expected
 
 
 def test_broken_off_and_started_again(tune, asks):
     assert tune(output="whole")[0] == 0
-    whole, everything = read(tune.folder / "whole/evidence.json"), list(asks.prompts)
+    whole, everything = read_json(tune.folder / "whole/evidence.json"), list(asks.prompts)
     asks.prompts, asks.stop_after = [], 4
     assert tune()[0] == 130
     assert not (tune.output / "evidence.json").exists()
@@ -136,7 +115,7 @@ def test_broken_off_and_started_again(tune, asks):
     torn.write_bytes(torn.read_bytes()[:-9])
     asks.prompts, asks.stop_after = [], -1
     code, out, _ = tune()
-    evidence = read(tune.output / "evidence.json")
+    evidence = read_json(tune.output / "evidence.json")
     again = len(everything) - len(asks.prompts)
     assert code == 0 and again > 20
     for key in whole.keys() - {"seconds", "new_answers"}:
@@ -158,6 +137,17 @@ def test_compare_reads_the_answers(tune, capsys):
     names = ["llama_alone.jsonl", "gpt_neox_alone.jsonl"]
     assert main(["compare", *(str(tune.output / "answers" / name) for name in names)]) == 0
     assert "exact_match on the 14 questions that both answer" in capsys.readouterr().out
+
+
+def test_equal_prompts_are_on_one_side_of_the_split(tune, monkeypatch):
+    asked = [{"question": f"say {k // 3}", "answer": [str(k // 3), f"of line {k}"]} for k in range(60)]
+    write_lines(tune.folder / "dev.jsonl", [asked[(7 * k) % 60] for k in range(60)])
+    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: True))
+    assert tune()[0] == 0
+    evidence = read_json(tune.output / "evidence.json")
+    texts = {record["line"]: record["text"] for record in lines_of(tune.output / "answers/llama_alone.jsonl")}
+    searched, held_out = ({texts[line] for line in evidence[part]} for part in ("searched", "held_out"))
+    assert (len(searched), len(held_out)) == (14, 6) and not searched & held_out
 
 
 def test_worked_examples_are_shown_and_not_asked(tune, asks):
@@ -193,7 +183,7 @@ def test_where_answers_stop(flags, answer, stop, tune, monkeypatch):
     write_lines(tune.folder / "dev.jsonl", [{"question": text, "answer": answer} for text in questions()])
     monkeypatch.setattr(asking.Panel, "ask", lambda self, candidate, prompts: ["4"] * len(prompts))
     assert tune(*flags)[0] == 0
-    assert read(tune.output / "settings.json")["stop"] == stop
+    assert read_json(tune.output / "settings.json")["stop"] == stop
 
 
 def answering(right):
@@ -205,23 +195,19 @@ def answering(right):
     return ask
 
 
-def numbered(tune):
-    write_lines(tune.folder / "dev.jsonl", [{"question": f"say {k}", "answer": str(k)} for k in range(100)])
-
-
 def test_one_member_alone_is_best(tune, monkeypatch):
-    numbered(tune)
+    write_numbered(tune.folder)
     monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.members == (1,) else k % 3 == 1))
     code, out, _ = tune()
     assert code == 0
     assert "The best choice is one member alone: gpt_neox alone.\n" in out
     assert "is not above it: -" in out
     assert GenerationConfig.from_pretrained(tune.output).adafuse_config is False
-    assert read(tune.output / "adafuse_config.json")["adafuse_config"] is None
+    assert read_json(tune.output / "adafuse_config.json")["adafuse_config"] is None
 
 
 def test_an_ensemble_is_best(tune, monkeypatch):
-    numbered(tune)
+    write_numbered(tune.folder)
 
     def right(one, k):
         return k % 3 if one.rule.startswith("word") and one.members == (1, 0) else k % 3 == 1
@@ -230,9 +216,55 @@ def test_an_ensemble_is_best(tune, monkeypatch):
     code, out, _ = tune()
     assert code == 0
     assert "The best choice: gpt_neox + llama: word, 3:1.\n" in out
-    assert out.count("\nIts flags: --model ") == 1 and " --fusion word --weights 3,1\n" in out
+    assert out.count("\nIts flags: --model ") == 1 and " --preset paper --fusion word --weights 3,1\n" in out
     stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
     assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(fusion="word", model_weights=(3, 1))
+
+
+def with_settings(monkeypatch, stored):
+    """The demo's pair, the second with settings in its generation config."""
+    pair = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
+    pair[1][0].generation_config = copy.deepcopy(pair[1][0].generation_config)
+    pair[1][0].generation_config.adafuse_config = stored
+    monkeypatch.setattr(members, "default_pair", lambda: pair)
+
+
+def test_settings_of_the_main_model_are_tried(tune, monkeypatch):
+    write_numbered(tune.folder)
+    with_settings(monkeypatch, {"max_words": 1, "model_weights": [0.7, 0.3]})
+    right = answering(lambda one, k: k % 3 if one.rule == "the model's own settings" else k % 3 == 1)
+    monkeypatch.setattr(asking.Panel, "ask", right)
+    code, out, _ = tune()
+    assert code == 0 and "searched on 70 questions: 7 candidates, " in out
+    assert "The best choice: gpt_neox + llama: the model's own settings.\n" in out
+    assert out.count(" --preset paper --max-words 1 --weights 0.7,0.3\n") == 1
+    stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
+    assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(max_words=1, model_weights=(0.7, 0.3))
+    assert tune()[1] == out  # also when nothing is left to ask
+
+
+def test_settings_of_the_main_model_that_are_none(tune, monkeypatch):
+    with_settings(monkeypatch, {"max_wrods": 1})
+    code, _, err = tune()
+    assert code == 2 and "The generation config of '" in err and "but has ['max_wrods']. Check the spelling." in err
+
+
+def test_the_flags_that_are_printed_give_the_choice_back(tune, monkeypatch):
+    """Read as a shell and the command line read them, beside a main model with settings of its own."""
+    write_numbered(tune.folder)
+    pair = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
+    monkeypatch.setattr(members, "load_members", lambda *_: pair)
+    names = ["my models/it's $HOME", "b; c"]
+    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.rule == "word, 3:1" else k % 3 == 1))
+    code, out, _ = tune("--model", names[0], "--assistant", names[1])
+    assert code == 0
+    (printed,) = re.findall("^Its flags: (.*)$", out, flags=re.MULTILINE)
+    args = _parser().parse_args(["run", "in.jsonl", "--output", "out", *shlex.split(printed)])
+    assert sorted([args.model, *args.assistant]) == sorted(names)
+    monkeypatch.setattr(pair[0][0].generation_config, "adafuse_config", {"num_branches": 5}, raising=False)
+    stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
+    assert adafuse_config(args, pair[0][0]) == AdaFuseConfig.from_dict(stored)
+    assert [args.model, *args.assistant] == read_json(tune.output / "adafuse_config.json")["members"]
 
 
 def test_chats(tune, monkeypatch):
@@ -242,7 +274,7 @@ def test_chats(tune, monkeypatch):
     monkeypatch.setattr("hf_adafuse.cli.members.default_pair", lambda: pair)
     code, _, _ = tune("--chat")
     assert code == 0
-    assert read(tune.output / "settings.json")["template"] == "{question}"
+    assert read_json(tune.output / "settings.json")["template"] == "{question}"
     record = lines_of(tune.output / "answers/llama_alone.jsonl")[0]
     assert record["prompt"] == tune.asked[record["line"] - 1]["question"]
     assert record["text"] == direct(Candidate((0,)), f"{record['prompt']} [0]")

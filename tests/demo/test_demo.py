@@ -14,6 +14,7 @@ import venv
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_adafuse import demo
 from hf_adafuse.cli import demo as cli
@@ -30,6 +31,24 @@ def question_of(prompt):
 @pytest.fixture(scope="module")
 def pair():
     return methods.prepare(demo.load_pair())
+
+
+@torch.inference_mode()
+def answer_nlls(member, prompts, answers):
+    """The NLL of each whole answer and its end, in nats per token of this member, of shape `(num_prompts,)`."""
+    model, tokenizer = member
+    heads = tokenizer(prompts)["input_ids"]
+    texts = tokenizer([prompt + text for prompt, text in zip(prompts, answers, strict=True)])["input_ids"]
+    tails = [[*ids[len(head) :], tokenizer.eos_token_id] for head, ids in zip(heads, texts, strict=True)]
+    width = max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
+    pad = tokenizer.pad_token_id
+    # Padded on the right: a causal model's tokens see none of it.
+    rows = [head + tail + [pad] * (width - len(head) - len(tail)) for head, tail in zip(heads, tails, strict=True)]
+    ids = torch.tensor(rows)
+    log_probs = model(input_ids=ids[:, :-1]).logits.float().log_softmax(-1)
+    token_nlls = -log_probs.gather(-1, ids[:, 1:, None])[..., 0]
+    spans = [slice(len(head) - 1, len(head) + len(tail) - 1) for head, tail in zip(heads, tails, strict=True)]
+    return torch.stack([row[span].mean() for row, span in zip(token_nlls, spans, strict=True)])
 
 
 def _letters(text):
@@ -175,12 +194,10 @@ class TestTable:
 
     def test_best_answer_afterwards_is_the_lowest_mean_nll(self, pair):
         question = demo.test_questions(1)[0]
-        line = next(line for line in methods.methods(2) if line.how == "afterwards")
+        line = next(line for line in methods.methods(2) if line.name == "best answer afterwards")
         chosen = methods.answer(line, pair, [question], num_alone=0).answers[0]
         alone = [methods.answer(line, pair, [question], num_alone=0).answers[0] for line in methods.methods(2)[:2]]
-        scores = [
-            sum(methods.answer_nlls(member, [question.prompt], [text]).item() for member in pair) for text in alone
-        ]
+        scores = [sum(answer_nlls(member, [question.prompt], [text]).item() for member in pair) for text in alone]
         assert chosen == alone[scores.index(min(scores))]
 
     def test_command_writes_text_or_json(self, capsys):

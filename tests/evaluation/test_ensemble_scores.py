@@ -8,6 +8,8 @@ import torch
 from asked import KINDS, PAIRS, ensemble, harness_model, members, requests
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.decoding import judge
+from hf_adafuse.evaluation import ensemble_scores
 from hf_adafuse.members.vocabulary import vocabulary_of
 
 CONFIGS = {
@@ -46,8 +48,10 @@ def is_prefix(before, both):
 
 
 def words_of_tokens(tokenizer, ids, start, text):
-    """Per token from `start` on, the number of the word in which it begins; texts of the tests have no lossy tokens."""
-    ends = [found.end() for found in re.finditer(r"\s*\S+", text)]
+    """Per token from `start` on, the number of the word in which it begins, line breaks before a word apart; texts of
+    the tests have no lossy tokens."""
+    found = re.finditer(r"(\s*\n)?([^\S\n]*\S+)", text)
+    ends = [end for word in found for end in (word.end(1), word.end()) if end > 0]
     pieces = [tokenizer.convert_ids_to_tokens(token).replace("▁", " ").replace("Ġ", " ") for token in ids[start:]]
     begin, numbers = len(text) - sum(map(len, pieces)), []
     for piece in pieces:
@@ -102,6 +106,59 @@ def test_as_the_plain_computation(kinds, name):
     for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
         expected, is_greedy = plain_score(members(*kinds), context, continuation, CONFIGS[name])
         assert (value, greedy) == (pytest.approx(expected, abs=1e-3), is_greedy), (context, continuation)
+
+
+EXAMPLES = [  # the last line of each is its cue, with what is behind it
+    "Question: who?\nAnswer: the girl\n\nQuestion: where?\nAnswer: in the park\n\nQuestion: what?\nAnswer:",
+    "Question: who?\nAnswer: the girl\n\nQuestion: where?\nAnswer: in the park\n\nQuestion: what?\nAnswer: ",
+    "user\nWho was she?\nassistant\nthe girl\nuser\nWhere was she?\nassistant\n",
+    "user\nWho was she?\nassistant\n\nthe girl\n\nuser\nWhere was she?\nassistant\n\n",
+]
+
+
+@pytest.mark.parametrize("weighting", ["examples", "prompt"])
+@pytest.mark.parametrize("context", EXAMPLES, ids=range(4))
+def test_trust_is_that_of_the_context_as_it_was_given(context, weighting, monkeypatch):
+    """The same numbers as `generate()` has for that prompt; of the score it is what the weights follow from."""
+    kinds, trusts = KINDS[:2], []
+    trust = judge.Trust
+    monkeypatch.setattr(judge, "Trust", lambda config, nlls, number: trusts.append(nlls) or trust(config, nlls, number))
+    config = AdaFuseConfig(fusion="word", model_weights=weighting, prompt_sharpness=3.0)
+    lm = ensemble(kinds, config)
+    lm.generate_until(requests("generate_until", [(context, {"until": [], "max_gen_toks": 2})]))
+    ((own, other),) = trusts
+    assert math.isfinite(own) and math.isfinite(other) and abs(own - other) > 0.01
+    weights = [math.exp(-3 * own), math.exp(-3 * other)]
+    pairs = [(context, " the girl"), (context, "in the park")]
+    plain = AdaFuseConfig(fusion="word", model_weights=weights)
+    for (value, _), (_, continuation) in zip(lm.loglikelihood(requests("loglikelihood", pairs)), pairs, strict=True):
+        expected, _ = plain_score(members(*kinds), context, continuation, plain)
+        assert value == pytest.approx(expected, abs=1e-3)
+        alike, _ = plain_score(members(*kinds), context, continuation, AdaFuseConfig(fusion="word"))
+        assert abs(value - alike) > 0.01
+
+
+def test_a_context_is_read_once_for_its_continuations(monkeypatch):
+    lm = ensemble(KINDS[:2], AdaFuseConfig(fusion="word", model_weights="examples"), batch_size=2)
+    read, asked = ensemble_scores.context_nlls, []
+    monkeypatch.setattr(ensemble_scores, "context_nlls", lambda *a: asked.append(a[2]) or read(*a))
+    contexts = [*EXAMPLES[:2], ""]
+    lm.loglikelihood(requests("loglikelihood", [(c, end) for c in contexts for end in (" a", " cat", " tree", "!")]))
+    assert sorted(context for batch in asked for context in batch) == sorted([*contexts, *contexts])  # by two members
+
+
+@pytest.mark.parametrize("weighting", ["examples", "prompt"])
+def test_trust_of_a_context_that_is_too_long(weighting):
+    """It loses its beginning: then it has no examples."""
+    kinds = [("llama", "byte_level"), ("gpt2", "characters")]
+    long = EXAMPLES[2].replace("\nuser\nWhere", "\n" + "There was a cat on the tree. " * 60 + "\nuser\nWhere")
+    asked = requests("loglikelihood", [(EXAMPLES[2], " cat"), (long, " cat")])
+    scores = [
+        [value for value, _ in ensemble(kinds, AdaFuseConfig(fusion="word", model_weights=given)).loglikelihood(asked)]
+        for given in (weighting, None)
+    ]
+    assert abs(scores[0][0] - scores[1][0]) > 0.01
+    assert (abs(scores[0][1] - scores[1][1]) > 0.01) == (weighting == "prompt")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[1])

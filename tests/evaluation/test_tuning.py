@@ -8,10 +8,10 @@ import random
 import pytest
 
 from hf_adafuse.config import AdaFuseConfig
-from hf_adafuse.evaluation.candidates import RULES, Candidate, make_candidates
+from hf_adafuse.evaluation.candidates import RULES, Candidate, make_candidates, with_own_settings
 from hf_adafuse.evaluation.halving import first_questions, most_answers, search
 from hf_adafuse.evaluation.paired import mean
-from hf_adafuse.evaluation.tuning import tune
+from hf_adafuse.evaluation.tuning import make_plan, tune
 
 MEMBERS = [Candidate((0,)), Candidate((1,))]
 RATES = [0.4, 0.25, *[0.2 + 0.01 * k for k in range(30)], 0.65]  # of two members and 31 ensembles, the last the best
@@ -165,6 +165,44 @@ def test_few_questions():
     assert (len(found.plan.searched), len(found.held_out)) == (7, 3)
 
 
+class TestGroups:
+    """Questions that are equal: where one is held out, none of them is searched."""
+
+    @staticmethod
+    def split(sizes, **options):
+        """The groups on both sides, of questions in so many groups of these sizes, in any order."""
+        groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+        random.Random(7).shuffle(groups)
+        plan = make_plan(
+            len(MADE_UP), 2, range(len(groups)), **{"holdout": 0.3, "seed": 0, **options}, group=groups.__getitem__
+        )
+        assert sorted([*plan.searched, *plan.held_out]) == list(range(len(groups)))
+        return [[groups[one] for one in side] for side in (plan.searched, plan.held_out)]
+
+    @pytest.mark.parametrize("sizes", [[2] * 20, [1, 3] * 20, [1] * 11 + [90], [1] * 9 + [2]])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_they_stay_together(self, sizes, seed):
+        searched, held_out = self.split(sizes, seed=seed)
+        assert not set(searched) & set(held_out)
+        assert len(set(held_out)) == round(0.3 * len(sizes))
+
+    def test_without_equal_ones_nothing_changes(self):
+        plan = make_plan(len(MADE_UP), 2, range(40), 0.3, 5)
+        assert self.split([1] * 40, seed=5) != self.split([1] * 40, seed=6)
+        shuffled = list(range(40))
+        random.Random(5).shuffle(shuffled)
+        assert (plan.held_out, plan.searched) == (shuffled[:12], shuffled[12:])
+
+    def test_they_count_once(self):
+        with pytest.raises(ValueError, match="must be 10 or more, but are 9 different ones, on 27 lines"):
+            self.split([3] * 9)
+
+    def test_of_a_search(self):
+        world = World(RATES)
+        found = tune(MADE_UP, range(200), world.evaluate, group=lambda question: question // 4)
+        assert not {one // 4 for one in found.held_out} & {one // 4 for one in found.plan.searched}
+
+
 def test_looks_are_told_with_what_is_still_to_come():
     told = []
     world = World(RATES)
@@ -262,6 +300,38 @@ class TestCandidates:
     def test_rules_are_valid_and_unlike(self):
         configs = [one.config for one in make_candidates(3) if one.members == (0, 1, 2)]
         assert len(set(configs)) == len(configs) == len(RULES)
+
+    @pytest.mark.parametrize(
+        ("stored", "settings"),
+        [
+            ({"num_branches": 5}, {"num_branches": 5}),
+            ({"model_weights": [2, 1], "fusion": "word", "max_words": 3}, {"fusion": "word", "model_weights": (2, 1)}),
+            ({"max_words": 1, "do_sample": False}, {"max_words": 1}),
+        ],
+    )
+    def test_settings_of_the_main_model(self, stored, settings):
+        made = make_candidates(2)
+        added = with_own_settings(made, [None, AdaFuseConfig.from_dict(stored)])
+        assert added[:-1] == made
+        assert added[-1] == Candidate((1, 0), "the model's own settings", settings)
+        assert added[-1].config == AdaFuseConfig(**settings)
+        assert added[-1].show("ab") == "b + a: the model's own settings"
+
+    @pytest.mark.parametrize(
+        "stored",
+        [None, AdaFuseConfig(), AdaFuseConfig.robust(), AdaFuseConfig(do_sample=True, max_words=1)],
+        ids=str,
+    )
+    def test_settings_that_are_no_candidate_of_their_own(self, stored):
+        """None, those of a rule, and those of texts that are drawn."""
+        assert with_own_settings(make_candidates(2), [stored, stored]) == make_candidates(2)
+
+    def test_settings_with_weights_for_some_choices_of_members(self):
+        made = make_candidates(3)
+        added = with_own_settings(made, [AdaFuseConfig(model_weights=(5, 1)), None, None])[len(made) :]
+        assert [one.members for one in added] == [(0, 1), (0, 2)]
+        added = with_own_settings(made, [AdaFuseConfig(model_weights=(5, 1, 1)), None, None])[len(made) :]
+        assert [one.members for one in added] == [(0, 1, 2)]
 
     def test_one_member_is_too_few(self):
         with pytest.raises(ValueError, match="The members must be 2 or more, but are 1"):

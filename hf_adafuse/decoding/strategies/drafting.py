@@ -104,13 +104,24 @@ class TextUnits(GreedyText):
 
 
 class Answers(GreedyText):
-    """Greedy words to the end of the text, or until a stopping criterion of the call would end it."""
+    """
+    Greedy words to the end of the text, or until a stopping criterion of the call would end it.
+
+    Args:
+        speaks_main (`bool`): whether its ids are the main model's too.
+    """
 
     looks_ahead = False
 
+    def __init__(
+        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule, speaks_main: bool
+    ) -> None:
+        super().__init__(member_index, member, config, rule)
+        self._speaks_main = speaks_main
+
     def is_enough(self, prompt_index: int, words: list[GrowingWord], following: bytes) -> bool:
         answer = self.proposal(words)
-        return self.stops(prompt_index, answer.text, answer.ids if self.member_index == 0 else None)
+        return self.stops(prompt_index, answer.text, answer.ids if self._speaks_main else None)
 
 
 class CommonBoundaries(Proposer):

@@ -24,7 +24,9 @@ class WholeAnswers(SpanStrategy):
     is_whole = True
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
-        return Answers(member_index, members[member_index], self.greedy_settings(), rule)
+        member = members[member_index]
+        speaks_main = member.vocabulary.is_same_as(members[0].vocabulary)
+        return Answers(member_index, member, self.greedy_settings(), rule, speaks_main)
 
 
 @dataclass

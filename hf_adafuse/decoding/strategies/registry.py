@@ -8,14 +8,21 @@ from typing import Any
 from ...config import AdaFuseConfig
 from .adafuse import AdaFuse
 from .cool_fusion import CoolFusion
+from .deepen import DeePEn
+from .gac import GaC
 from .majority import Majority, WholeAnswers
 from .specfuse import SpecFuse
 from .strategy import SpanStrategy
 from .sweetspan import SweetSpan
 from .text_spans import TextSpans
+from .token_strategy import TokenStrategy
+from .unite import UniTE
 
 STRATEGIES: dict[str, type[Any]] = {
     "adafuse": AdaFuse,
+    "unite": UniTE,
+    "gac": GaC,
+    "deepen": DeePEn,
     "sweetspan": SweetSpan,
     "cool-fusion": CoolFusion,
     "specfuse": SpecFuse,
@@ -25,7 +32,7 @@ STRATEGIES: dict[str, type[Any]] = {
 }
 
 
-def register_strategy(name: str, cls: type[SpanStrategy]) -> None:
+def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) -> None:
     """
     Give a method of your own a name, by which `adafuse_config={"method": name}` uses it in this process.
 
@@ -39,8 +46,8 @@ def register_strategy(name: str, cls: type[SpanStrategy]) -> None:
     known = STRATEGIES.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"`name` must be new, but {name!r} is {known.__qualname__} already. Choose another one.")
-    if not (inspect.isclass(cls) and issubclass(cls, SpanStrategy)):
-        raise ValueError(f"`cls` must be a subclass of SpanStrategy, but is {cls!r}. Derive it.")
+    if not (inspect.isclass(cls) and issubclass(cls, (SpanStrategy, TokenStrategy))):
+        raise ValueError(f"`cls` must be a subclass of SpanStrategy or TokenStrategy, but is {cls!r}. Derive it.")
     STRATEGIES[name] = cls
 
 

@@ -1,0 +1,94 @@
+"""What the text of a flag is read as: the types that argparse calls, whose errors it shows. Knows no flag."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from ..config import WEIGHTINGS
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    # Not `isdigit`: it is true of "²", which is no number to `int`.
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
+    return int(text)
+
+
+def whole_number(text: str) -> int:
+    """A whole number, 0 too."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, but is {text!r}")
+    return int(text)
+
+
+def name_list(text: str) -> list[str]:
+    """Names with commas between, each once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"must be names with commas between, but is {text!r}")
+    return list(dict.fromkeys(names))
+
+
+def plain_text(text: str) -> str:
+    """Text as it is."""
+    if not is_unicode(text):
+        raise argparse.ArgumentTypeError(f"must be text in UTF-8, but is {text!r}")
+    return text
+
+
+def stop_text(text: str) -> str:
+    """Text to stop after, with its escapes read."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a text, but is empty")
+    return unescaped(plain_text(text))
+
+
+def seed(text: str) -> int:
+    """A seed of torch's."""
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**63 - 1, but is {text!r}")
+    return int(text)
+
+
+def weights(text: str) -> tuple[float, ...] | str:
+    """Numbers with commas between, or the name of a weighting."""
+    return text if text in WEIGHTINGS else _numbers(text)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a tokenizer can read the text. Python reads a byte that is not UTF-8 as half of a surrogate pair."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def unescaped(text: str) -> str:
+    """The text with `\\n`, `\\t` and `\\\\` as a newline, a tab and a backslash: a shell passes them on as typed."""
+    pieces = []
+    rest = text
+    while rest:
+        escape = rest[:2]
+        pieces.append(_ESCAPES.get(escape, rest[0]))
+        rest = rest[2 if escape in _ESCAPES else 1 :]
+    return "".join(pieces)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between, but is {text!r}") from None
+
+
+def option(text: str) -> tuple[str, Any]:
+    """The type of a flag: a name and a value, read as JSON where it is some."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, but is {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

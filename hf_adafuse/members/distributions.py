@@ -1,0 +1,92 @@
+"""A member's distribution of its next token, seen as text: bytes are what members of different tokenizers share. Knows
+one member; no other, and no method.
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .member import Member
+from .readings import Reading
+from .vocabulary import Vocabulary
+
+
+class Distribution:
+    """
+    What a member would say next.
+
+    Args:
+        member (`Member`)
+        reading (`Reading`): of the node after which it would be said.
+    """
+
+    def __init__(self, member: Member, reading: Reading) -> None:
+        self.vocabulary, self.eos_ids, self.model = member.vocabulary, member.eos_ids, member.model
+        self.reading = reading
+
+    def top(self, count: int) -> list[tuple[bytes | None, int, float]]:
+        """The most likely tokens that have a text, or end it (`None`): bytes, id, log-probability (nats)."""
+        ends = set(self.eos_ids)
+        piece = self.vocabulary.piece
+        best = self.reading.best(count, lambda token: token in ends or bool(piece(token)))
+        return [(None if token in ends else piece(token), token, value) for token, value in best]
+
+    def log_prob(self, token: int) -> float:
+        """In nats; minus infinity where a processor forbids it."""
+        return float(self.reading.scores[token]) - self.reading.log_total
+
+    @functools.cached_property
+    def end_log_prob(self) -> float:
+        """Of the end of the text: the sum over all of its end-of-sequence ids."""
+        if not self.eos_ids:
+            return -math.inf
+        return float(self.reading.scores[self.eos_ids].logsumexp(0)) - self.reading.log_total
+
+    @functools.cached_property
+    def best_end(self) -> int:
+        """The most likely of its end-of-sequence ids."""
+        return self.reading.best_of(self.eos_ids)
+
+    def probabilities(self) -> torch.Tensor:
+        """Of all tokens, of shape `(vocab_size,)`, in float64 on the CPU."""
+        return (self.reading.scores.double().cpu() - self.reading.log_total).exp()
+
+
+def first_token(vocabulary: Vocabulary, data: bytes) -> int | None:
+    """The token of these bytes, or the first of the tokens that write them; `None` where there is none."""
+    token = vocabulary.token_of(data)
+    if token is not None:
+        return token
+    ids = tokens_of(vocabulary, data)
+    return ids[0] if ids and data.startswith(vocabulary.piece(ids[0])) and vocabulary.piece(ids[0]) else None
+
+
+def tokens_of(vocabulary: Vocabulary, data: bytes) -> list[int] | None:
+    """
+    Bytes as a continuation: the tokenization of the whole characters, then a token for each byte of the beginning of
+    one at the end; `None` where the vocabulary has no such tokens.
+    """
+    whole, rest = split_character(data)
+    ids = list(vocabulary.encode(whole.decode("utf-8", "replace")).ids) if whole else []
+    bytewise = [vocabulary.token_of(rest[index : index + 1]) for index in range(len(rest))]
+    return None if None in bytewise else ids + [token for token in bytewise if token is not None]
+
+
+def split_character(data: bytes) -> tuple[bytes, bytes]:
+    """The bytes up to the beginning of a UTF-8 character that more bytes could complete, and that beginning."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    rest = decoder.getstate()[0]
+    return data[: len(data) - len(rest)], rest
+
+
+def shared_pieces(vocabularies: Sequence[Vocabulary]) -> list[bytes]:
+    """The texts that are one token in every vocabulary, in the order of the first one's ids."""
+    known = [set(vocabulary.all_pieces()) for vocabulary in vocabularies[1:]]
+    pieces = dict.fromkeys(vocabularies[0].all_pieces())
+    return [piece for piece in pieces if piece and all(piece in of_one for of_one in known)]

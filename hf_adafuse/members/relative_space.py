@@ -1,0 +1,65 @@
+"""Members' tokens in a common space: by their cosine similarity to tokens that all have. Knows input embeddings and
+texts; runs no model, and knows no method.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..trees.adapters import base_model
+from .distributions import Distribution, shared_pieces
+
+# The most entries of one member's table where the number of anchors is left open: 1 GB in float32.
+_MOST_ENTRIES = 2**28
+_ROWS = 4096  # of a table made at a time
+_SHARPNESS = 100.0
+
+
+def relative_tables(members: Sequence[Distribution], num_anchors: int | None) -> list[torch.Tensor]:
+    """
+    Per member, P of shape `(vocab_size, num_anchors)`: row v is the softmax over the anchors a of 100 cos(E[v], E[a]),
+    the rows of cosines scaled to length 1 first. E are the input embeddings, anchors the tokens that all vocabularies
+    have, spread evenly over them where there are more than asked for. Made once for the same models.
+
+    Raises:
+        ValueError: the vocabularies have no token in common.
+    """
+    bases = [base_model(member.model) for member in members]
+    known = _TABLES.setdefault(bases[0], {})
+    key = (*map(id, bases[1:]), num_anchors)
+    if key not in known or any(ref() is not base for ref, base in zip(known[key][1], bases, strict=True)):
+        known[key] = _make(members, bases, num_anchors), list(map(weakref.ref, bases))
+    tables: list[torch.Tensor] = known[key][0]
+    return tables
+
+
+_TABLES: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _make(members: Sequence[Distribution], bases: Sequence[Any], num_anchors: int | None) -> list[torch.Tensor]:
+    embeddings = [base.get_input_embeddings().weight.detach() for base in bases]
+    anchors = shared_pieces([member.vocabulary for member in members])
+    if not anchors:
+        raise ValueError(
+            'The vocabularies must have tokens in common with method "deepen", but have none. Choose another method.'
+        )
+    most = num_anchors or max(1, _MOST_ENTRIES // max(map(len, embeddings)))
+    if len(anchors) > most:
+        anchors = [anchors[index * len(anchors) // most] for index in range(most)]
+    tables = []
+    for member, weight in zip(members, embeddings, strict=True):
+        ids = [member.vocabulary.token_of(piece) for piece in anchors]
+        tables.append(_table(weight, torch.tensor(ids, device=weight.device)))
+    return tables
+
+
+def _table(weight: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+    normalize = torch.nn.functional.normalize
+    basis = normalize(weight[anchors].float(), dim=-1)
+    parts = (weight[start : start + _ROWS].float() for start in range(0, len(weight), _ROWS))
+    cosines = (normalize(part, dim=-1) @ basis.T for part in parts)
+    return torch.cat([(_SHARPNESS * normalize(part, dim=-1)).softmax(-1) for part in cosines])

@@ -1,0 +1,89 @@
+"""Flags that several commands share, read by the real parser: they mean the same in each."""
+
+from __future__ import annotations
+
+import ast
+import math
+import types
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hf_adafuse import AdaFuseConfig, cli
+from hf_adafuse.cli import _parser
+from hf_adafuse.cli.arguments import adafuse_config, as_flags
+from hf_adafuse.config import PRESETS
+from hf_adafuse.evaluation.candidates import RULES
+
+REQUIRED = {
+    "generate": ["Who?"],
+    "run": ["in.jsonl", "--output", "out"],
+    "tune": ["--data", "in.jsonl", "--output", "out"],
+    "eval": ["--tasks", "nq"],
+}
+# What a generation config may say, and a printed command must not take over.
+STORED = types.SimpleNamespace(
+    generation_config=types.SimpleNamespace(adafuse_config={"max_words": 7, "fusion": "horizon", "switch_margin": 9.0})
+)
+
+
+def read(command, *flags):
+    return _parser().parse_args([command, *REQUIRED[command], *flags])
+
+
+@pytest.mark.parametrize("command", ["generate", "run", "tune"])
+@pytest.mark.parametrize(
+    ("typed", "read_as"),
+    [(r"\n", "\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), (r"\d\\", "\\d\\"), ("\n", "\n"), ("x\\", "x\\"), ("é", "é")],
+)
+def test_escapes_in_texts_to_stop_after(command, typed, read_as):
+    """A shell passes `"\\n"` on as a backslash and an n."""
+    assert read(command, "--stop", typed, "--stop", "x").stop == [read_as, "x"]
+
+
+@pytest.mark.parametrize("command", ["generate", "run", "tune"])
+def test_escapes_are_documented_and_an_empty_text_is_refused(command, capsys):
+    with pytest.raises(ValueError, match="argument --stop: must be a text, but is empty"):
+        read(command, "--stop", "")
+    with pytest.raises(SystemExit):
+        read(command, "--help")
+    assert r"where \n is a newline, \t a tab and \\ a backslash" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *RULES.values(),
+        *PRESETS.values(),
+        {"model_weights": (1 / 3, 2.0, 1e-9), "margin_threshold": 0.1 + 0.2, "online_rate": 1e-7},
+        {"switch_margin": math.inf, "certainty_gate": 1.0, "max_word_tokens": 12345678},
+        {"commitment": "fixed", "exploration": "beam", "nll_normalization": "byte", "do_sample": True},
+    ],
+    ids=str,
+)
+def test_settings_as_flags_give_the_settings_back(settings):
+    for command in ("generate", "run", "eval"):
+        args = read(command, *as_flags(settings))
+        assert adafuse_config(args, STORED) == AdaFuseConfig(**settings)
+
+
+@pytest.mark.parametrize("command", ["run", "tune", "eval"])
+def test_flags_of_every_job(command):
+    args = read(command)
+    assert (args.batch_size, args.overwrite, args.progress) == (8, False, None)
+    args = read(command, "--batch-size", "3", "--overwrite", "--no-progress")
+    assert (args.batch_size, args.overwrite, args.progress) == (3, True, False)
+    assert read(command, "--progress").progress is True
+
+
+def test_no_two_jobs_declare_the_same_flag():
+    """What several have in common is declared in one place, so that it stays the same."""
+    declared = Counter()
+    for name in ("run", "tune", "eval"):
+        source = (Path(cli.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+        assert len(added) > 3
+        declared.update(ast.unparse(call) for call in added)
+    assert [call for call, number in declared.items() if number > 1] == []

@@ -1,0 +1,70 @@
+"""`--method` and `--option`: what the settings become, and what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from hf_adafuse import AdaFuseConfig
+from hf_adafuse.cli import main
+from hf_adafuse.cli.arguments import adafuse_config, add_config_arguments, as_flags
+
+
+def parsed(*flags):
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    return parser.parse_args(flags)
+
+
+class Stored:
+    """A model whose generation config has settings."""
+
+    def __init__(self, settings):
+        self.generation_config = argparse.Namespace(adafuse_config=settings)
+
+
+def test_a_method_with_its_options():
+    config = adafuse_config(parsed("--method", "unite", "--option", "top_k=3", "--option", "zero_repeated=true"))
+    assert config == AdaFuseConfig(method="unite", method_options={"top_k": 3, "zero_repeated": True})
+    config = adafuse_config(parsed("--method", "majority", "--option", r"pattern=\d+", "--weights", "2,1"))
+    assert config.method_options == {"pattern": r"\d+"}
+    assert config.model_weights == (2.0, 1.0)
+
+
+def test_flags_go_over_stored_settings_of_the_same_method_alone():
+    stored = Stored({"method": "unite", "top_k": 3, "max_word_tokens": 5})
+    assert adafuse_config(parsed("--option", "zero_repeated=true"), stored).method_options == {
+        "top_k": 3, "zero_repeated": True,
+    }  # fmt: skip
+    assert adafuse_config(parsed("--method", "gac"), stored) == AdaFuseConfig(method="gac")
+    assert adafuse_config(parsed("--method", "gac"), Stored({"fusion": "word"})) == AdaFuseConfig(method="gac")
+
+
+@pytest.mark.parametrize(
+    "values", [{"method": "unite", "method_options": {"top_k": 3}}, {"num_branches": 2}, {}], ids=str
+)
+def test_flags_of_settings_give_them_back(values):
+    assert adafuse_config(parsed(*as_flags(values))) == AdaFuseConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--method", "unit"], "`method` must be one of"),
+        (["--method", "unite", "--option", "top_n=3"], "top_n"),
+        (["--method", "unite", "--option", "top_k=0"], "`top_k` must be"),
+        (["--method", "unite", "--option", "top_k"], "NAME=VALUE"),
+        (["--option", "top_k=3"], "top_k"),
+        (["--method", "unite", "--branches", "2"], "num_branches"),
+        (["--method", "unite", "--preset", "robust"], "--preset"),
+        (["--method", "majority", "--option", "pattern=("], "`pattern` must be"),
+        (["--method", "sweetspan", "--option", "num_words=0"], "`num_words` must be"),
+        (["--method", "gac", "--option", "threshold=2"], "`threshold` must be"),
+        (["--method", "specfuse", "--option", "score=votes"], "`score` must be"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_is_refused_before_models_are_loaded(flags, named, capsys):
+    assert main(["generate", "hello", "--model", "no-such-folder", *flags]) == 2
+    assert named in capsys.readouterr().err
