@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import bench, compare, demo, eval, export, generate, run, tune
+from . import bench, compare, demo, eval, export, generate, paper, run, tune
 
 
 class Command(Protocol):
@@ -29,6 +29,7 @@ _COMMANDS: dict[str, tuple[str, Command]] = {
     "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
     "compare": ("compare two files of answers", compare),
     "tune": ("find the members and settings that answer a file of questions best", tune),
+    "paper": (paper.HELP, paper),
     "demo": (demo.HELP, demo),
     "bench": (bench.HELP, bench),
     "export": ("write an ensemble as a folder for the Hub", export),

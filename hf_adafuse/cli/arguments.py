@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..config import (
@@ -47,6 +47,12 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto or cpu (default: one device)"
     )
     group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
+
+
+def member_names(paths: Sequence[str]) -> list[str]:
+    """The last parts of the members' names, with a number where they are alike."""
+    short = [PurePath(path).name for path in paths]
+    return [f"{name} ({index})" if short.count(name) > 1 else name for index, name in enumerate(short, start=1)]
 
 
 def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") -> None:

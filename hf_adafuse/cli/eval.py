@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import PRESETS, AdaFuseConfig
 from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings
-from .flag_types import count, whole_number
+from .flag_types import count, name_list, whole_number
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ ENSEMBLE = "ensemble"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("--tasks", required=True, type=_names, metavar="TASK,TASK", help="names, or files of tasks")
+    parser.add_argument("--tasks", required=True, type=name_list, metavar="TASK,TASK", help="names, or files of tasks")
     parser.add_argument("--data", metavar="FOLDER", help="the questions of this package's tasks (default: the Hub)")
     parser.add_argument("--include-path", metavar="FOLDER", help="further tasks")
     parser.add_argument("--members-alone", action="store_true", help="also each member alone, under the same code")
     parser.add_argument(
-        "--methods", type=_names, metavar="NAME,NAME",
+        "--methods", type=name_list, metavar="NAME,NAME",
         help="several methods and presets, each with its defaults, and the members alone: one table; or all",
     )  # fmt: skip
     parser.add_argument("--limit", type=count, metavar="N", help="the first N questions of each task")
@@ -169,10 +169,3 @@ def _write_summary(
     asked = {name: value for name, value in vars(args).items() if name != "run"}
     spent = {name: asdict(cost) for name, cost in costs.items()}
     write_results(path, {"settings": asked, "methods": kept, "costs": spent})
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise argparse.ArgumentTypeError(f"must be names with commas between, but is {text!r}")
-    return list(dict.fromkeys(names))

@@ -26,6 +26,14 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def name_list(text: str) -> list[str]:
+    """Names with commas between, each once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"must be names with commas between, but is {text!r}")
+    return list(dict.fromkeys(names))
+
+
 def plain_text(text: str) -> str:
     """Text as it is."""
     if not is_unicode(text):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from contextlib import closing
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import AdaFuseConfig
-from .arguments import add_member_arguments, add_stop_argument
+from .answer_bar import AnswerBar
+from .arguments import add_member_arguments, add_stop_argument, member_names
 from .few_shot import add_examples, add_prompt_arguments, first_answers
 from .flag_types import count
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
@@ -107,15 +107,16 @@ def _search(
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
     stored = [_own_settings(model, path) for (model, _), path in zip(members, paths, strict=True)]
     candidates = with_own_settings(candidates, stored)
-    names = _names(paths)
+    names = member_names(paths)
     panel = Panel(members, Asking(args.max_new_tokens, args.stop, args.chat))
     split = _split(args, questions)
-    bar = _Bar(args, make_plan(len(candidates), _num_alone(candidates), **split).most)
+    bar = AnswerBar(make_plan(len(candidates), _num_alone(candidates), **split).most, shows_progress(args))
     answers = TuneAnswers(output / "answers", questions, names, args.metric, args.batch_size, panel.ask, bar.add)
 
     def on_look(look: Look, most: int) -> None:
         answers.check_any()
-        bar.look(look, most)
+        bar.expect(most)
+        bar.say(f"{len(look.left)} left after {look.num_questions} questions")
 
     try:
         with prefix_caching():
@@ -181,42 +182,3 @@ def _prepare(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     (output / "answers").mkdir(exist_ok=True)
     known = sorted((output / "answers").glob("*.jsonl"))
     begin_in_folder(sidecar, known, settings, overwrite)
-
-
-def _names(paths: list[str]) -> list[str]:
-    """The last parts of the members' names, with a number where they are alike."""
-    short = [PurePath(path).name for path in paths]
-    return [f"{name} ({index})" if short.count(name) > 1 else name for index, name in enumerate(short, start=1)]
-
-
-class _Bar:
-    """Progress on standard error. Its total is what is still to come at most."""
-
-    def __init__(self, args: argparse.Namespace, most: int) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        self.num_new = 0
-        self.seconds = 0.0
-        self._start = time.monotonic()
-        self._bar: Any = tqdm(total=most, unit=" answers", disable=not shows_progress(args), file=sys.stderr)
-        self._done = 0
-
-    def add(self, number: int, known: bool) -> None:
-        """Count answers; those known already take no time, so the rate is without them."""
-        self._done += number
-        if not known:
-            self.num_new += number
-            self._bar.update(number)
-        elif not self._bar.disable:
-            self._bar.initial += number
-            self._bar.n += number
-
-    def look(self, look: Look, most: int) -> None:
-        """Say who is left, and how much is to come."""
-        self._bar.total = self._done + most
-        self._bar.set_postfix_str(f"{len(look.left)} left after {look.num_questions} questions")
-
-    def close(self) -> None:
-        """No more answers."""
-        self.seconds = time.monotonic() - self._start
-        self._bar.close()

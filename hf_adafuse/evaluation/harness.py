@@ -114,11 +114,44 @@ def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
         )
     for name, samples in results["samples"].items():
         _add_standard_errors(results["results"][name], samples)
-        for sample in samples:
+    _add_rounds(results["samples"], lm)
+    return results
+
+
+def ask(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    """The samples of each task as [`evaluate`] has them, without what takes the harness seconds each time: its own
+    figures, and its survey of the machine. Shows no bar but that of `lm`."""
+    from lm_eval.evaluator import evaluate as ask_all
+
+    with _quiet(), _without_bars(), contextlib.redirect_stdout(sys.stderr):
+        loaded = tasks.manager.load(tasks.objects)
+        for task in loaded["tasks"].values():
+            if plan.max_new_tokens is not None:
+                task.set_config("generation_kwargs", {"max_gen_toks": plan.max_new_tokens}, update=True)
+            shots = task.get_config("num_fewshot") if plan.num_fewshot is None else plan.num_fewshot
+            task.set_config("num_fewshot", shots or 0)
+        results: dict[str, Any] = ask_all(
+            lm=lm, task_dict=loaded, limit=plan.limit, bootstrap_iters=0, apply_chat_template=plan.chat
+        )
+    _add_rounds(results["samples"], lm)
+    return dict(results["samples"])
+
+
+def prompts(tasks: Tasks, plan: Plan) -> dict[str, list[str]]:
+    """Per task, what the harness asks a model, in order; chats as `contexts` has them."""
+    from .prompt_reader import PromptReader
+
+    reader = PromptReader()
+    ask(reader, tasks, plan)
+    return reader.prompts
+
+
+def _add_rounds(samples: dict[str, list[dict[str, Any]]], lm: Any) -> None:
+    for name, of_task in samples.items():
+        for sample in of_task:
             rounds = lm.rounds.get((name, sample["doc_id"]))
             if rounds is not None:
                 sample["rounds"] = rounds
-    return results
 
 
 def _add_standard_errors(scores: dict[str, Any], samples: list[dict[str, Any]]) -> None:
@@ -147,6 +180,18 @@ def _quiet() -> Iterator[None]:
             del os.environ["DISABLE_MULTIPROC"]
         else:
             os.environ["DISABLE_MULTIPROC"] = environment
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """The harness shows a bar when it makes the prompts of a task, which takes no time."""
+    module = import_module("lm_eval.api.task")
+    bar = getattr(module, "tqdm", None)
+    setattr(module, "tqdm", lambda rows, **_: rows)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(module, "tqdm", bar)  # noqa: B010
 
 
 def write_samples(folder: Path, results: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The questions of the tasks in `tasks/`: from files of one's own, or from the Hub. Knows no model.
+"""The questions of the tasks in `tasks/`: from files of one's own, from the Hub, or the demo's. Knows no model.
 
 A file has one JSON object per line, `{"question": ..., "answer": ...}`, the answer a text or a list of accepted ones.
 Its first lines are the worked examples of every prompt, the others are what is asked.
@@ -16,6 +16,7 @@ from .metrics import answers_of
 
 Row = dict[str, Any]
 KEYS = ("nq", "triviaqa", "squad", "gsm8k", "flores_en_de", "flores_de_en")
+DEMO = "demo"  # whose questions come with the package
 _HUB = {
     "nq": ("google-research-datasets/nq_open", None, "train", "validation"),
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "train", "validation"),
@@ -30,7 +31,7 @@ def load_splits(key: str, default_shots: int, data: str | None = None, shots: in
     The data of a task, as the harness asks for it (`custom_dataset`).
 
     Args:
-        key (`str`): of `KEYS`.
+        key (`str`): of `KEYS`, or `DEMO`, for which no `data` counts.
         default_shots (`int`): worked examples in a prompt, where `shots` does not say.
         data (`str`, *optional*): the folder; without it, the Hub.
         shots (`int`, *optional*)
@@ -44,7 +45,10 @@ def load_splits(key: str, default_shots: int, data: str | None = None, shots: in
     from datasets import Dataset
 
     count = default_shots if shots is None else int(shots)
-    if data is not None:
+    if key == DEMO:
+        rows = list(_of_the_demo())
+        examples, test = rows[:count], rows[count:]
+    elif data is not None:
         path = find_file(data, key)
         rows = list(read_rows(path))
         if len(rows) <= count:
@@ -65,9 +69,7 @@ def find_file(folder: str, key: str) -> Path:
     Raises:
         ValueError: there is none, or there are several.
     """
-    if not Path(folder).is_dir():
-        raise ValueError(f"`--data` must be a folder, but {folder!r} is none. Check the name.")
-    found = sorted(path for path in Path(folder).glob(f"{key}*.jsonl") if path.is_file())
+    found = find_files(folder, key)
     if len(found) != 1:
         others = f"the files {', '.join(path.name for path in found)}" if found else "no file"
         raise ValueError(
@@ -75,6 +77,18 @@ def find_file(folder: str, key: str) -> Path:
             "Give a folder with one file per task."
         )
     return found[0]
+
+
+def find_files(folder: str, key: str) -> list[Path]:
+    """
+    The files of a folder whose names begin with a task's key.
+
+    Raises:
+        ValueError: no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise ValueError(f"`--data` must be a folder, but {folder!r} is none. Check the name.")
+    return sorted(path for path in Path(folder).glob(f"{key}*.jsonl") if path.is_file())
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -97,6 +111,14 @@ def read_rows(path: Path) -> Iterator[Row]:
                 f'Lines must be {{"question": ..., "answer": ...}}, but line {number} of {str(path)!r} is not. Mend it.'
             )
         yield row
+
+
+def _of_the_demo() -> Iterator[Row]:
+    from ..demo.data import PROMPT, held_out
+
+    head, tail = PROMPT.split("{question}")
+    for question in held_out():
+        yield {"question": question.prompt.removeprefix(head).removesuffix(tail), "answers": [question.answer]}
 
 
 def _from_hub(key: str, count: int) -> tuple[list[Row], list[Row]]:

@@ -11,6 +11,7 @@ from ..rounds.trace_text import END, bracketed, on_one_line
 from .paired import Paired, mean, paired
 from .samples import Results, Sample
 
+Pair = tuple[Sample, Sample]
 _MOST_ALIKE = 2  # rounds shown before the one where they part
 _MOST_SHOWN = 300  # characters of a text
 _MOST_ANSWERS = 5  # of the accepted ones
@@ -29,7 +30,7 @@ class Comparison:
 
     a: Results
     b: Results
-    pairs: list[tuple[Sample, Sample]]
+    pairs: list[Pair]
     left_out: list[str] = field(default_factory=list)
 
     @property
@@ -102,9 +103,7 @@ def show_figures(comparison: Comparison) -> str:
 
 def show_partings(comparison: Comparison, most: int) -> str:
     """The questions on which scores differ, the largest differences first, then texts alone; at most so many."""
-    by_score = [pair for pair in comparison.pairs if pair[0].score != pair[1].score]
-    by_text = [(one, other) for one, other in comparison.pairs if one.score == other.score and one.text != other.text]
-    by_score.sort(key=lambda pair: -abs(pair[1].score - pair[0].score))
+    by_score, by_text = parted(comparison)
     shown = [*by_score, *by_text][:most]
     head = f"{len(by_score)} {_plural(len(by_score), 'question')} with another score"
     head += f", {len(by_text)} with another text and the same score" if by_text else ""
@@ -116,6 +115,13 @@ def show_partings(comparison: Comparison, most: int) -> str:
             "(0: the main model)."
         )
     return "\n\n".join([*blocks, *(_show_pair(one, other, comparison.scale) for one, other in shown)])
+
+
+def parted(comparison: Comparison) -> tuple[list[Pair], list[Pair]]:
+    """The pairs with different scores, the largest differences first, and those with the same score and other texts."""
+    by_score = [pair for pair in comparison.pairs if pair[0].score != pair[1].score]
+    by_text = [(one, other) for one, other in comparison.pairs if one.score == other.score and one.text != other.text]
+    return sorted(by_score, key=lambda pair: -abs(pair[1].score - pair[0].score)), by_text
 
 
 def _show_pair(one: Sample, other: Sample, scale: float) -> str:
@@ -134,7 +140,7 @@ def _show_pair(one: Sample, other: Sample, scale: float) -> str:
 
 def _side_by_side(ones: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The rounds of both up to the one in which the texts part, which is marked."""
-    same = _num_alike("".join(map(_text_of, ones)), "".join(map(_text_of, others)))
+    same = num_alike("".join(map(_text_of, ones)), "".join(map(_text_of, others)))
     columns = []
     for rounds in (ones, others):
         ends = accumulate(len(_text_of(committed)) for committed in rounds)
@@ -169,7 +175,7 @@ def _text_of(committed: dict[str, Any]) -> str:
     return str(committed.get("text", ""))
 
 
-def _num_alike(one: str, other: str) -> int:
+def num_alike(one: str, other: str) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .paired import Mean
+
 Pairs = Sequence[tuple[Sequence[str], str]]  # the accepted translations, and the one given
 _Z = 1.96  # half of sacrebleu's interval of 95 %, in standard errors
 _BOOTSTRAPS = 300
+_GROUPS = 20
 
 
 def corpus_chrf(pairs: Pairs) -> float:
@@ -36,15 +40,40 @@ def corpus_spbleu(pairs: Pairs) -> float:
 
 def standard_error(metric: str, pairs: Pairs) -> float:
     """Of a score of the set: over sets drawn from it with replacement (sacrebleu's bootstrap)."""
-    makers: dict[str, Callable[[], Any]] = {
-        "chrf": _chrf,
-        "bleu": lambda: _bleu("13a"),
-        "spbleu": lambda: _bleu("flores200"),
-    }
-    scorer = makers[metric]()
+    scorer = _MAKERS[metric]()
     score = scorer.corpus_score(*_streams(pairs), n_bootstrap=_BOOTSTRAPS)
     report = json.loads(score.format(width=6, signature=scorer.get_signature().format(), is_json=True))
-    return float(report["confidence_var"]) / _Z
+    return float(report.get("confidence_var", 0.0)) / _Z  # left out where the score of every drawn set is 0
+
+
+def corpus_score(metric: str, pairs: Pairs) -> float:
+    """`chrf`, `bleu` or `spbleu` of the set, from 0 to 100."""
+    return _score(_MAKERS[metric](), pairs)
+
+
+def difference(metric: str, pairs: Pairs, others: Pairs) -> Mean:
+    """
+    How far the score of a set is above that of other translations of the same sentences, in the same order.
+
+    Returns:
+        `Mean`: its error by the jackknife that leaves out one of `_GROUPS` groups of sentences at a time (sacrebleu
+        has tests of such differences, but no errors of them); NaN for fewer than two sentences.
+    """
+    n = len(pairs)
+    groups = min(_GROUPS, n)
+
+    def apart(left_out: int | None = None) -> float:
+        scores = []
+        for given in (pairs, others):
+            kept = [pair for index, pair in enumerate(given) if left_out is None or index % groups != left_out]
+            scores.append(corpus_score(metric, kept))
+        return scores[0] - scores[1]
+
+    if groups < 2:
+        return Mean(apart() if n else math.nan, math.nan, n)
+    parts = [apart(group) for group in range(groups)]
+    middle = sum(parts) / groups
+    return Mean(apart(), math.sqrt((groups - 1) / groups * sum((part - middle) ** 2 for part in parts)), n)
 
 
 @functools.cache
@@ -94,3 +123,10 @@ def _bleu(tokenize: str) -> Any:
     from sacrebleu.metrics import BLEU
 
     return BLEU(tokenize=tokenize)
+
+
+_MAKERS: dict[str, Callable[[], Any]] = {
+    "chrf": _chrf,
+    "bleu": lambda: _bleu("13a"),
+    "spbleu": lambda: _bleu("flores200"),
+}

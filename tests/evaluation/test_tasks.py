@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import pytest
 from lm_eval.api.model import LM
 
+from hf_adafuse import demo
+from hf_adafuse.demo.methods import MAX_NEW_TOKENS
 from hf_adafuse.evaluation import harness, translation
 from hf_adafuse.evaluation.local_data import KEYS, find_file, load_splits
 
@@ -131,6 +134,51 @@ def test_several_accepted_translations():
     pairs = [(["a b c d", "e f g h"], "e f g h"), (["i j k l"], "i j k l")]
     assert translation.corpus_bleu(pairs) == pytest.approx(100)
     assert translation.standard_error("bleu", pairs) == pytest.approx(0)
+
+
+def test_translations_of_which_no_word_is_right():
+    pairs = [(["a b c d"], "x"), (["i j k l"], "y"), (["m n"], "z")]
+    assert translation.standard_error("bleu", pairs) == 0
+
+
+def test_a_difference_of_translations_and_its_error():
+    """Of few sentences the jackknife leaves out one at a time."""
+    right = ["the cat sat on the mat", "a dog ran over the hill", "we like to read long books", "no one saw the bird"]
+    one = [([text], text.replace("the", "a")) for text in right]
+    other = [([text], text[:12]) for text in right]
+    found = translation.difference("bleu", one, other)
+    assert found.value == pytest.approx(translation.corpus_bleu(one) - translation.corpus_bleu(other)) and found.n == 4
+    parts = []
+    for left_out in range(4):
+        kept = [[pair for index, pair in enumerate(pairs) if index != left_out] for pairs in (one, other)]
+        parts.append(translation.corpus_bleu(kept[0]) - translation.corpus_bleu(kept[1]))
+    variance = sum((part - sum(parts) / 4) ** 2 for part in parts) * 3 / 4
+    assert found.error == pytest.approx(math.sqrt(variance)) and found.error > 0
+    same = translation.difference("bleu", one, one)
+    assert (same.value, same.error) == (0, 0)
+    assert math.isnan(translation.difference("chrf", one[:1], other[:1]).error)
+
+
+def test_the_demo_is_a_task_without_files():
+    lm = Parrot([" Lima"] * 974)
+    samples = harness.ask(lm, harness.load_tasks(["demo"], "nowhere"), harness.Plan(limit=3))
+    assert [request.args[0] for request in lm.asked] == [question.prompt for question in demo.test_questions(3)]
+    assert [sample["doc"]["answers"] for sample in samples["demo"]] == [[q.answer] for q in demo.test_questions(3)]
+    assert lm.asked[0].args[1]["max_gen_toks"] == MAX_NEW_TOKENS
+
+
+@pytest.mark.parametrize("plan", [harness.Plan(), harness.Plan(1, 1, max_new_tokens=7), harness.Plan(0)], ids=str)
+def test_samples_alone_are_those_of_an_evaluation(plan, data, capsys):
+    found = []
+    for ask in (lambda *a: harness.evaluate(*a)["samples"], harness.ask):
+        lm = Parrot([" Ann"] * 9)
+        lm.rounds = {("nq", 0): [{"text": "x"}]}
+        found.append(ask(lm, harness.load_tasks(["nq"], data, plan.num_fewshot), plan))
+        capsys.readouterr()
+    assert found[0] == found[1] and found[0]["nq"][0]["rounds"] == [{"text": "x"}]
+    shown = harness.prompts(harness.load_tasks(["nq"], data, plan.num_fewshot), plan)
+    assert shown == {"nq": [sample["arguments"][0][0] for sample in found[0]["nq"]]}
+    assert capsys.readouterr().err == ""  # no bar
 
 
 class TestFiles:

@@ -1,0 +1,39 @@
+"""A language model that answers nothing, and keeps what lm-evaluation-harness asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.model import LM
+
+from .contexts import chat_context
+
+
+class PromptReader(LM):
+    """
+    Attributes:
+        prompts (`dict[str, list[str]]`): per task's name, the prompts in order; chats as `contexts` has them.
+        rounds (`dict`): none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: dict[str, list[str]] = {}
+        self.rounds: dict[tuple[str, int], Any] = {}
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Empty answers."""
+        for request in requests:
+            self.prompts.setdefault(request.task_name, []).append(request.args[0])
+        return [""] * len(requests)
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        raise NotImplementedError
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As of `AdaFuseLM`."""
+        return chat_context(chat_history, add_generation_prompt)

@@ -1,0 +1,355 @@
+"""`hf-adafuse paper`: its numbers beside a recount of the answers, going on after a stop, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+
+import pytest
+from jobs import lines_of, write_lines
+
+from hf_adafuse import demo
+from hf_adafuse.cli import main, members, paper
+from hf_adafuse.decoding.strategies import registry
+from hf_adafuse.decoding.strategies.sweetspan import SweetSpan
+from hf_adafuse.evaluation import paper as contents
+from hf_adafuse.evaluation import paper_clock, paper_scores, translation
+from hf_adafuse.evaluation.language_model import AdaFuseLM
+from hf_adafuse.evaluation.metrics import exact_match
+
+LIMIT = 12
+TABLES = [name for name in contents.NAMES if name != "fig5"]
+ROWS = {
+    "table1": ["1: llama", "2: gpt_neox", "SweetSpan", "AdaFuse, B = 1"],
+    "table2": ["2 members", "3 members"],
+    "fig2": ["1 word", "2 words", "3 words", "adaptive"],
+    "fig3": ["1 word", "adaptive"],
+    "fig4": [f"B = {number}" for number in range(1, 6)],
+    "fig6": [f"tau = {tau}" for tau in ("0", "0.1", "0.3", "0.5", "0.7", "0.9", "1.1")],
+    "fig7": [f"{kind}, B = {number}" for kind in ("diverse", "beam") for number in range(1, 6)],
+}
+
+
+@pytest.fixture(autouse=True)
+def own_peers(monkeypatch):
+    """The peers of this test are the same whatever is registered."""
+    for name in ("blender", "deepen", "unite"):
+        monkeypatch.delitem(registry.STRATEGIES, name, raising=False)
+
+
+@pytest.fixture
+def make(tmp_path, loaded_once, capsys):
+    """Makes a table or figure; gives the exit code and the two streams."""
+
+    def run(*arguments):
+        code = main(["paper", *arguments, "--output", str(run.output)])
+        return code, *capsys.readouterr()
+
+    run.output = tmp_path / "out"
+    run.read = lambda name: json.loads((run.output / f"{name}.json").read_text(encoding="utf-8"))
+    return run
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The prompts that any model is asked."""
+    prompts, generate = [], AdaFuseLM._generate
+    monkeypatch.setattr(AdaFuseLM, "_generate", lambda self, *a: prompts.extend(a[0]) or generate(self, *a))
+    return prompts
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    texts = ["a time", "a cat", "the tree", "a big cat", "to sit in a tree", "She said"]
+    asked = [{"question": f"Once upon {text}", "answer": ["cat", "tree"]} for text in texts]
+    write_lines(folder / "nq.jsonl", asked)
+    write_lines(folder / "flores_de_en.jsonl", asked)
+    return folder
+
+
+@pytest.fixture
+def tiny(folders, data):
+    """Flags: members that know nothing, and the data."""
+    flags = ["--model", folders[0], "--assistant", folders[1], "--data", str(data)]
+    return [*flags, "--max-new-tokens", "6", "--num-fewshot", "1", "--no-plot"]
+
+
+def recount(output, cell):
+    """The mean, its error, and the rounds' numbers of words, from the file of answers."""
+    samples = lines_of(output / "answers" / cell["folder"] / f"samples_{cell['task']}.jsonl")
+    scores = [100 * exact_match(sample["resps"][0][0], sample["doc"]["answers"]) for sample in samples]
+    sizes = [len(committed["words"]) + committed["ends"] for sample in samples for committed in sample["rounds"]]
+    return scores, [] if cell["folder"].endswith("_alone") else sizes
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_numbers_are_those_of_the_answers(name, make, asked):
+    code, out, err = make(name, "--limit", str(LIMIT))
+    assert code == 0, err
+    found = make.read(name)
+    assert [cell["who"] for cell in found["cells"]] == ROWS[name]
+    scores = {}
+    for cell in found["cells"]:
+        values, sizes = recount(make.output, cell)
+        scores[cell["who"]] = values
+        assert cell["n"] == len(values) == LIMIT and cell["metric"] == "exact_match"
+        assert cell["value"] == pytest.approx(statistics.mean(values))
+        assert cell["standard_error"] == pytest.approx(statistics.stdev(values) / math.sqrt(LIMIT))
+        assert cell["rounds"] == len(sizes)
+        if sizes:
+            assert cell["words_per_round"] == pytest.approx(statistics.mean(sizes))
+            for size in (1, 2, 3):
+                assert cell["shares"][str(size)] == pytest.approx(sizes.count(size) / len(sizes))
+        assert f"| {cell['value']:.1f} ± {cell['standard_error']:.1f} |" in " ".join(out.split())
+    assert any(0 < cell["value"] < 100 for cell in found["cells"])
+    for difference in found["differences"]:
+        ours = difference["what"].split(" - ")[0].replace("AdaFuse", "AdaFuse, B = 1")
+        steps = [a - b for a, b in zip(scores[ours], scores[difference["over"]], strict=True)]
+        assert difference["value"] == pytest.approx(statistics.mean(steps))
+        assert difference["standard_error"] == pytest.approx(statistics.stdev(steps) / math.sqrt(LIMIT))
+        assert f"{difference['value']:+.1f} ± " in out
+    assert len(asked) == LIMIT * len(found["cells"])
+    assert (make.output / f"{name}.md").read_text(encoding="utf-8") in out
+    assert (make.output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_differences_are_to_the_best_of_the_others(make):
+    assert make("fig2", "--limit", "40")[0] == 0
+    found = make.read("fig2")
+    values = {cell["who"]: cell["value"] for cell in found["cells"]}
+    (difference,) = found["differences"]
+    assert values[difference["over"]] == max(value for who, value in values.items() if who != "adaptive")
+
+
+def test_a_second_run_asks_nothing_and_tables_share_answers(make, asked):
+    first = make("fig2", "--limit", "4")
+    number = len(asked)
+    assert make("fig2", "--limit", "4") == first and len(asked) == number == 16
+    # Of figure 6, tau = 0.7 is the adaptive rounds, and the limit may grow.
+    assert make("fig6", "--limit", "4")[0] == 0 and len(asked) == number + 6 * 4
+    assert make("fig2", "--limit", "6")[0] == 0 and len(asked) == number + 6 * 4 + 4 * 2
+
+
+def test_another_metric(make, asked):
+    assert make("fig3", "--limit", "10", "--no-plot")[0] == 0
+    number = len(asked)
+    code, out, _ = make("fig3", "--limit", "10", "--no-plot", "--metric", "f1")
+    assert code == 0 and len(asked) == number and "standard error: F1 (demo)" in out
+    (cell, _) = make.read("fig3")["cells"]
+    samples = lines_of(make.output / "answers" / cell["folder"] / "samples_demo.jsonl")
+    assert cell["metric"] == "f1"
+    assert cell["value"] == pytest.approx(100 * statistics.mean(sample["f1"] for sample in samples))
+
+
+def test_interrupted_it_goes_on(make, asked, monkeypatch):
+    generate = AdaFuseLM._generate
+
+    def breaking(self, *arguments):
+        if len(asked) == 6:
+            raise KeyboardInterrupt
+        return generate(self, *arguments)
+
+    monkeypatch.setattr(AdaFuseLM, "_generate", breaking)
+    flags = ["fig2", "--limit", "4", "--batch-size", "2", "--progress"]
+    code, out, err = make(*flags)
+    assert code == 130 and out == "" and "6/16" in err and "answers" in err
+    monkeypatch.setattr(AdaFuseLM, "_generate", generate)
+    assert make(*flags)[0] == 0
+    assert len(asked) == len(set(asked)) * 4 == 16
+
+
+def test_rounds_that_part_are_shown_with_their_candidates(make):
+    code, out, _ = make("fig3", "--limit", "40", "--show", "2")
+    found = make.read("fig3")["partings"]["demo"]
+    assert code == 0 and 1 <= len(found) <= 2
+    for parting in found:
+        fixed, adaptive = (rounds[-1] for rounds in parting["rounds"])
+        assert fixed["text"] != adaptive["text"] and len(fixed["words"]) <= 1
+        before = ["".join(committed["text"] for committed in rounds[:-1]) for rounds in parting["rounds"]]
+        assert not (before[0] + fixed["text"]).startswith(before[1] + adaptive["text"])
+        assert f"question {parting['number']}: {parting['question']}" in out
+        for committed in (fixed, adaptive):
+            assert committed["candidates"][committed["winner"]]["text"].startswith(committed["text"])
+            for candidate in committed["candidates"]:
+                assert f'"{candidate["text"]}"' in out and f"{candidate['score']:.3f}" in out
+    assert (make.output / "fig3.png").stat().st_size > 10_000
+
+
+def test_time(make, monkeypatch):
+    clock = iter(range(1, 1000))
+    monkeypatch.setattr(paper_clock, "timed", lambda device, work: (work(), float(next(clock)))[::-1])
+    code, out, err = make("fig5", "--limit", "3")
+    assert code == 0, err
+    found = make.read("fig5")
+    assert [one["who"] for one in found["times"]] == [*ROWS["table1"], "AdaFuse, B = 3"]
+    taken = [record[1] for record in lines_of(make.output / "answers" / "seconds.jsonl")]
+    assert len(taken) == 3 and found["taken"] == taken
+    # Five candidates in turn, after two rounds of warming up: 1 to 10, then 11 to 15, 16 to 20, ...
+    assert list(taken[1].values()) == [16.0, 17.0, 18.0, 19.0, 20.0]
+    for index, one in enumerate(found["times"]):
+        seconds = [11.0 + index, 16.0 + index, 21.0 + index]
+        ratios = [mine / own for mine, own in zip(seconds, (11 + 12, 16 + 17, 21 + 22), strict=True)]
+        assert one["seconds"]["value"] == pytest.approx(statistics.mean(seconds))
+        assert one["ratio"]["value"] == pytest.approx(statistics.mean(ratios)) and one["ratio"]["n"] == 3
+        assert one["ratio"]["standard_error"] == pytest.approx(statistics.stdev(ratios) / math.sqrt(3))
+        assert one["tokens_per_second"] == pytest.approx(30 / sum(seconds))
+        assert f"{statistics.mean(ratios):.3f} ± " in out
+    assert (make.output / "fig5.png").exists()
+    monkeypatch.setattr(paper_clock, "timed", None)
+    assert make("fig5", "--limit", "3")[:2] == (0, out)
+
+
+def test_ten_tokens_are_written_for_the_clock(make, monkeypatch):
+    lengths = []
+
+    def timed(device, work):
+        made = work()
+        lengths.append(None if made is None else made.shape[1])
+        return 1.0, made
+
+    monkeypatch.setattr(paper_clock, "timed", timed)
+    monkeypatch.setattr(paper_clock, "WARM_UPS", 0)
+    assert make("fig5", "--limit", "1")[0] == 0
+    prompt = demo.load_pair()[0][1](demo.test_questions(1)[0].prompt)["input_ids"]
+    assert [length for length in lengths if length] == [len(prompt) + 10] * 3
+
+
+@pytest.mark.filterwarnings("ignore:spBLEU is left out")
+def test_what_is_missing_is_said(make, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(translation, "_tokenizer_file", lambda: tmp_path / "none")
+    translation.has_spbleu.cache_clear()
+    code, out, err = make("table1", *tiny, "--limit", "4")
+    assert code == 0, err
+    found = make.read("table1")
+    assert set(found["left_out"]) == {"squad", "triviaqa", "gsm8k", "flores_en_de", "LLM-Blender", "DeePEn", "UniTE"}
+    assert "Left out: " in out and "SQuAD (no file squad*.jsonl in " in out
+    head = [cell.strip() for cell in next(line for line in out.splitlines() if line.startswith("|")).split("|")]
+    assert head == ["", "", "NQ", "De-En", "average", ""]
+    assert not (make.output / "table1.png").exists()
+    (cell,) = [one for one in found["cells"] if (one["task"], one["who"]) == ("flores_de_en", "AdaFuse, B = 1")]
+    samples = lines_of(make.output / "answers" / cell["folder"] / "samples_flores_de_en.jsonl")
+    assert cell["metric"] == "bleu" and len(samples) == cell["n"] == 4
+    pairs = [(sample["doc"]["answers"], sample["resps"][0][0].strip()) for sample in samples]
+    assert cell["value"] == pytest.approx(translation.corpus_bleu(pairs))
+    averages = {one["who"]: one for one in found["averages"]}
+    means = [one for one in found["cells"] if one["who"] == "AdaFuse, B = 1"]
+    assert averages["AdaFuse, B = 1"]["value"] == pytest.approx(sum(one["value"] for one in means) / 2)
+    error = math.hypot(*(one["standard_error"] for one in means)) / 2
+    assert averages["AdaFuse, B = 1"]["standard_error"] == pytest.approx(error)
+
+
+def test_translations_are_asked_without_examples_and_others_with_five(make, folders, data, asked):
+    rows = [{"question": f"q{number}", "answer": f"a{number}"} for number in range(7)]
+    write_lines(data / "nq.jsonl", rows)
+    flags = [
+        "--model",
+        folders[0],
+        "--assistant",
+        folders[1],
+        "--data",
+        str(data),
+        "--max-new-tokens",
+        "2",
+        "--no-plot",
+    ]
+    translation.has_spbleu.cache_clear()
+    assert make("fig2", "--task", "nq", "--limit", "1", *flags)[0] == 0
+    assert asked[0].count("Question: ") == 6
+    asked.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_adafuse.evaluation.task_metrics.has_spbleu", lambda: False)
+        assert make("fig2", "--task", "flores_de_en", "--limit", "1", *flags)[0] == 0
+    assert asked[0] == "German: Once upon a time\nEnglish:"
+
+
+def test_only_some_tasks_have_all_branches(make, tiny, data):
+    (data / "flores_de_en.jsonl").rename(data / "squad.jsonl")
+    assert make("fig4", *tiny, "--limit", "2")[0] == 0
+    found = [(cell["task"], cell["who"]) for cell in make.read("fig4")["cells"]]
+    assert {who for task, who in found if task == "nq"} == set(ROWS["fig4"])
+    assert {who for task, who in found if task == "squad"} == {"B = 1", "B = 3"}
+    assert make("fig4", *tiny, "--limit", "2", "--task", "squad")[0] == 0
+    assert [cell["who"] for cell in make.read("fig4")["cells"]] == ROWS["fig4"]
+
+
+def test_peers_appear_once_they_are_registered(make, monkeypatch):
+    monkeypatch.setitem(registry.STRATEGIES, "unite", SweetSpan)
+    assert make("table1", "--limit", "2", "--no-plot")[0] == 0
+    found = make.read("table1")
+    assert [cell["who"] for cell in found["cells"]][2:] == ["SweetSpan", "UniTE", "AdaFuse, B = 1"]
+    assert set(found["left_out"]) == {"LLM-Blender", "DeePEn"}
+    assert make("table1", "--limit", "2", "--no-plot", "--peers", "cool-fusion,rerank")[0] == 0
+    cells = make.read("table1")["cells"]
+    assert [cell["who"] for cell in cells][2:] == ["cool-fusion", "rerank", "AdaFuse, B = 1"]
+    assert cells[3]["shares"] == {}  # whole answers are no rounds
+
+
+def test_everything_at_once(make):
+    code, out, err = make("all", "--limit", "2", "--no-plot")
+    assert code == 0, err
+    for name in contents.NAMES:
+        assert (make.output / f"{name}.md").read_text(encoding="utf-8") in out
+    assert len(make.read("fig5")["taken"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table9"], "invalid choice: 'table9'"),
+        (["fig2", "--task", "nq,tqa"], "`--task` must be of nq, squad, "),
+        (["fig2", "--data", "nowhere"], "`--data` must be a folder, but 'nowhere' is none"),
+        (["fig2", "--model", "A", "--data", "{data}"], "The members must be 2 or more, but are 1."),
+        (["fig2", "--assistant", "B"], "`--model` must be given with `--assistant`, but is not."),
+        (
+            ["fig2", "--task", "squad", "--data", "{data}"],
+            "`--data` must hold one file squad*.jsonl for the task squad",
+        ),
+        (["table1", "--peers", "unite"], "but has 'unite'. Choose of these."),
+        (["table1", "--limit", "0"], "must be a whole number of at least 1"),
+        (["fig2", "--data", "{empty}"], "`--data` must hold questions of nq, but '"),
+        (["fig2", "--data", "{data}"], "must have more lines than the 5 worked examples, but has 5"),
+        (["fig2", "--model", "A", "--assistant", "B"], "`--data` must hold questions of nq, but the Hub has none"),
+    ],
+)
+def test_mistakes_are_named_before_models_are_loaded(arguments, message, make, data, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    write_lines(data / "nq.jsonl", [{"question": "q", "answer": "a"}] * 5)
+    monkeypatch.setattr(members, "load_members", None)
+    code, out, err = make(*[one.format(data=data, empty=tmp_path / "empty") for one in arguments])
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+    assert not make.output.exists()
+
+
+def test_other_members_are_refused(make, tiny):
+    assert make("fig3", *tiny, "--limit", "1")[0] == 0
+    code, _, err = make("fig3", "--limit", "1", "--no-plot")
+    assert code == 2 and "`--model` must be " in err and "--overwrite" in err
+    assert make("fig3", "--limit", "1", "--no-plot", "--overwrite")[0] == 0
+
+
+def test_an_output_that_is_a_file(make):
+    make.output.write_text("", encoding="utf-8")
+    code, _, err = make("fig2", "--limit", "1")
+    assert code == 2 and "`--output` must be a folder or a new name" in err
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [("lm_eval", 'pip install "hf_adafuse[eval]"'), ("matplotlib", 'pip install "hf_adafuse[plots]"')],
+)
+def test_without_a_library(module, message, make, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    code, _, err = make("fig2", "--limit", "1")
+    assert code == 2 and message in err and not make.output.exists()
+
+
+def test_the_help_names_what_there_is(capsys):
+    assert paper._ALL == contents.NAMES and paper._METRICS == paper_scores.OTHERS
+    assert main(["paper", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name}  " in out for name in contents.NAMES)
+    assert "the demo's" in out and f"first {paper._DEMO_LIMIT}" in out
