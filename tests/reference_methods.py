@@ -161,7 +161,10 @@ class SweetSpan:
 
 
 class CoolFusion:
-    options, propose = None, staticmethod(common_run)
+    options = None
+
+    def __init__(self, rerank=False):
+        self.rerank, self.propose = rerank, answer if rerank else common_run
 
     def scores(self, entries, weights):
         return [weighted([n if n is None else perplexity(n) for n in e["nlls"]], weights) for e in entries]
@@ -280,9 +283,12 @@ def decode_by_method(members, prompts, config, max_new_tokens):
     )
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
     while len(new) < max_new_tokens and not any(is_full(m, p) for m, p in zip(members, prefixes)):
-        if isinstance(method, Rerank):
+        extra = None
+        if isinstance(method, Rerank) or getattr(method, "rerank", False):
             method.options = max_new_tokens - len(new)
-        winner = one_round(members, prefixes, method, config)
+            if not isinstance(method, Rerank):
+                extra = write_together(members, prefixes, config, method.options)
+        winner = one_round(members, prefixes, method, config, extra)
         if winner is None:
             break
         prefixes = [prefix + ids for prefix, ids in zip(prefixes, winner["ids"])]
@@ -294,15 +300,34 @@ def decode_by_method(members, prompts, config, max_new_tokens):
     return new[:max_new_tokens], spans
 
 
-def one_round(members, prefixes, method, config):
+def write_together(members, prefixes, config, left):
+    """The answer that the rounds of Cool-Fusion make, not committed: its text, whether it ends, per member its ids."""
+    text, ends, taken = "", False, [[] for _ in members]
+    while not ends and not (text and len(taken[0]) >= left):
+        so_far = [prefix + ids for prefix, ids in zip(prefixes, taken)]
+        if any(is_full(m, ids) for m, ids in zip(members, so_far)):
+            break
+        winner = one_round(members, so_far, CoolFusion(), config, is_sure=False)
+        if winner is None:
+            break
+        text, ends = text + winner["text"], winner["ends"]
+        taken = [ids + more for ids, more in zip(taken, winner["ids"])]
+    return text, ends, taken
+
+
+def one_round(members, prefixes, method, config, extra=None, is_sure=True):
     pool = {}
     for k, (m, prefix) in enumerate(zip(members, prefixes)):
         words, ends = method.propose(m, prefix, config, method.options, members)
         pool.setdefault((text_of(m, words), ends), {})[k] = [token for word in words for token in word]
-    entries = []
+    entries, together = [], None
+    if extra is not None and (extra[0] or extra[1]) and extra[:2] not in pool:
+        pool[extra[:2]], together = {}, extra[2]
     for (text, ends), own in pool.items():
         ids = [own[k] if k in own else m.encode(text)[0] for k, m in enumerate(members)]
         exact = 0 in own or members[0].encode(text)[1]
+        if together is not None and not own:
+            ids, exact = together, True
         if not exact or not fit(members, prefixes, ids) or not (text or ends):
             continue
         values = [token_log_probs(m, p, e, ends) for m, p, e in zip(members, prefixes, ids)]
@@ -318,6 +343,8 @@ def one_round(members, prefixes, method, config):
     if entries:
         scores = method.scores(entries, weights)
         return entries[next(i for i, score in enumerate(scores) if score <= min(scores) + TIE)]
+    if not is_sure:
+        return None
     word, ends = greedy_word(members[0], prefixes[0], members[0].best(prefixes[0], 1)[0][0], config)
     ids = [word, *[m.encode(members[0].text(word))[0] for m in members[1:]]]
     return {"text": members[0].text(word), "ends": ends, "ids": ids} if fit(members, prefixes, ids) else None

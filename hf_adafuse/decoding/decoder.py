@@ -19,6 +19,7 @@ from .answer_stops import AnswerStops
 from .committer import Committer
 from .foresight import Foresight
 from .fused_answers import FusedAnswers
+from .fused_drafts import FusedDrafts
 from .judge import Judge
 from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt
@@ -85,7 +86,21 @@ class Decoder:
         )
         self._fused_answers = FusedAnswers(self.members, self._turns, self._judge)
         for proposer in self._proposers:
-            proposer.stops = AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
+            proposer.stops = self._answer_stops()
+        self._fused_drafts = self._make_fused_drafts(rule)
+
+    def _answer_stops(self) -> AnswerStops:
+        return AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
+
+    def _make_fused_drafts(self, rule: WordRule) -> FusedDrafts | None:
+        """What the members write together, where the method reranks that beside their own answers."""
+        spans = (one.draft_method() for one in self.strategies if isinstance(one, SpanStrategy))
+        methods = [method for method in spans if method is not None]
+        if not methods:
+            return None
+        proposers = [methods[0].make_proposer(index, self.members, rule) for index in range(len(self.members))]
+        judge = Judge(self._vocabularies, self.config, methods, rule, self.prompt_nlls)
+        return FusedDrafts(self.members, proposers, judge, self._answer_stops())
 
     def run(self) -> None:
         """
@@ -114,6 +129,8 @@ class Decoder:
                 continue
             pool = Pool(self._vocabularies)
             first = yield from self._turns.propose(prompt, pool)
+            if self._fused_drafts is not None:
+                yield from self._fused_drafts.add(prompt, pool)
             self._turns.drop_unfit(prompt, pool)
             scored = yield from self._turns.score(prompt, pool)
             winner = self._judge.choose(prompt, pool, scored)

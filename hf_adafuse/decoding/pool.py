@@ -83,10 +83,13 @@ class Pool:
                 candidate.order, candidate.words = order, proposal.words
             self.encode_for(0, candidate)
 
-    def add_text(self, text: str, words: tuple[str, ...], ends: bool) -> Candidate:
-        """Put a text that no member has proposed on the table, behind all others; where one has, that candidate."""
+    def add_text(
+        self, text: str, words: tuple[str, ...], ends: bool, ids: dict[int, list[int]] | None = None
+    ) -> Candidate:
+        """Put a text that no member has proposed on the table, behind all others; where one has, that candidate. `ids`
+        are the members' own of it, where they are known."""
         order = (len(self.vocabularies), 0)
-        candidate = self._candidates.setdefault((text, ends), Candidate(text, words, ends, {}, order))
+        candidate = self._candidates.setdefault((text, ends), Candidate(text, words, ends, ids or {}, order))
         self.encode_for(0, candidate)
         return candidate
 

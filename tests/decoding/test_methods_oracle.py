@@ -12,7 +12,7 @@ from hf_adafuse import AdaFuseConfig
 
 OPTIONS = {
     "sweetspan": {"num_words": (1, 2, 4), "filter_ratio": (10.0, 2.0, None)},
-    "cool-fusion": {},
+    "cool-fusion": {"rerank": (False, False, True)},
     "specfuse": {"num_tokens": (1, 4, 10), "score": ("probability", "logit"), "learning_rate": (None, 2.0)},
     "spans": {"unit": ("word", "sentence", "paragraph"), "merge": ("weighted", "confidence"), "num_words": (3, 64)},
     "rerank": {},

@@ -13,7 +13,7 @@ from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
 from ..scoring import fused_score
 from ..words import WordRule
-from .drafting import CommonBoundaries
+from .drafting import CommonBoundaries, answers_of
 from .strategy import SpanStrategy, lowest
 
 
@@ -26,11 +26,30 @@ class CoolFusion(SpanStrategy):
 
     Source: the abstract and a public note; how the paper tests boundaries in detail is not verified. Here a boundary is
     one of the tokenizer's own words (`word_ids`) in the text and what its author would write next.
+
+    Args:
+        rerank (`bool`, *optional*, defaults to `False`): the answer so written stands beside each member's own, and
+            that of the lowest weighted mean perplexity is committed (the paper's best).
     """
 
     num_words: int = field(default=1, init=False)
+    rerank: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rerank, bool):
+            raise ValueError(f"`rerank` must be True or False, but is {self.rerank!r}. Leave it out for the default.")
+        self.is_whole = self.rerank
+
+    def draft_method(self) -> CoolFusion | None:
+        if not self.rerank:
+            return None
+        method = CoolFusion()
+        method.config = self.config
+        return method
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+        if self.rerank:
+            return answers_of(member_index, members, self.greedy_settings(), rule)
         vocabularies = [member.vocabulary for member in members]
         return CommonBoundaries(member_index, members[member_index], self.greedy_settings(), rule, vocabularies)
 

@@ -124,6 +124,12 @@ class Answers(GreedyText):
         return self.stops(prompt_index, answer.text, answer.ids if self._speaks_main else None)
 
 
+def answers_of(member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordRule) -> Answers:
+    """How one of these members, the main model first, answers."""
+    member = members[member_index]
+    return Answers(member_index, member, config, rule, member.vocabulary.is_same_as(members[0].vocabulary))
+
+
 class CommonBoundaries(Proposer):
     """
     The shortest run of greedy tokens that ends at a word boundary of all tokenizers: no member's tokenization of the

@@ -12,7 +12,7 @@ from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
 from ..scoring import first_lowest, fused_score
 from ..words import WordRule
-from .drafting import Answers
+from .drafting import answers_of
 from .strategy import SpanStrategy
 
 
@@ -24,9 +24,7 @@ class WholeAnswers(SpanStrategy):
     is_whole = True
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
-        member = members[member_index]
-        speaks_main = member.vocabulary.is_same_as(members[0].vocabulary)
-        return Answers(member_index, member, self.greedy_settings(), rule, speaks_main)
+        return answers_of(member_index, members, self.greedy_settings(), rule)
 
 
 @dataclass

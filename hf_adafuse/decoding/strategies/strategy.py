@@ -94,6 +94,11 @@ class SpanStrategy(Strategy):
         """
         return None
 
+    def draft_method(self) -> SpanStrategy | None:
+        """The method by which the members write an answer together, that stands beside their own; `None`: they do
+        not. For whole answers."""
+        return None
+
     def nlls(self, candidates: Sequence[ScoredSpan], num_members: int) -> list[list[float | None]]:
         """Per candidate and member, its mean NLL; `None` where there is nothing to score."""
         members = range(num_members)
