@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             text = job.make(experiment, asked, left_out if _has_peers(experiment) else {}, args.show, args.plot)
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
-    sys.stdout.write(f"Written: {', '.join(f'{output}/{name}.md' for name in tasks)}, .json{', .png' * args.plot}\n")
+    sys.stdout.write(f"Written in {output}: {', '.join(tasks)}, each as .md, .json{', .png' * args.plot}\n")
     return 0
 
 

@@ -134,6 +134,13 @@ def test_a_second_run_asks_nothing_and_tables_share_answers(make, asked):
     assert make("fig2", "--limit", "6")[0] == 0 and len(asked) == number + 6 * 4 + 4 * 2
 
 
+def test_one_question_has_no_errors(make):
+    code, out, err = make("fig6", "--limit", "1")
+    assert code == 0 and "100.0 ± ?" in out, err
+    assert {cell["standard_error"] for cell in make.read("fig6")["cells"]} == {None}
+    assert (make.output / "fig6.png").exists()
+
+
 def test_another_metric(make, asked):
     assert make("fig3", "--limit", "10", "--no-plot")[0] == 0
     number = len(asked)
