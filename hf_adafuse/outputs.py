@@ -18,9 +18,11 @@ class AdaFuseCandidate:
         text (`str`): the span, leading whitespace and all; empty when the text just ends.
         words (`list[str]`): the words of it, as its first proposer walked them; joined they give `text`.
         ends (`bool`): whether the sequence ends after it.
-        proposers (`list[int]`): the members that proposed it (0: the main model), in order.
+        proposers (`list[int]`): the members that proposed it (0: the main model), in order; empty where the method
+            wrote it itself (a fused answer).
         nlls (`list[float]`): its NLL under each member, in nats per token (or byte); `None`: not scored.
-        score (`float`): the fused score, infinite when the candidate is forbidden or was dropped.
+        score (`float`): the fused score, infinite when the candidate is forbidden or was dropped; minus infinity for a
+            fused answer, which is taken before all others.
         lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.
         dropped (`str`): why the candidate left the pool; `None` when it did not.
     """
@@ -44,7 +46,7 @@ class AdaFuseRound:
         text (`str`): what was committed; shorter than the winner's text where generation stopped inside it.
         words (`list[str]`): the words committed; joined they give `text`.
         ends (`bool`): whether an end-of-sequence token was committed after the text.
-        proposer (`int`): the first member that proposed it.
+        proposer (`int`): the first member that proposed it; `None` where the method wrote it itself.
         winner (`int`): the index of the winner in `candidates`, or `None` when every candidate was forbidden and the
             main model's greedy word was taken.
         candidates (`list[AdaFuseCandidate]`): in the order in which ties are broken.
@@ -56,7 +58,7 @@ class AdaFuseRound:
     text: str
     words: list[str]
     ends: bool
-    proposer: int
+    proposer: int | None
     winner: int | None
     candidates: list[AdaFuseCandidate]
     margins: list[list[float]]

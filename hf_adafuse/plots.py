@@ -114,8 +114,9 @@ def plot_scores(rounds: Any, ax: Axes | None = None) -> Axes:
         losers = [c.score for rank, c in enumerate(committed.candidates) if rank != committed.winner]
         finite = [score for score in losers if math.isfinite(score)]
         ax.plot([place] * len(finite), finite, "o", color=_GREY, alpha=0.6, markersize=4)
-        if committed.winner is not None:
-            _draw_winner(ax, place, committed.candidates[committed.winner].score, winning_members(committed))
+        members = winning_members(committed)
+        if committed.winner is not None and members:  # a fused answer has no score
+            _draw_winner(ax, place, committed.candidates[committed.winner].score, members)
     spans = [on_one_line(c.text).strip(" ") + (" <end>" if c.ends else "") for c in batch[row]]
     has_labels = len(spans) <= _MAX_LABELS
     if has_labels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from typing import ClassVar
 
 from reference import TIE, fit, greedy_word, mid_character
 from reference_rules import best_eos, token_log_probs
@@ -233,6 +234,22 @@ class Majority(Rerank):
         return top[next(i for i, value in enumerate(values) if value <= min(values) + TIE)]
 
 
+class Blender(Rerank):
+    """`rankers` has, by the name of a ranker, `scores(source, answers)` of all members' answers, equal ones too."""
+
+    rankers: ClassVar = {}
+
+    def __init__(self, ranker="nll"):
+        self.ranker, self.source = self.rankers.get(ranker), None
+
+    def scores(self, entries, weights):
+        if self.ranker is None:
+            return super().scores(entries, weights)
+        answers = [entry["text"].strip() for entry in entries for _ in entry["own"]]
+        by_text = dict(zip(answers, self.ranker.scores(self.source, answers)))
+        return [-by_text[entry["text"].strip()] for entry in entries]
+
+
 METHODS = {
     "sweetspan": SweetSpan,
     "cool-fusion": CoolFusion,
@@ -240,6 +257,7 @@ METHODS = {
     "spans": Spans,
     "rerank": Rerank,
     "majority": Majority,
+    "blender": Blender,
 }
 
 
@@ -257,6 +275,9 @@ def own_logits(m, prefix, ids):
 def decode_by_method(members, prompts, config, max_new_tokens):
     """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
     method = METHODS[config.method](**config.method_options)
+    method.source = members[0].tokenizer.decode(
+        prompts[0], skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
     while len(new) < max_new_tokens and not any(is_full(m, p) for m, p in zip(members, prefixes)):
         if isinstance(method, Rerank):

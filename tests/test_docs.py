@@ -33,8 +33,6 @@ SMALL = ["--parameters", "2M", "--prompt-tokens", "12", "--batch", "1,2", "--new
 
 # Commands of other programs: the test that runs them, or why none does.
 ELSEWHERE = {
-    "transformers serve": "hub/test_hub.py",
-    "torchrun --nproc-per-node 2 -m hf_adafuse run": "cli/test_run.py",
     "hf upload": "it needs an account",
 }
 

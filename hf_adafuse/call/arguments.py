@@ -11,6 +11,7 @@ import torch
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
+from ..host_internals import execution_device
 from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
@@ -141,13 +142,14 @@ def make_ensemble(
     Raises:
         ValueError: arguments that cannot be honoured.
     """
-    make_strategy(config)  # so that an error comes before anything is loaded
+    strategy = make_strategy(config)  # so that an error comes before anything is loaded
     samples = config.do_sample if config.do_sample is not None else asked is not None and asked.do_sample
     if samples and config.method != "adafuse":
         raise ValueError(
             f"`do_sample` must be False with method {config.method!r}, but is True. Leave it out: the method is "
             "deterministic."
         )
+    strategy.prepare(execution_device(model))
     processors = _as_list(arguments.assistant_logits_processor, "assistant_logits_processor")
     return Ensemble(
         participants=resolve_participants(model, arguments),

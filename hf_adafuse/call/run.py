@@ -10,6 +10,7 @@ import torch
 from ..decoding.decoder import Decoder
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..decoding.strategies.registry import make_strategy
+from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member, MemberError
 from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
@@ -51,7 +52,7 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         members=members,
         prompts=prompts,
         config=plan.config,
-        strategies=[make_strategy(plan.config) for _ in prompts],
+        strategies=_strategies(plan),
         should_stop=plan.stop_check,
         on_commit=_streaming(call.streamer),
         max_length=call.generation_config.max_length,
@@ -61,6 +62,17 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         is_strict=plan.has_grammar,
         **_sampling(plan),
     )
+
+
+def _strategies(plan: CallPlan) -> list[Strategy]:
+    """The method of each prompt, told what the prompt says."""
+    main, made = plan.members[0].participant, []
+    for ids in plan.inputs.prompts:
+        strategy = make_strategy(plan.config)
+        strategy.prompt_text = main.vocabulary.prompt_text(ids)
+        strategy.prepare(main.device)
+        made.append(strategy)
+    return made
 
 
 def _make_member(plan: MemberPlan) -> Member:

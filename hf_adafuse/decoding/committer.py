@@ -59,6 +59,8 @@ class Committer:
         if self.commit_ids(prompt, ids, end_token, record):
             for k, member in enumerate(self._members[1:], start=1):
                 member.commit(prompt.index, pool.encode_for(k, winner))
+        # What a method writes itself is a whole answer, also where no token says so.
+        prompt.is_finished = prompt.is_finished or not winner.proposers
 
     def commit_ids(
         self, prompt: Prompt, ids: list[int], end_token: int | None, record: Callable[[int, bool], AdaFuseRound]
@@ -112,7 +114,7 @@ def _record(pool: Pool, winner: Candidate, text: str, num_taken: int, is_whole: 
         text=text,
         words=cut_words(list(winner.words), text),
         ends=winner.ends and is_whole,
-        proposer=min(winner.proposers),
+        proposer=min(winner.proposers, default=None),
         winner=ranked.index(winner) if winner in ranked else None,
         candidates=pool.trace(),
         margins=pool.margins,

@@ -18,6 +18,7 @@ from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .committer import Committer
 from .foresight import Foresight
+from .fused_answers import FusedAnswers
 from .judge import Judge
 from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt
@@ -82,6 +83,7 @@ class Decoder:
         self._turns = Turns(
             self.members, self._proposers, self._foresights, self.prompts, self.max_length, method.needs_logits
         )
+        self._fused_answers = FusedAnswers(self.members, self._turns, self._judge)
         for proposer in self._proposers:
             proposer.stops = AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
 
@@ -117,6 +119,8 @@ class Decoder:
             winner = self._judge.choose(prompt, pool, scored)
             if winner is None:
                 winner = yield from self._last_resort(prompt)
+            else:
+                winner = yield from self._fused_answers.replace(prompt, pool, winner)
             if winner is not None:
                 self._turns.record.add(pool.margins[first][-1], winner is pool.best_of(first))
                 self._committer.commit(prompt, pool, winner)

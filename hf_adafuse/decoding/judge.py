@@ -55,6 +55,27 @@ class Judge:
         own = candidates.index(best) if best in candidates else None
         return pool.settle(candidates, strategy.choose(spans, self.trust(prompt).weights, own))
 
+    def fused_text(self, prompt: Prompt, pool: Pool, winner: Candidate) -> str | None:
+        """What the method writes itself of the candidates that could be committed; `None`: nothing."""
+        possible = [one for one in pool.ranked() if one.dropped is None and one.score < math.inf]
+        possible.sort(key=lambda one: (one is not winner, one.score))  # near ties are the winner's
+        return self._strategies[prompt.index].fuse([one.text for one in possible])
+
+    def words(self, text: str) -> tuple[str, ...]:
+        """The words of a text."""
+        return tuple(self._rule.split(text))
+
+    def admits(self, prompt: Prompt, fused: Candidate, scored: Scored) -> bool:
+        """Whether no member's processors forbid what the method wrote; then it stands before all others."""
+        span = self._scored_span(fused, scored)
+        (nlls,) = self._strategies[prompt.index].nlls([span], len(self._vocabularies))
+        fused.nlls = dict(enumerate(nlls))
+        if span.is_possible:
+            fused.score = -math.inf
+        else:
+            fused.dropped = "logits processors of a member forbid it"
+        return span.is_possible
+
     def learn(self, prompt: Prompt, winner: Candidate, scored: Scored) -> None:
         """The winner has been committed: each member counts by how it took it."""
         nlls = [-math.fsum(of_member[winner]) if winner in of_member else None for of_member in scored]

@@ -21,7 +21,8 @@ class Candidate:
         text (`str`), words (`tuple[str]`), ends (`bool`): the span, and whether the sequence ends after it.
         ids (`dict[int, list[int]]`): the span in the tokens of each member, by the member's index.
         order (`tuple[int, int]`): of ties: the first proposer, then its branch.
-        proposers (`list[int]`), lossy (`list[int]`): the members that proposed it, and that cannot represent it.
+        proposers (`list[int]`), lossy (`list[int]`): the members that proposed it (none: the method wrote it itself),
+            and that cannot represent it.
         nlls (`dict[int, float]`): by member; `None` where there was nothing to score.
         score (`float`): the fused score.
         logits (`list[list[float]]`): per member, of its ids, where the method needs them.
@@ -81,6 +82,13 @@ class Pool:
             if order < candidate.order:
                 candidate.order, candidate.words = order, proposal.words
             self.encode_for(0, candidate)
+
+    def add_text(self, text: str, words: tuple[str, ...], ends: bool) -> Candidate:
+        """Put a text that no member has proposed on the table, behind all others; where one has, that candidate."""
+        order = (len(self.vocabularies), 0)
+        candidate = self._candidates.setdefault((text, ends), Candidate(text, words, ends, {}, order))
+        self.encode_for(0, candidate)
+        return candidate
 
     def ranked(self) -> list[Candidate]:
         """All candidates, in the order in which ties are broken."""

@@ -119,9 +119,10 @@ class Turns:
         member = self.members[member_index]
         return len(pool.encode_for(member_index, candidate)) <= member.room_after(member.root(prompt.index))
 
-    def score(self, prompt: Prompt, pool: Pool) -> Requests[Scored]:
-        """Per member, the log-probabilities of each candidate that is still in the pool: at most one pass each."""
-        candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
+    def score(self, prompt: Prompt, pool: Pool, candidates: Sequence[Candidate] | None = None) -> Requests[Scored]:
+        """Per member, the log-probabilities of these candidates, or of all still in the pool: at most one pass each."""
+        if candidates is None:
+            candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         scored = []
         for k, member in enumerate(self.members):
             spans = [Span(pool.encode_for(k, candidate), candidate.ends) for candidate in candidates]

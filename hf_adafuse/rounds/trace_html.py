@@ -18,6 +18,7 @@ from .trace_text import (
     show_candidate,
     show_margins,
     show_nll,
+    show_proposers,
     summary,
     winning_members,
 )
@@ -25,6 +26,7 @@ from .trace_text import (
 # Okabe and Ito's colours, which colour-blind readers can tell apart, in an order that sets the first ones far apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 MAX_PROMPTS = 20
+_NOBODY = "#808080"  # what no member has proposed
 
 _UNCERTAIN = "text-decoration:underline dotted 2px;text-underline-offset:3px"
 _END = "opacity:.75"
@@ -63,12 +65,12 @@ def _legend(names: Sequence[str], threshold: float | None) -> str:
 
 
 def _chip(members: Sequence[int]) -> str:
-    return f'<span style="{_colours(members)};padding:4px 6px 2px">{" ".join(map(str, members))}</span>'
+    return f'<span style="{_colours(members)};padding:4px 6px 2px">{" ".join(map(str, members)) or "-"}</span>'
 
 
 def _colours(members: Sequence[int]) -> str:
     """A tint of the first member's colour under a bar with the colours of all."""
-    colours = [COLOURS[member % len(COLOURS)] for member in members]
+    colours = [COLOURS[member % len(COLOURS)] for member in members] or [_NOBODY]
     share = 100 / len(colours)
     stops = [f"{colour} {place * share:.0f}% {(place + 1) * share:.0f}%" for place, colour in enumerate(colours)]
     bar = f"linear-gradient(90deg,{','.join(stops)}) top/100% 3px no-repeat"
@@ -87,7 +89,7 @@ def _span(committed: AdaFuseRound, names: Sequence[str], threshold: float | None
 
 def _marked_words(committed: AdaFuseRound, threshold: float | None) -> str:
     """The words committed without the space before them, the uncertain ones underlined."""
-    margins = committed.margins[committed.proposer]
+    margins = [] if committed.proposer is None else committed.margins[committed.proposer]
     is_uncertain = [threshold is not None and margin < threshold for margin in margins]
     is_uncertain += [False] * (len(committed.words) + 1 - len(margins))
     shown = []
@@ -116,8 +118,8 @@ def _tip(committed: AdaFuseRound, names: Sequence[str]) -> str:
         candidate = committed.candidates[rank]
         mark = "\N{BLACK RIGHT-POINTING SMALL TRIANGLE}" if rank == committed.winner else "\N{FIGURE SPACE}"
         nlls = ", ".join(map(show_nll, candidate.nlls))
-        proposers = " ".join(map(str, candidate.proposers))
-        lines.append(f"{mark} {show_nll(candidate.score)} ({nlls}) {show_candidate(candidate)} by {proposers}")
+        by = show_proposers(candidate)
+        lines.append(f"{mark} {show_nll(candidate.score)} ({nlls}) {show_candidate(candidate)} by {by}")
     return "\n".join([*lines, f"margins  {show_margins(committed)}"])
 
 

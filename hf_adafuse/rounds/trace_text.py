@@ -57,8 +57,10 @@ def count_wins(rounds: Sequence[AdaFuseRound], num_members: int) -> list[int]:
 
 
 def winning_members(committed: AdaFuseRound) -> list[int]:
-    """The members that proposed what was committed."""
-    return [committed.proposer] if committed.winner is None else committed.candidates[committed.winner].proposers
+    """The members that proposed what was committed; none where the method wrote it itself."""
+    if committed.winner is not None:
+        return committed.candidates[committed.winner].proposers
+    return [] if committed.proposer is None else [committed.proposer]
 
 
 def short_name(name: str) -> str:
@@ -100,14 +102,19 @@ def _cells(candidate: AdaFuseCandidate) -> list[str]:
     note = f"dropped: {candidate.dropped}" if candidate.dropped else ""
     if candidate.lossy and not note:
         note = f"not exact for {' '.join(map(str, candidate.lossy))}"
-    proposers = " ".join(map(str, candidate.proposers))
-    return [show_candidate(candidate), proposers, *map(show_nll, candidate.nlls), show_nll(candidate.score), note]
+    scores = map(show_nll, [*candidate.nlls, candidate.score])
+    return [show_candidate(candidate), show_proposers(candidate), *scores, note]
 
 
 def show_candidate(candidate: AdaFuseCandidate) -> str:
     """`" Lima."`, with `<end>` after it where the text ends."""
     text = f'"{on_one_line(candidate.text)}"' if candidate.text else ""
     return f"{text} {END if candidate.ends else ''}".strip(" ")
+
+
+def show_proposers(candidate: AdaFuseCandidate) -> str:
+    """`0 1`, or `-` where the method wrote it itself."""
+    return " ".join(map(str, candidate.proposers)) or "-"
 
 
 def show_nll(nll: float | None) -> str:

@@ -16,6 +16,7 @@ OPTIONS = {
     "specfuse": {"num_tokens": (1, 4, 10), "score": ("probability", "logit"), "learning_rate": (None, 2.0)},
     "spans": {"unit": ("word", "sentence", "paragraph"), "merge": ("weighted", "confidence"), "num_words": (3, 64)},
     "rerank": {},
+    "blender": {"ranker": ("nll",)},
     "majority": {"pattern": (None, r"\w+", r"[a-z](\w)")},
 }
 

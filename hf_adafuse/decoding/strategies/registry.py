@@ -7,6 +7,7 @@ from typing import Any
 
 from ...config import AdaFuseConfig
 from .adafuse import AdaFuse
+from .blender import Blender
 from .cool_fusion import CoolFusion
 from .deepen import DeePEn
 from .gac import GaC
@@ -29,6 +30,7 @@ STRATEGIES: dict[str, type[Any]] = {
     "spans": TextSpans,
     "majority": Majority,
     "rerank": WholeAnswers,
+    "blender": Blender,
 }
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from ...config import AdaFuseConfig
 from ...members.member import Member
 from ..fusion import Choice, ScoredSpan, mean_nll
@@ -19,8 +21,34 @@ from ..scoring import first_lowest, fused_score
 from ..words import WordRule
 
 
+class Strategy:
+    """
+    What every method is told, and asked before it decodes.
+
+    Attributes:
+        config (`AdaFuseConfig`): of the call.
+        prompt_text (`str`): what the main model's prompt says, special tokens removed.
+    """
+
+    config = AdaFuseConfig()  # without an annotation: these are no options
+    prompt_text = ""
+    needs_logits = False
+    is_whole = False
+
+    def prepare(self, device: torch.device) -> None:
+        """
+        Load what the method needs beside the members, once per process. Asked before any member has read anything.
+
+        Args:
+            device (`torch.device`): of the main model's inputs.
+
+        Raises:
+            ValueError: something does not load.
+        """
+
+
 @dataclass
-class SpanStrategy:
+class SpanStrategy(Strategy):
     """
     A method in whose rounds every member proposes a text, every member scores every text, and one is committed.
 
@@ -31,16 +59,11 @@ class SpanStrategy:
         num_words (`int`, *optional*, defaults to 1): the words of a span.
 
     Attributes:
-        config (`AdaFuseConfig`): of the call.
         needs_logits (`bool`): whether `ScoredSpan.logits` is needed.
         is_whole (`bool`): whether a span is a whole answer.
     """
 
     num_words: int = 1
-
-    config = AdaFuseConfig()  # without an annotation: these are no options
-    needs_logits = False
-    is_whole = False
 
     def __post_init__(self) -> None:
         check_number("num_words", self.num_words, 1, is_integer=True)
@@ -61,6 +84,15 @@ class SpanStrategy:
         """
         nlls = self.nlls(candidates, len(weights))
         return lowest(candidates, nlls, [fused_score(of_one, weights) for of_one in nlls])
+
+    def fuse(self, texts: Sequence[str]) -> str | None:
+        """
+        Of methods with whole answers: one that is committed in the place of these; `None`: the winner is committed.
+
+        Args:
+            texts (`list[str]`): what could be committed, the winner first, then by score.
+        """
+        return None
 
     def nlls(self, candidates: Sequence[ScoredSpan], num_members: int) -> list[list[float | None]]:
         """Per candidate and member, its mean NLL; `None` where there is nothing to score."""

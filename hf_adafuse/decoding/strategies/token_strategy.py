@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...config import AdaFuseConfig
 from ...members.distributions import Distribution
 from ..scoring import TIE_TOLERANCE
+from .strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,18 @@ class NextToken:
 
 
 @dataclass
-class TokenStrategy:
+class TokenStrategy(Strategy):
     """
     A method in whose rounds each member gives its distribution of what comes next, and one text is committed.
 
     Args: none; a method has its own.
 
     Attributes:
-        config (`AdaFuseConfig`): of the call.
         is_retokenized (`bool`): whether an assistant sees the text since its last word begun as its tokenizer has it
             whole, not token by token as it was committed.
     """
 
-    config = AdaFuseConfig()  # without an annotation: these are no options
-    is_retokenized = False
-    needs_logits = is_whole = False
+    is_retokenized = False  # without an annotation: this is no option
 
     def asks(self, main: Distribution) -> bool:
         """Whether the other members are asked, by what the main model would say."""

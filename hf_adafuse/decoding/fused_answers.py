@@ -1,0 +1,47 @@
+"""The answer that a method writes of the members' answers: on the table beside them, and in their place where it can be
+committed. Writes nothing itself; knows members, scores and the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..members.member import Member
+from .judge import Judge
+from .pool import Candidate, Pool
+from .progress import Prompt
+from .requests import Requests
+from .turns import Turns
+
+
+class FusedAnswers:
+    """
+    Puts fused answers in the place of winners.
+
+    Args:
+        members (`list[Member]`): the main model first.
+        turns (`Turns`), judge (`Judge`)
+    """
+
+    def __init__(self, members: Sequence[Member], turns: Turns, judge: Judge) -> None:
+        self._members, self._turns, self._judge = members, turns, judge
+
+    def replace(self, prompt: Prompt, pool: Pool, winner: Candidate) -> Requests[Candidate]:
+        """What is committed in the place of a winner; the winner itself where nothing is written, or where that cannot
+        be committed."""
+        text = self._judge.fused_text(prompt, pool, winner)
+        if text is None:
+            return winner
+        # An answer ends; without such a token of the main model's, where its text does.
+        fused = pool.add_text(text, self._judge.words(text), ends=bool(self._members[0].eos_ids))
+        if fused.proposers:
+            return fused if fused.dropped is None and fused.score < math.inf else winner
+        if not text:
+            fused.dropped = "nothing was written"
+            return winner
+        self._turns.drop_unfit(prompt, pool)
+        if fused.dropped is not None:
+            return winner
+        scored = yield from self._turns.score(prompt, pool, [fused])
+        return fused if self._judge.admits(prompt, fused, scored) else winner
