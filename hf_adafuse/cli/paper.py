@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .arguments import add_member_arguments, member_names
-from .flag_types import count, name_list, whole_number
+from .flag_types import count, name_list, option, whole_number
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ on the Hub. --data FOLDER holds one file per task, named by it (nq*.jsonl, squad
 flores_en_de*.jsonl, flores_de_en*.jsonl), with lines {"question": ..., "answer": ...}; what is missing is said and left
 out. The first lines are the worked examples (5; gsm8k 4, flores none), the others are asked.
 
+LLM-Blender ranks by NLL, unless --peer-option blender.ranker=NAME names a PairRM (blender.fuser=NAME: a fuser).
+
 DIR/NAME.md, .json, .png      what is printed, all its numbers, a picture
 DIR/answers/WHO/*.jsonl       every answer with its rounds, for `hf-adafuse compare`
 Killed and started again with the same --output, it goes on where it stopped; tables and figures share their answers."""
@@ -71,6 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers", type=name_list, metavar="NAME,NAME", help="methods beside AdaFuse (default: the paper's)"
     )
+    parser.add_argument(
+        "--peer-option", type=option, action="append", default=[], metavar="PEER.NAME=VALUE",
+        help="of a peer, e.g. unite.top_k=5; may be given several times",
+    )  # fmt: skip
     parser.add_argument(
         "--metric", choices=_METRICS, help="instead of the paper's, for the tasks that have it; asks nothing anew"
     )
@@ -110,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             text = job.make(experiment, asked, left_out if _has_peers(experiment) else {}, args.show, args.plot)
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
-    sys.stdout.write(f"Written: {', '.join(f'{output}/{name}.md' for name in tasks)}, .json{', .png' * args.plot}\n")
+    sys.stdout.write(f"Written in {output}: {', '.join(tasks)}, each as .md, .json{', .png' * args.plot}\n")
     return 0
 
 
@@ -124,14 +130,31 @@ def _experiments(args: argparse.Namespace) -> tuple[list[Experiment], dict[str, 
     if unknown:
         others = [name for name in STRATEGIES if name != "adafuse"]
         raise ValueError(f"`--peers` must be of {', '.join(others)}, but has {unknown[0]!r}. Choose of these.")
-    peers, left_out = usable_peers(args.peers or list(PEERS))
-    if args.peers and left_out:
-        raise ValueError(f"`--peers` must be methods that can be used, but {next(iter(left_out.values()))}")
-    names = _ALL if args.what == "all" else (args.what,)
-    made = [make_experiment(name, _num_members(args, name), peers) for name in names]
+    names = args.peers or list(PEERS)
+    peers, left_out = usable_peers(names, _peer_options(args, names))
+    if left_out and (args.peers or args.peer_option):
+        raise ValueError(f"`--peers` must be methods that can be used, but are not: {'; '.join(left_out.values())}")
+    made = [
+        make_experiment(name, _num_members(args, name), peers)
+        for name in (_ALL if args.what == "all" else (args.what,))
+    ]
     if args.task:  # of tasks that are asked for all is shown
         made = [replace(experiment, few=()) for experiment in made]
     return made, left_out
+
+
+def _peer_options(args: argparse.Namespace, peers: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By peer, its options."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in args.peer_option:
+        peer, _, own = name.partition(".")
+        if peer not in peers or not own:
+            raise ValueError(
+                f"`--peer-option` must be PEER.NAME=VALUE with a peer of {', '.join(peers)}, but is {name!r}. Check "
+                "the spelling."
+            )
+        found.setdefault(peer, {})[own] = value
+    return found
 
 
 def _num_members(args: argparse.Namespace, name: str) -> int:

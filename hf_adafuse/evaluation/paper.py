@@ -11,42 +11,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from .candidates import Candidate
-from .paper_values import PEERS, TASKS, Contrast, Experiment, adafuse
+from .paper_values import TASKS, Contrast, Experiment, Peers, adafuse, usable_peers
 
 BRANCHES = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.1)
 _SETS = tuple(TASKS)[:6]
 
 
-def make_experiment(name: str, num_members: int, peers: Mapping[str, str] = PEERS) -> Experiment:
+def make_experiment(name: str, num_members: int, peers: Peers | None = None) -> Experiment:
     """
     A table or figure for so many members.
 
     Args:
         name (`str`): of `NAMES`.
         num_members (`int`): at least 2.
-        peers (`dict[str, str]`, *optional*): methods of the registry by name, and what they are called.
+        peers (`dict[str, dict]`, *optional*): as of `usable_peers`, by default those of the paper.
 
     Raises:
         ValueError: fewer members.
     """
     if num_members < 2:
         raise ValueError(f"The members must be 2 or more, but are {num_members}. Name a further one with --assistant.")
-    return _MAKERS[name](tuple(range(num_members)), peers)
+    return _MAKERS[name](tuple(range(num_members)), usable_peers()[0] if peers is None else peers)
 
 
 def _alone(members: Sequence[int]) -> list[Candidate]:
     return [Candidate((member,)) for member in members]
 
 
-def _peers(members: Sequence[int], peers: Mapping[str, str]) -> list[Candidate]:
-    return [Candidate(tuple(members), label, {"method": name}) for name, label in peers.items()]
+def _peers(members: Sequence[int], peers: Peers) -> list[Candidate]:
+    return [Candidate(tuple(members), label, settings) for label, settings in peers.items()]
 
 
-def _table1(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _table1(members: tuple[int, ...], peers: Peers) -> Experiment:
     alone, ours = _alone(members), adafuse(members, "AdaFuse, B = 1", num_branches=1)
     return Experiment(
         "table1",
@@ -58,7 +58,7 @@ def _table1(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
     )
 
 
-def _table2(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _table2(members: tuple[int, ...], peers: Peers) -> Experiment:
     rows = [adafuse(members[:number], f"{number} members") for number in range(2, len(members) + 1)]
     return Experiment(
         "table2",
@@ -70,7 +70,7 @@ def _table2(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
     )
 
 
-def _figure2(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _figure2(members: tuple[int, ...], peers: Peers) -> Experiment:
     rows = [_fixed(members, number) for number in (1, 2, 3)]
     adaptive = adafuse(members, "adaptive", num_branches=1)
     return Experiment(
@@ -83,7 +83,7 @@ def _figure2(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
     )
 
 
-def _figure3(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _figure3(members: tuple[int, ...], peers: Peers) -> Experiment:
     fixed, adaptive = _fixed(members, 1), adafuse(members, "adaptive", num_branches=1)
     return Experiment(
         "fig3",
@@ -95,7 +95,7 @@ def _figure3(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
     )
 
 
-def _figure4(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _figure4(members: tuple[int, ...], peers: Peers) -> Experiment:
     rows = [adafuse(members, f"B = {number}", num_branches=number) for number in BRANCHES]
     return Experiment(
         "fig4",
@@ -109,7 +109,7 @@ def _figure4(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
     )
 
 
-def _figure5(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _figure5(members: tuple[int, ...], peers: Peers) -> Experiment:
     ours = [adafuse(members, f"AdaFuse, B = {number}", num_branches=number) for number in (1, 3)]
     return Experiment(
         "fig5",
@@ -121,7 +121,7 @@ def _figure5(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
     )
 
 
-def _figure6(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _figure6(members: tuple[int, ...], peers: Peers) -> Experiment:
     rows = [adafuse(members, f"tau = {tau:g}", margin_threshold=tau, num_branches=1) for tau in THRESHOLDS]
     middle = rows[THRESHOLDS.index(0.7)]
     return Experiment(
@@ -134,7 +134,7 @@ def _figure6(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
     )
 
 
-def _figure7(members: tuple[int, ...], peers: Mapping[str, str]) -> Experiment:
+def _figure7(members: tuple[int, ...], peers: Peers) -> Experiment:
     rows = {
         kind: [adafuse(members, f"{kind}, B = {number}", num_branches=number, exploration=kind) for number in BRANCHES]
         for kind in ("diverse", "beam")
@@ -155,7 +155,7 @@ def _fixed(members: Sequence[int], number: int) -> Candidate:
     return adafuse(members, label, commitment="fixed", max_words=number, num_branches=1)
 
 
-_MAKERS: dict[str, Callable[[tuple[int, ...], Mapping[str, str]], Experiment]] = {
+_MAKERS: dict[str, Callable[[tuple[int, ...], Peers], Experiment]] = {
     "table1": _table1,
     "table2": _table2,
     "fig2": _figure2,

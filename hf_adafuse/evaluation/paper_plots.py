@@ -53,7 +53,8 @@ def save_times(title: str, labels: Mapping[Candidate, str], timings: Mapping[Can
     ax.barh(names, [one.value for one in means], xerr=_errors(means), color=colours, height=0.6, capsize=3)
     for row, timing in enumerate(timings.values()):
         end = timing.ratio.value + _errors([timing.ratio])[0]
-        ax.text(end, row, f"  {timing.ratio.value:.2f}  ({timing.seconds.value:.3g} s)", va="center", fontsize=8)
+        text = ax.text(end, row, f"  {timing.ratio.value:.2f}  ({timing.seconds.value:.3g} s)", va="center", fontsize=8)
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # over the line at 1
     ax.axvline(1.0, color="black", linewidth=1, linestyle="--")
     ax.invert_yaxis()
     ax.margins(x=0.3)

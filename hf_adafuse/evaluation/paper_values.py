@@ -4,7 +4,8 @@ made of, and what is compared. Knows no model and no data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -24,6 +25,7 @@ TASKS = {
 }
 SHOTS = {"flores_en_de": 0, "flores_de_en": 0}  # the paper's; of the other tasks as the tasks themselves say
 PEERS = {"blender": "LLM-Blender", "deepen": "DeePEn", "sweetspan": "SweetSpan", "unite": "UniTE"}
+Peers = Mapping[str, Mapping[str, Any]]  # settings by what the method is called
 _DEFAULTS = {one.name: getattr(AdaFuseConfig(), one.name) for one in fields(AdaFuseConfig)}
 
 
@@ -73,24 +75,41 @@ class Experiment:
         return [(task, one) for task, one in pairs if one not in self.few or task in self.few_tasks]
 
 
-def usable_peers(names: Sequence[str] = tuple(PEERS)) -> tuple[dict[str, str], dict[str, str]]:
+def usable_peers(
+    names: Sequence[str] = tuple(PEERS), options: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Peers, dict[str, str]]:
     """
-    Of these methods, those that are registered and need nothing that is not here, with what they are called; and why
-    the others are left out.
+    Of these methods, those that are registered and need nothing that is not here; and why the others are left out.
+
+    Args:
+        names (`list[str]`, *optional*): as in the registry; by default the paper's.
+        options (`dict[str, dict]`, *optional*): of a method, those that are not its defaults.
+
+    Returns:
+        `tuple[dict[str, dict], dict[str, str]]`: the settings of each, and the reasons, both by what it is called.
     """
-    found, left_out = {}, {}
+    found: dict[str, dict[str, Any]] = {}
+    left_out: dict[str, str] = {}
     for name in names:
-        label = PEERS.get(name, name)
+        own = dict((options or {}).get(name, {}))
+        settings: dict[str, Any] = {"method": name} | ({"method_options": own} if own else {})
+        label = _peer_label(name, own)
         if name not in STRATEGIES:
             left_out[label] = f"no method {name!r} is registered"
             continue
         try:
-            make_strategy(AdaFuseConfig(method=name))
+            make_strategy(AdaFuseConfig(**settings))
         except (ValueError, ImportError) as error:
             left_out[label] = str(error)
         else:
-            found[name] = label
+            found[label] = settings
     return found, left_out
+
+
+def _peer_label(name: str, options: Mapping[str, Any]) -> str:
+    label = PEERS.get(name, name)
+    # Without the model that ranks the answers it is not what the paper compares with.
+    return f"{label}, by NLL" if name == "blender" and "ranker" not in options else label
 
 
 def adafuse(members: Sequence[int], label: str, **settings: Any) -> Candidate:
@@ -112,5 +131,7 @@ def slug(candidate: Candidate) -> str:
     if candidate.is_alone:
         return f"{members}_alone"
     settings = dict(candidate.settings)
-    parts = [settings.pop("method", "adafuse"), *(f"{name}={settings[name]}" for name in sorted(settings))]
-    return f"{members}_{'_'.join(parts)}"
+    options = settings.pop("method_options", {})
+    parts = [settings.pop("method", "adafuse")]
+    parts += [f"{name}={value}" for name, value in sorted([*settings.items(), *options.items()])]
+    return re.sub(r"[^\w.=+-]+", "-", "_".join([members, *parts]))  # a value may be the path of a model

@@ -134,6 +134,13 @@ def test_a_second_run_asks_nothing_and_tables_share_answers(make, asked):
     assert make("fig2", "--limit", "6")[0] == 0 and len(asked) == number + 6 * 4 + 4 * 2
 
 
+def test_one_question_has_no_errors(make):
+    code, out, err = make("fig6", "--limit", "1")
+    assert code == 0 and "100.0 ± ?" in out, err
+    assert {cell["standard_error"] for cell in make.read("fig6")["cells"]} == {None}
+    assert (make.output / "fig6.png").exists()
+
+
 def test_another_metric(make, asked):
     assert make("fig3", "--limit", "10", "--no-plot")[0] == 0
     number = len(asked)
@@ -225,7 +232,15 @@ def test_what_is_missing_is_said(make, tiny, tmp_path, monkeypatch):
     code, out, err = make("table1", *tiny, "--limit", "4")
     assert code == 0, err
     found = make.read("table1")
-    assert set(found["left_out"]) == {"squad", "triviaqa", "gsm8k", "flores_en_de", "LLM-Blender", "DeePEn", "UniTE"}
+    assert set(found["left_out"]) == {
+        "squad",
+        "triviaqa",
+        "gsm8k",
+        "flores_en_de",
+        "LLM-Blender, by NLL",
+        "DeePEn",
+        "UniTE",
+    }
     assert "Left out: " in out and "SQuAD (no file squad*.jsonl in " in out
     head = [cell.strip() for cell in next(line for line in out.splitlines() if line.startswith("|")).split("|")]
     assert head == ["", "", "NQ", "De-En", "average", ""]
@@ -281,11 +296,19 @@ def test_peers_appear_once_they_are_registered(make, monkeypatch):
     assert make("table1", "--limit", "2", "--no-plot")[0] == 0
     found = make.read("table1")
     assert [cell["who"] for cell in found["cells"]][2:] == ["SweetSpan", "UniTE", "AdaFuse, B = 1"]
-    assert set(found["left_out"]) == {"LLM-Blender", "DeePEn"}
+    assert set(found["left_out"]) == {"LLM-Blender, by NLL", "DeePEn"}
     assert make("table1", "--limit", "2", "--no-plot", "--peers", "cool-fusion,rerank")[0] == 0
     cells = make.read("table1")["cells"]
     assert [cell["who"] for cell in cells][2:] == ["cool-fusion", "rerank", "AdaFuse, B = 1"]
     assert cells[3]["shares"] == {}  # whole answers are no rounds
+
+
+def test_options_of_a_peer(make):
+    flags = ["table1", "--limit", "2", "--no-plot", "--peers", "sweetspan,spans"]
+    assert make(*flags, "--peer-option", "sweetspan.num_words=2", "--peer-option", "spans.unit=sentence")[0] == 0
+    cells = make.read("table1")["cells"]
+    assert cells[2]["settings"] == {"method": "sweetspan", "method_options": {"num_words": 2}}
+    assert cells[2]["folder"] == "1+2_sweetspan_num_words=2" and max(cells[2]["shares"]) == "3"
 
 
 def test_everything_at_once(make):
@@ -309,6 +332,9 @@ def test_everything_at_once(make):
             "`--data` must hold one file squad*.jsonl for the task squad",
         ),
         (["table1", "--peers", "unite"], "but has 'unite'. Choose of these."),
+        (["table1", "--peer-option", "unite.top_k"], "must be NAME=VALUE, but is 'unite.top_k'"),
+        (["table1", "--peer-option", "top_k=1"], "`--peer-option` must be PEER.NAME=VALUE with a peer of blender, "),
+        (["table1", "--peers", "sweetspan", "--peer-option", "sweetspan.n=1"], "`method_options` must be of "),
         (["table1", "--limit", "0"], "must be a whole number of at least 1"),
         (["fig2", "--data", "{empty}"], "`--data` must hold questions of nq, but '"),
         (["fig2", "--data", "{data}"], "must have more lines than the 5 worked examples, but has 5"),

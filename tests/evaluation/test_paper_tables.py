@@ -56,17 +56,24 @@ def test_the_same_settings_are_the_same_folder():
     assert slug(adafuse((0, 1), "x", num_branches=3, margin_threshold=0.7)) == "1+2_adafuse"
     assert slug(adafuse((0, 1), "y", num_branches=1)) == "1+2_adafuse_num_branches=1"
     assert slug(Candidate((0, 1), "z", {"method": "sweetspan"})) == "1+2_sweetspan"
+    ranked = {"method": "blender", "method_options": {"ranker": "models/Pair RM", "num_fused": 2}}
+    assert slug(Candidate((0, 1), "z", ranked)) == "1+2_blender_num_fused=2_ranker=models-Pair-RM"
 
 
 def test_peers_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch):
-    def missing(**_):
+    def missing(ranker):
         raise ImportError("It needs a library.")
 
     monkeypatch.setitem(STRATEGIES, "blender", missing)
     monkeypatch.delitem(STRATEGIES, "deepen", raising=False)
-    found, left_out = usable_peers(("blender", "deepen", "sweetspan"))
-    assert found == {"sweetspan": "SweetSpan"}
+    options = {"blender": {"ranker": "PairRM"}, "sweetspan": {"num_words": 2}}
+    found, left_out = usable_peers(("blender", "deepen", "sweetspan"), options)
+    assert found == {"SweetSpan": {"method": "sweetspan", "method_options": {"num_words": 2}}}
     assert left_out == {"LLM-Blender": "It needs a library.", "DeePEn": "no method 'deepen' is registered"}
+
+
+def test_a_blender_without_its_ranker_is_not_called_one():
+    assert list(usable_peers(("blender",))[0] or usable_peers(("blender",))[1]) == ["LLM-Blender, by NLL"]
 
 
 def test_what_has_rounds_of_words():
