@@ -168,7 +168,7 @@ class AdaFuseConfig:
     def _check_method(self) -> None:
         if not isinstance(self.method, str) or not self.method:
             raise ValueError(f"`method` must be the name of a method, but is {self.method!r}. README lists them.")
-        object.__setattr__(self, "method_options", dict(self.method_options))
+        object.__setattr__(self, "method_options", dict(self.method_options or {}))
         if self.method == "adafuse":
             self._refuse("`method_options` must be left out", self.method_options)
         else:

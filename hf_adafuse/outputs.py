@@ -83,7 +83,8 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
         logits (`tuple(torch.FloatTensor)`, *optional*, returned when `output_logits=True`):
             Unprocessed logits, likewise.
         past_key_values (`AdaFuseCache`, *optional*):
-            The main model's cache of `sequences[:, :-1]`, with which a later call goes on as one longer call would; it
+            The main model's cache of `sequences[:, :-1]`, with which a later call goes on as one longer call would (but
+            for methods that read words anew, `unite` and `deepen`, where the text was cut inside a word); it
             carries the assistants' caches too. Where the main model keeps no keys it holds ids alone: a later AdaFuse
             call takes it, but reads the text again. `None` where the model takes no `past_key_values` (Mamba, RWKV,
             GPT-1): then a later call reads the text anew for the assistants too.

@@ -225,7 +225,14 @@ class Majority(Rerank):
     def says(self, text):
         found = re.findall(self.pattern, text) if self.pattern else []
         words = unicodedata.normalize("NFKC", found[-1] if found else text).lower().casefold().split()
-        return " ".join(re.sub(r"^\W+|\W+$", "", word) for word in words).strip()
+        return " ".join(map(self.bare, words)).strip()
+
+    def bare(self, word):
+        while word and not (word[0].isalnum() or word[0] == "_" or re.match(r"[-+]?\.?\d", word)):
+            word = word[1:]
+        while word and not (word[-1].isalnum() or word[-1] == "_"):
+            word = word[:-1]
+        return word
 
     def pick(self, entries, weights):
         votes = {}

@@ -136,6 +136,9 @@ class GaC:
                 written = write(main, data)
                 if not written or b"".join(map(main.token_bytes, written)) != data:
                     written = None
+            allowed = main.log_probs(ids)
+            if written is not None and all(allowed[t] == -math.inf for t in written[:1] or main.eos):
+                continue
             if written is not None and masses[data] > 0:
                 found.append((-math.log(masses[data]), data, written))
         return found
@@ -225,7 +228,8 @@ def decode_by_tokens(members, prompts, config, max_new_tokens):
                 settled[k] = settled[k] + ids
                 continue
             is_apart = tails[k].strip() and (said[:1].isspace() or tails[k][-1:].isspace())
-            if is_apart and not cut_character(tails[k])[1]:
+            is_long = bool(tails[k]) and len(write(m, tails[k]) or []) >= config.max_word_tokens
+            if (is_apart or is_long) and not cut_character(tails[k])[1]:
                 settled[k], tails[k] = settled[k] + write(m, tails[k]), b""
             tails[k] += said
             if not method.retokenizes and not cut_character(tails[k])[1]:

@@ -139,6 +139,12 @@ def _check_criteria(call: HostCall, config: AdaFuseConfig) -> None:
             f"`stopping_criteria` must be functions of the ids with method {config.method!r}, but {remember} remember "
             "earlier calls. Set `is_function_of_ids = True` in their class if they do not."
         )
+    own = [one for one in call.stopping_criteria if not type(one).__module__.startswith("transformers.")]
+    if own and call.gives_scores and make_strategy(config).is_whole:
+        raise ValueError(
+            f"`output_scores` must be False with method {config.method!r} and stopping criteria of your own, but is "
+            "True. They are asked of answers whose scores are not known yet."
+        )
 
 
 def _usable(participant: Participant, prompts: list[list[int]], cache: KeysValues | None) -> KeysValues | None:

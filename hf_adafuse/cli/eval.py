@@ -131,7 +131,7 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
 
 def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseConfig]:
     """Per method or preset, its settings: the defaults, and what the flags say of all."""
-    from ..decoding.strategies.registry import STRATEGIES
+    from ..decoding.strategies.registry import STRATEGIES, make_strategy
 
     given = {name: getattr(args, name) for name in _OF_ALL if getattr(args, name) is not None}
     flags = [name for name, value in given_settings(args).items() if value is not None]
@@ -144,7 +144,10 @@ def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseCon
     if wrong:
         raise ValueError(f"`--methods` must be all, or of {known}, but has {wrong}. Check the spelling.")
     chosen = known if "all" in names else names
-    return {name: AdaFuseConfig.from_dict(presets.get(name, {"method": name}) | given) for name in chosen}
+    configs = {name: AdaFuseConfig.from_dict(presets.get(name, {"method": name}) | given) for name in chosen}
+    for config in configs.values():
+        make_strategy(config)  # also a library that a method needs is missed now
+    return configs
 
 
 def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:

@@ -149,6 +149,7 @@ class Decoder:
         rounds = TokenRounds(self.members, prompt, strategy, weights, self._committer)
         while self._has_room(prompt, rounds.node):
             yield from rounds.run_round()
+        rounds.finish()
 
     def _sampled_rounds(self) -> SampledRounds:
         weights = [self._judge.trust(prompt).weights for prompt in self.prompts]

@@ -36,7 +36,7 @@ class FusedAnswers:
         # An answer ends; without such a token of the main model's, where its text does.
         fused = pool.add_text(text, self._judge.words(text), ends=bool(self._members[0].eos_ids))
         if fused.proposers:
-            return fused if fused.dropped is None and fused.score < math.inf else winner
+            return fused if text and fused.dropped is None and fused.score < math.inf else winner
         if not text:
             fused.dropped = "nothing was written"
             return winner

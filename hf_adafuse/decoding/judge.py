@@ -53,7 +53,13 @@ class Judge:
         spans = [self._scored_span(candidate, scored) for candidate in candidates]
         best = pool.best_of(0)
         own = candidates.index(best) if best in candidates else None
-        return pool.settle(candidates, strategy.choose(spans, self.trust(prompt).weights, own))
+        choice = strategy.choose(spans, self.trust(prompt).weights, own)
+        if choice.winner is not None and not 0 <= choice.winner < len(candidates):
+            raise IndexError(
+                f"The winner that {type(strategy).__name__}.choose gives must be the index of one of {len(candidates)} "
+                f"candidates, or None, but is {choice.winner}. Mend the method."
+            )
+        return pool.settle(candidates, choice)
 
     def fused_text(self, prompt: Prompt, pool: Pool, winner: Candidate) -> str | None:
         """What the method writes itself of the candidates that could be committed; `None`: nothing."""

@@ -8,6 +8,7 @@ text: what it has not yet taken as its own is its tail, in bytes, below the end 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..members.distributions import Distribution, split_character, tokens_of
 from ..members.member import Member, Span, unread
@@ -81,7 +82,9 @@ class TokenRounds:
         main, ids = self._members[0], list(candidate.ids)
         if len(ids) > main.room_after(main.root(self._prompt.index)):
             return False
-        if len(ids) < 2 or not main.has_processors:
+        if candidate.data is not None and not ids:
+            return False  # nothing would be said, for ever
+        if len(ids) < 2:
             return True
         span = Span(ids, False)
         if needed := main.needed_to_score(self._prompt.index, [span]):
@@ -118,8 +121,6 @@ class TokenRounds:
             data = b"".join(map(main.vocabulary.piece, winner.ids))
             for k in range(1, len(self._members)):
                 self._follow(k, list(winner.ids), data)
-        if self._prompt.is_finished:
-            self.settle()
 
     def _follow(self, member_index: int, ids: list[int], data: bytes) -> None:
         """An assistant takes what has been committed."""
@@ -128,16 +129,27 @@ class TokenRounds:
             return
         tail = self._tails[member_index]
         is_apart = bool(tail.strip()) and (data[:1].isspace() or tail[-1:].isspace())
-        if is_apart and not split_character(tail)[1]:
+        if (is_apart or self._is_long(member_index)) and not split_character(tail)[1]:
             self._settle(member_index)
         self._tails[member_index] += data
         if not (self._strategy.is_retokenized or split_character(self._tails[member_index])[1]):
             self._settle(member_index)
 
-    def settle(self) -> None:
-        """The text is over: all of it is in every member's prefix, as far as it can be written."""
+    def finish(self) -> None:
+        """The text is over: all of it is in every member's prefix, as far as it can be written, and in the rounds."""
         for k in range(1, len(self._members)):
             self._settle(k)
+        if self._unshown:  # it ends inside a character
+            last = self._prompt.rounds[-1]
+            text = self._members[0].vocabulary.text(self._unshown)
+            self._prompt.rounds[-1] = replace(last, text=last.text + text, words=[*last.words, text])
+            self._unshown = []
+
+    def _is_long(self, member_index: int) -> bool:
+        """Whether a tail has as many tokens as a word may have: scripts without spaces."""
+        tail = self._tails[member_index]
+        ids = tokens_of(self._members[member_index].vocabulary, tail) if tail else None
+        return ids is not None and len(ids) >= self._strategy.config.max_word_tokens
 
     def _settle(self, member_index: int) -> None:
         tail, self._tails[member_index] = self._tails[member_index], b""
@@ -149,10 +161,9 @@ class TokenRounds:
             member.commit(self._prompt.index, ids)
 
     def _shown(self, ids: list[int]) -> str:
-        """The text that these tokens of the main model add, once its characters are whole, or the text is over."""
+        """The text that these tokens of the main model add, once its characters are whole."""
         vocabulary, self._unshown = self._members[0].vocabulary, [*self._unshown, *ids]
-        is_over = self._prompt.is_finished
-        if is_mid_character(b"".join(map(vocabulary.piece, self._unshown))) and not is_over:
+        if is_mid_character(b"".join(map(vocabulary.piece, self._unshown))):
             return ""
         text, self._unshown = vocabulary.text(self._unshown), []
         return text

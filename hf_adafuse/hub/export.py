@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
+from ..decoding.strategies.registry import make_strategy
 from ..host_internals import FROM_MODEL_CONFIG, is_saved_as_adapter
 from .exported import REQUIREMENTS
 from .flatten import write_code
@@ -96,6 +97,11 @@ def _plan(
         raise ValueError(
             f"`model_weights` must be one per member, but is {len(config.model_weights)} for {1 + len(names)} members. "
             "Give the main model's weight first."
+        )
+    if type(make_strategy(config)).__module__.partition(".")[0] != __name__.partition(".")[0]:
+        raise ValueError(
+            f"`method` must be one that the package has, but {config.method!r} is registered here alone. A repository "
+            "cannot hold it."
         )
     return _Plan(model, _pairs(model, tokenizer, held, tokenizers, len(names)), names, config)
 
@@ -196,7 +202,9 @@ def _write(folder: Path, plan: _Plan, name: str) -> None:
     for place, member, tokenizer in plan.held:
         _save(member, folder / place)
         tokenizer.save_pretrained(folder / place)
-    requirements = [*REQUIREMENTS, *([_UNICODE_REQUIREMENT] if plan.config.word_boundary == "unicode" else [])]
+    has_sentences = plan.config.method == "spans" and make_strategy(plan.config).unit == "sentence"
+    needs_unicode = plan.config.word_boundary == "unicode" or has_sentences
+    requirements = [*REQUIREMENTS, *([_UNICODE_REQUIREMENT] if needs_unicode else [])]
     write_custom_generate(folder, requirements)
     settings = {"adafuse_config": plan.config.to_dict(), "assistant_models": plan.assistants}
     code = [folder / "custom_generate"]

@@ -15,6 +15,7 @@ from .distributions import Distribution, shared_pieces
 
 # The most entries of one member's table where the number of anchors is left open: 1 GB in float32.
 _MOST_ENTRIES = 2**28
+_MOST_TABLES = 2  # of different members, kept
 _ROWS = 4096  # of a table made at a time
 _SHARPNESS = 100.0
 
@@ -28,20 +29,29 @@ def relative_tables(members: Sequence[Distribution], num_anchors: int | None) ->
     Raises:
         ValueError: the vocabularies have no token in common.
     """
-    bases = [base_model(member.model) for member in members]
-    known = _TABLES.setdefault(bases[0], {})
-    key = (*map(id, bases[1:]), num_anchors)
-    if key not in known or any(ref() is not base for ref, base in zip(known[key][1], bases, strict=True)):
-        known[key] = _make(members, bases, num_anchors), list(map(weakref.ref, bases))
-    tables: list[torch.Tensor] = known[key][0]
-    return tables
+    embeddings = [base_model(member.model).get_input_embeddings().weight for member in members]
+    key = (num_anchors, *map(_state, embeddings), *(member.vocabulary.fingerprint for member in members))
+    for dead in [one for one, (_, refs) in _TABLES.items() if any(ref() is None for ref in refs)]:
+        del _TABLES[dead]
+    if key not in _TABLES:
+        while len(_TABLES) >= _MOST_TABLES:
+            del _TABLES[next(iter(_TABLES))]
+        with torch.inference_mode(False), torch.no_grad():  # they are also used where gradients are asked for
+            _TABLES[key] = _make(members, embeddings, num_anchors), list(map(weakref.ref, embeddings))
+    return _TABLES[key][0]
 
 
-_TABLES: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_TABLES: dict[Any, tuple[list[torch.Tensor], list[Any]]] = {}
 
 
-def _make(members: Sequence[Distribution], bases: Sequence[Any], num_anchors: int | None) -> list[torch.Tensor]:
-    embeddings = [base.get_input_embeddings().weight.detach() for base in bases]
+def _state(weight: torch.Tensor) -> tuple[Any, ...]:
+    """What tells a weight from another, and from itself after a change."""
+    return id(weight), weight.data_ptr(), str(weight.device), 0 if weight.is_inference() else weight._version
+
+
+def _make(
+    members: Sequence[Distribution], embeddings: Sequence[torch.Tensor], num_anchors: int | None
+) -> list[torch.Tensor]:
     anchors = shared_pieces([member.vocabulary for member in members])
     if not anchors:
         raise ValueError(
@@ -53,7 +63,7 @@ def _make(members: Sequence[Distribution], bases: Sequence[Any], num_anchors: in
     tables = []
     for member, weight in zip(members, embeddings, strict=True):
         ids = [member.vocabulary.token_of(piece) for piece in anchors]
-        tables.append(_table(weight, torch.tensor(ids, device=weight.device)))
+        tables.append(_table(weight.detach(), torch.tensor(ids, device=weight.device)))
     return tables
 
 

@@ -25,6 +25,7 @@ def case_of(method, number):
         method=method,
         method_options={name: rng.choice(values) for name, values in OPTIONS[method].items()},
         model_weights=case.config.model_weights,
+        max_word_tokens=case.config.max_word_tokens,
     )
     return case
 

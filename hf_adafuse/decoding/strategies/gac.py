@@ -17,6 +17,8 @@ from .token_strategy import NextToken, TokenStrategy, ranked
 
 # How many of the best texts are looked at: the main model may be unable to say some.
 _MOST_TRIED = 64
+_MOST_KEPT = 10
+_MOST_UNIONS = 8
 
 
 @dataclass
@@ -26,8 +28,8 @@ class GaC(TokenStrategy):
     sum over its tokens of that text. The text of the largest sum_k w_k p_k is committed; each member reads it in its
     own tokens, as a continuation. The end of the sequence is one text, whatever ids a member has for it.
 
-    With a `threshold` the main model is the gate: where its largest probability reaches it, its token is committed
-    without asking the others, who read it later.
+    With a `threshold` the main model is the gate: where its largest probability reaches it, its likeliest text is
+    committed without asking the others, who read it later.
 
     Source: a copy of the released tokenizer code, and its README. That maps tokens to texts by rules for each family
     (some bytes not); here all tokens are bytes.
@@ -54,16 +56,18 @@ class GaC(TokenStrategy):
         fused = sum(weight * mass for mass, weight in voting) / math.fsum(weight for _, weight in voting)
         assert isinstance(fused, torch.Tensor)
         values, order = fused.topk(min(_MOST_TRIED, len(fused)))
-        found = []
-        best = sorted(zip(order.tolist(), values.tolist(), strict=True))  # of equals the first text of the union
-        for index, value in best:
+        found: list[tuple[int, NextToken]] = []
+        for index, value in zip(order.tolist(), values.tolist(), strict=True):
             data = union.texts[index]
             ids = [] if data is None else union.main_tokens(main, data)
-            if value <= 0 or ids is None or (data is None and not main.eos_ids):
-                continue
+            if value <= 0 or len(found) == _MOST_KEPT:
+                break
+            if ids is None or (data is None and main.end_log_prob == -math.inf):
+                continue  # the main model cannot say it, or must not
             log_probs = [None if mass is None else _log(float(mass[index])) for mass in masses]
-            found.append(NextToken(data, ids, -math.log(value), log_probs))
-        return ranked(found)
+            found.append((index, NextToken(data, ids, -math.log(value), log_probs)))
+        found.sort(key=lambda pair: pair[0])  # of equals the first text of the union
+        return ranked([one for _, one in found])
 
 
 class _Union:
@@ -88,25 +92,29 @@ class _Union:
         return torch.zeros(len(self.texts) + 1, dtype=torch.float64).index_add_(0, places, probabilities)[:-1]
 
     def main_tokens(self, main: Distribution, data: bytes) -> list[int] | None:
-        """The main model's tokens of a text: of those that are it, the likeliest; `None` where it cannot write it."""
+        """The main model's tokens of a text: of those that are it, the likeliest; `None` where it cannot write it, or a
+        processor forbids the first."""
         if data in self._alike:
-            return [main.reading.best_of(self._alike[data])]
+            token = main.reading.best_of(self._alike[data])
+            return None if main.reading.forbids(token) else [token]
         ids = tokens_of(main.vocabulary, data)
-        return ids if ids and b"".join(map(main.vocabulary.piece, ids)) == data else None
+        is_written = bool(ids) and b"".join(map(main.vocabulary.piece, ids or [])) == data
+        return ids if ids and is_written and not main.reading.forbids(ids[0]) else None
 
 
 def _union(vocabularies: Sequence[Vocabulary | None]) -> _Union:
-    """Made once for as long as the first vocabulary lives."""
-    main = vocabularies[0]
-    known = _UNIONS.setdefault(main, {})
+    """Made once for the same vocabularies, as long as they live."""
     key = tuple(map(id, vocabularies))
-    if key not in known or any(ref is not None and ref() is None for ref in known[key][1]):
-        known[key] = _Union(vocabularies), [None if one is None else weakref.ref(one) for one in vocabularies]
-    union: _Union = known[key][0]
-    return union
+    for dead in [one for one, (_, refs) in _UNIONS.items() if any(ref is not None and ref() is None for ref in refs)]:
+        del _UNIONS[dead]
+    if key not in _UNIONS:
+        while len(_UNIONS) >= _MOST_UNIONS:
+            del _UNIONS[next(iter(_UNIONS))]
+        _UNIONS[key] = _Union(vocabularies), [None if one is None else weakref.ref(one) for one in vocabularies]
+    return _UNIONS[key][0]
 
 
-_UNIONS: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_UNIONS: dict[tuple[int, ...], tuple[_Union, list[Any]]] = {}
 
 
 def _log(value: float) -> float:

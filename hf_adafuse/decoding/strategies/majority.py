@@ -15,6 +15,9 @@ from ..words import WordRule
 from .drafting import answers_of
 from .strategy import SpanStrategy
 
+# The punctuation before a word; a number keeps its sign and its point.
+_BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
+
 
 @dataclass
 class WholeAnswers(SpanStrategy):
@@ -70,4 +73,10 @@ class Majority(WholeAnswers):
         if found:
             text = (found[-1].group(1) if self._pattern.groups else found[-1].group()) or ""  # type: ignore[union-attr]
         folded = unicodedata.normalize("NFKC", text).casefold()
-        return " ".join(re.sub(r"^\W+|\W+$", "", word) for word in folded.split()).strip()
+        return " ".join(_bare(word) for word in folded.split()).strip()
+
+
+def _bare(word: str) -> str:
+    """A word without the punctuation around it."""
+    before = _BEFORE.match(word)
+    return re.sub(r"\W+$", "", word[before.end() :] if before else word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -50,6 +51,10 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
         raise ValueError(f"`name` must be new, but {name!r} is {known.__qualname__} already. Choose another one.")
     if not (inspect.isclass(cls) and issubclass(cls, (SpanStrategy, TokenStrategy))):
         raise ValueError(f"`cls` must be a subclass of SpanStrategy or TokenStrategy, but is {cls!r}. Derive it.")
+    fields = {one.name for one in dataclasses.fields(AdaFuseConfig)}
+    taken = sorted(fields.intersection(inspect.signature(cls).parameters))
+    if taken:
+        raise ValueError(f"`cls` must have options of new names, but has {taken} of AdaFuseConfig. Rename them.")
     STRATEGIES[name] = cls
 
 

@@ -41,6 +41,8 @@ class UniTE(TokenStrategy):
         tops = [[] if member is None else member.top(self.top_k) for member in members]
         union = list(dict.fromkeys(data for top in tops for data, _, _ in top))
         main = members[0]
+        if not union:
+            return []  # nothing that may be said has a text
         tables = [None if one is None else self._table(one, top, union) for one, top in zip(members, tops, strict=True)]
         found = []
         for data in union:

@@ -1,0 +1,116 @@
+"""What a reviewer broke in the methods, kept from breaking again."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases import PROMPTS, Case
+from test_method_laws import config_of, new_ids
+from tiny import TOKENIZERS, tiny_model
+
+from hf_adafuse import AdaFuseConfig, SpanStrategy, TokenStrategy, register_strategy
+from hf_adafuse.decoding.fusion import Choice
+from hf_adafuse.decoding.strategies.majority import Majority
+from hf_adafuse.decoding.strategies.registry import STRATEGIES
+from hf_adafuse.decoding.strategies.token_strategy import NextToken
+
+
+def case_of(method, first="byte_level", second="byte_level", weights=None, **options):
+    models = [tiny_model("llama", first, 1), tiny_model("gpt2", second, 2)]
+    config = AdaFuseConfig(method=method, method_options=options, model_weights=weights)
+    return Case(models, [TOKENIZERS[first](), TOKENIZERS[second]()], config, PROMPTS[:1], 14)
+
+
+@pytest.mark.parametrize("method", ["gac", "unite", "deepen"])
+@pytest.mark.parametrize("second", ["byte_level", "sentencepiece"])
+def test_a_forbidden_token_is_not_said_for_the_others_sake(method, second):
+    """The other member, which counts more, would say it."""
+    case = case_of(method, second=second, weights=(0.5, 1.0))
+    ids = new_ids(case, case.fast())
+    for count in (1, 3, len(ids)):
+        banned = [token for token in dict.fromkeys(ids) if token not in case.tokenizers[0].all_special_ids][:count]
+        assert not set(banned) & set(new_ids(case, case.fast(suppress_tokens=banned)))
+
+
+@pytest.mark.parametrize("second", ["byte_level", "sentencepiece", "characters"])
+def test_the_text_does_not_end_where_that_is_forbidden(second):
+    case = case_of("gac", second=second, weights=(0.3, 1.0))
+    assert len(new_ids(case, case.fast(min_new_tokens=14))) == 14
+
+
+@pytest.mark.parametrize("first", ["characters", "byte_level"])
+def test_gac_reads_all_tokens_of_a_text(first):
+    """Several tokens of the main model at a time: scores and keys of each."""
+    case = case_of("gac", first, "wordpiece", weights=(0.1, 5.0))
+    for length in range(2, 10):
+        case.max_new_tokens = length
+        output = case.fast(output_scores=True, output_logits=True)
+        new = len(new_ids(case, output))
+        assert len(output.scores) == len(output.logits) == new
+        keys = output.past_key_values.layers[0].keys
+        assert keys.shape[2] == output.sequences.shape[1] - 1
+        assert bool((keys.abs().sum((0, 1, 3)) > 0).all())
+
+
+def test_nothing_that_has_a_text_may_be_said():
+    case = case_of("unite")
+    case.models, case.tokenizers = case.models[:1], case.tokenizers[:1]
+    pad = case.tokenizers[0].pad_token_id
+    output = case.fast(prefix_allowed_tokens_fn=lambda row, ids: [pad])
+    assert set(new_ids(case, output)) == {pad}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("(-5)", "-5"), ("5.", "5"), (" .5 ", ".5"), ("$5", "5"), ('"Lima."', "lima"), ("...", ""), ("+7", "+7")],
+)
+def test_what_an_answer_says(text, said):
+    assert Majority()._says(text) == said
+
+
+def test_the_space_of_deepen_follows_the_weights():
+    model = copy.deepcopy(tiny_model("llama", "byte_level", 3))
+    tokenizer = TOKENIZERS["byte_level"]()
+    case = Case([model, tiny_model("gpt2", "byte_level", 2)], [tokenizer] * 2, config_of("deepen"), PROMPTS[:1], 10)
+    case.fast()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(torch.linspace(-2, 2, model.config.hidden_size))
+    fresh = copy.deepcopy(model)
+    again = Case([fresh, case.models[1]], case.tokenizers, case.config, case.prompts, 10)
+    assert case.fast().sequences.tolist() == again.fast().sequences.tolist()
+
+
+def test_a_text_without_spaces_is_not_read_anew_from_its_beginning():
+    case = case_of("unite", second="characters")
+    case.prompts, case.max_new_tokens = ["今天天气很好。"], 60
+    case.config = AdaFuseConfig(method="unite", max_word_tokens=4)
+    other = case.fast().stats["members"][1]
+    assert other["tokens_run"] < 60 * 4
+
+
+def test_methods_of_ones_own_that_are_wrong_say_so(monkeypatch):
+    class Silent(TokenStrategy):
+        def choose(self, members, weights):
+            return [NextToken(b"x", [], 0.0, [None] * len(members))]
+
+    class Beyond(SpanStrategy):
+        def choose(self, candidates, weights, own):
+            return Choice(-1, self.nlls(candidates, len(weights)), [0.0] * len(candidates))
+
+    class Taken(SpanStrategy):
+        def __init__(self, fusion="word"):
+            pass
+
+    monkeypatch.setattr("hf_adafuse.decoding.strategies.registry.STRATEGIES", dict(STRATEGIES))
+    register_strategy("silent", Silent)
+    register_strategy("beyond", Beyond)
+    silent = case_of("silent")
+    assert len(new_ids(silent, silent.fast())) > 0  # the main model's own tokens
+    with pytest.raises(IndexError, match=r"must be the index of one of .+ candidates, or None, but is -1"):
+        case_of("beyond").fast()
+    with pytest.raises(ValueError, match=r"`cls` must have options of new names, but has \['fusion'\]"):
+        register_strategy("taken", Taken)
+    with pytest.raises(ValueError, match="`name` must be new"):
+        register_strategy("unite", Silent)
