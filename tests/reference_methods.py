@@ -4,6 +4,8 @@ batch, no tree; shares no code with the package.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
 import re
 import unicodedata
@@ -136,6 +138,25 @@ def common_run(m, prefix, config, options, others):
         ids = [*ids, token]
 
 
+class Drawn:
+    """A member whose next token is drawn: where the probabilities, laid end to end, reach a random number."""
+
+    def __init__(self, m, numbers, temperature, top_k):
+        self.m, self.numbers, self.temperature, self.top_k, self.drawn = m, numbers, temperature, top_k, {}
+
+    def __getattr__(self, name):
+        return getattr(self.m, name)
+
+    def best(self, ids, count):
+        if tuple(ids) not in self.drawn:
+            log_probs = self.m.log_probs(ids).double() / self.temperature
+            least = log_probs.sort(descending=True).values[: self.top_k][-1]
+            shares = [math.exp(v) if v >= least else 0.0 for v in log_probs.tolist()]
+            number, ends = next(self.numbers) * sum(shares), itertools.accumulate(shares)
+            self.drawn[tuple(ids)] = next(token for token, end in enumerate(ends) if end > number)
+        return [(self.drawn[tuple(ids)], 0.0)]
+
+
 def perplexity(nll):
     return math.exp(min(nll, 700.0))
 
@@ -214,13 +235,16 @@ class SpecFuse:
 class Rerank:
     options, propose = None, staticmethod(answer)
 
+    def __init__(self, num_samples=1):
+        self.num_samples = num_samples
+
     def scores(self, entries, weights):
         return [weighted(entry["nlls"], weights) for entry in entries]
 
 
 class Majority(Rerank):
-    def __init__(self, pattern=None):
-        self.pattern = pattern
+    def __init__(self, pattern=None, num_samples=1):
+        self.pattern, self.num_samples = pattern, num_samples
 
     def says(self, text):
         found = re.findall(self.pattern, text) if self.pattern else []
@@ -238,7 +262,7 @@ class Majority(Rerank):
         votes = {}
         for entry in entries:
             key = self.says(entry["text"])
-            votes[key] = votes.get(key, 0.0) + sum(weights[k] for k in entry["own"])
+            votes[key] = votes.get(key, 0.0) + sum(weights[k] * n for k, n in entry["times"].items())
         top = [e for e in entries if votes[self.says(e["text"])] >= max(votes.values()) - 1e-9]
         values = self.scores(top, weights)
         return top[next(i for i, value in enumerate(values) if value <= min(values) + TIE)]
@@ -249,7 +273,8 @@ class Blender(Rerank):
 
     rankers: ClassVar = {}
 
-    def __init__(self, ranker="nll"):
+    def __init__(self, ranker="nll", num_samples=1):
+        super().__init__(num_samples)
         self.ranker, self.source = self.rankers.get(ranker), None
 
     def scores(self, entries, weights):
@@ -282,20 +307,31 @@ def own_logits(m, prefix, ids):
     return [m.logits(tuple(prefix + ids[:i]))[token].item() for i, token in enumerate(ids)]
 
 
-def decode_by_method(members, prompts, config, max_new_tokens):
-    """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
+def decode_by_method(members, prompts, config, max_new_tokens, numbers=None, **warping):
+    """
+    New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round; `numbers`: the random
+    ones by which drafts are drawn, those of a draft by its member and how many that has made.
+    """
     method = METHODS[config.method](**config.method_options)
     method.source = members[0].tokenizer.decode(
         prompts[0], skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
+    count, samples = 0, getattr(method, "num_samples", 1)
+
+    def drafters(k):
+        if numbers is None:
+            return [members[k]]
+        return [Drawn(members[k], numbers.branch(k, count * samples + i), **warping) for i in range(samples)]
+
     while len(new) < max_new_tokens and not any(is_full(m, p) for m, p in zip(members, prefixes)):
         extra = None
         if isinstance(method, Rerank) or getattr(method, "rerank", False):
             method.options = max_new_tokens - len(new)
             if not isinstance(method, Rerank):
                 extra = write_together(members, prefixes, config, method.options)
-        winner = one_round(members, prefixes, method, config, extra)
+        winner = one_round(members, prefixes, method, config, extra, drafters=drafters)
+        count += 1
         if winner is None:
             break
         prefixes = [prefix + ids for prefix, ids in zip(prefixes, winner["ids"])]
@@ -322,11 +358,14 @@ def write_together(members, prefixes, config, left):
     return text, ends, taken
 
 
-def one_round(members, prefixes, method, config, extra=None, is_sure=True):
-    pool = {}
+def one_round(members, prefixes, method, config, extra=None, is_sure=True, drafters=None):
+    pool, times = {}, {}
     for k, (m, prefix) in enumerate(zip(members, prefixes)):
-        words, ends = method.propose(m, prefix, config, method.options, members)
-        pool.setdefault((text_of(m, words), ends), {})[k] = [token for word in words for token in word]
+        for drafter in drafters(k) if drafters else [m]:
+            words, ends = method.propose(drafter, prefix, config, method.options, members)
+            own = pool.setdefault((text_of(m, words), ends), {})
+            own.setdefault(k, [token for word in words for token in word])
+            times.setdefault((text_of(m, words), ends), collections.Counter())[k] += 1
     entries, together = [], None
     if extra is not None and (extra[0] or extra[1]) and extra[:2] not in pool:
         pool[extra[:2]], together = {}, extra[2]
@@ -342,7 +381,7 @@ def one_round(members, prefixes, method, config, extra=None, is_sure=True):
             continue
         logits = [own_logits(m, p, e) for m, p, e in zip(members, prefixes, ids)]
         nlls = [mean_nll(of_member, text, ends, config) for of_member in values]
-        entry = {"text": text, "ends": ends, "ids": ids, "own": own}
+        entry = {"text": text, "ends": ends, "ids": ids, "own": own, "times": times.get((text, ends), {})}
         entries.append(entry | {"values": values, "nlls": nlls, "logits": logits})
     weights = config.model_weights or [1.0] * len(members)
     if entries and isinstance(method, Majority):

@@ -18,22 +18,32 @@ PACKAGE = ROOT / "hf_adafuse"
 HOUSE = (
     ("", "config outputs host_internals"),
     ("rounds", "trace_text trace_html round_lists"),
+    ("servers", "queries connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend"),
     ("trees", "columns tree_cache tree_mask skinny_linear model_call"),
     ("trees", "pass_costs pass_policy shared_prefix"),
-    ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend self_test"),
-    ("members", "vocabulary examples structured chat forks histories processors processor_request readings"),
-    ("members", "loading participants prompts member distributions relative_space pair_ranker answer_fuser"),
-    ("decoding", "words scoring requests progress answer_stops proposer fusion pool trust"),
+    (
+        "trees",
+        "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend self_test",
+    ),
+    (
+        "members",
+        "vocabulary examples structured chat forks histories processors processor_request readings sparse_readings",
+    ),
+    (
+        "members",
+        "loading served_checks participants prompts member distributions relative_space pair_ranker answer_fuser",
+    ),
+    ("decoding", "words scoring requests progress answer_stops proposer draft_sampler fusion pool trust"),
     ("decoding.strategies", "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender"),
     ("decoding.strategies", "token_strategy unite gac deepen registry"),
     ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler committer"),
     ("decoding", "word_sampler sampled_rounds token_rounds decoder"),
-    ("call", "sampling arguments inputs continuation stopping plan output run"),
+    ("call", "sampling served_limits arguments inputs continuation stopping plan output run"),
     ("", "logits_process stopping_criteria generation"),
     ("hub", "flatten exported repository generate modeling_adafuse"),
     ("hub", "model_card export"),
-    ("", "plots pipelines __init__"),
+    ("", "plots pipelines ensemble __init__"),
 )
 # What is built around the house: may import all of it, is imported by none of it.
 AROUND = ("__main__", "cli", "demo", "evaluation", "benchmarks")

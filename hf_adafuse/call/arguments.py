@@ -17,6 +17,7 @@ from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
 from ..trees.adapters import adapted, base_model
 from .sampling import SamplingAsked
+from .served_limits import check_served_settings
 
 # The arguments that `generate()` takes beyond the ordinary ones.
 ARGUMENTS = (
@@ -144,15 +145,23 @@ def make_ensemble(
     """
     strategy = make_strategy(config)  # so that an error comes before anything is loaded
     samples = config.do_sample if config.do_sample is not None else asked is not None and asked.do_sample
-    if samples and config.method != "adafuse":
+    if samples and strategy.samples is None:
         raise ValueError(
             f"`do_sample` must be False with method {config.method!r}, but is True. Leave it out: the method is "
             "deterministic."
         )
+    num_samples = getattr(strategy, "num_samples", 1)
+    if num_samples > 1 and not samples:
+        raise ValueError(
+            f"`num_samples` must be 1 where nothing is sampled, but is {num_samples}. Pass do_sample=True, or leave it "
+            "out."
+        )
     strategy.prepare(execution_device(model))
     processors = _as_list(arguments.assistant_logits_processor, "assistant_logits_processor")
+    participants = resolve_participants(model, arguments)
+    check_served_settings(participants, strategy, config, bool(samples), arguments.structured is not None)
     return Ensemble(
-        participants=resolve_participants(model, arguments),
+        participants=participants,
         config=config,
         assistant_inputs=arguments.assistant_inputs,
         assistant_processors=[_as_list([one] if callable(one) else one, "processors") for one in processors],

@@ -23,6 +23,7 @@ from .arguments import Ensemble
 from .continuation import assistant_states
 from .inputs import HostCall, MainInputs, read_inputs
 from .sampling import Warper, warper_of
+from .served_limits import check_served_call
 from .stopping import StopCheck
 
 
@@ -109,7 +110,10 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     _check_cache(members[0], inputs)
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None
-    return CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), has_grammar)
+    plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), has_grammar)
+    for index, member in enumerate(members):
+        check_served_call(member.participant, member.processors, plan.keeps_logits and index == 0)
+    return plan
 
 
 def _prompts(

@@ -79,7 +79,26 @@ def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) ->
     return SamplingAsked(bool(given.get("do_sample")), settings)
 
 
-def random_streams(prompts: list[list[int]]) -> list[Iterator[float]]:
+class RandomNumbers(Iterator[float]):
+    """
+    Numbers from 0 to 1 that follow from a name.
+
+    Args:
+        name (`str`)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._generator = name, random.Random(name)
+
+    def __next__(self) -> float:
+        return self._generator.random()
+
+    def branch(self, *numbers: int) -> RandomNumbers:
+        """Others of their own, that follow from the same name and these numbers, and not from what has been drawn."""
+        return RandomNumbers(f"{self._name} {numbers}")
+
+
+def random_streams(prompts: list[list[int]]) -> list[RandomNumbers]:
     """
     Per prompt, random numbers from 0 to 1. They follow from torch's seed and the prompt, and, where a prompt comes more
     than once, from how often it has come: so a prompt has the same text alone and in a batch.
@@ -90,15 +109,9 @@ def random_streams(prompts: list[list[int]]) -> list[Iterator[float]]:
     seed, streams = int(torch.randint(2**62, ())), []
     seen: Counter[tuple[int, ...]] = Counter()
     for ids in map(tuple, prompts):
-        streams.append(_stream(f"{seed} {ids} {seen[ids]}"))
+        streams.append(RandomNumbers(f"{seed} {ids} {seen[ids]}"))
         seen[ids] += 1
     return streams
-
-
-def _stream(seed: str) -> Iterator[float]:
-    generator = random.Random(seed)
-    while True:
-        yield generator.random()
 
 
 def warper_of(helper: Any, own: Any, asked: Mapping[str, Any], device: torch.device) -> Warper:

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from ..host_internals import has_device_map
 from ..hub.export import loading
+from ..servers.served_model import ServedModel, is_served_name
 
 Pair = tuple[Any, Any]
 
@@ -50,13 +51,16 @@ def load_members(
     tokenizers = []
     for name in names:  # before the first weights: a misspelled name is found at once
         with loading(name):
-            tokenizers.append(AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code))
+            tokenizers.append(_tokenizer(name, trust_remote_code))
     options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
     models = []
-    for name in names:
+    for name, tokenizer in zip(names, tokenizers, strict=True):
         with loading(name):
-            models.append(_on_device(AutoModelForCausalLM.from_pretrained(name, **options).eval()))
-    return list(zip(models, tokenizers, strict=True))
+            if isinstance(tokenizer, ServedModel):
+                models.append(tokenizer)
+            else:
+                models.append(_on_device(AutoModelForCausalLM.from_pretrained(name, **options).eval()))
+    return [(model, model.tokenizer if one is model else one) for model, one in zip(models, tokenizers, strict=True)]
 
 
 def default_pair() -> list[Pair]:
@@ -65,6 +69,13 @@ def default_pair() -> list[Pair]:
     if find_spec(name) is None:
         raise ValueError("`--model` must be given, but is not. Name a model on the Hub or a local folder.")
     return list(import_module(name).load_pair())
+
+
+def _tokenizer(name: str, trust_remote_code: bool) -> Any:
+    """A tokenizer by the model's name; of one behind a server, the model itself, which has it."""
+    if is_served_name(name):
+        return ServedModel.from_name(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def _on_device(model: Any) -> Any:

@@ -22,14 +22,15 @@ class AnswerStops:
         self, vocabulary: Vocabulary, prompts: Sequence[Prompt], should_stop: Callable[[Prompt], bool]
     ) -> None:
         self._vocabulary, self._prompts, self._should_stop = vocabulary, prompts, should_stop
-        # Per prompt, where its answer begins, and the ids after each of which it went on.
-        self._asked: dict[int, tuple[int, list[int]]] = {}
+        # Per prompt and answer, where it begins, and the ids after each of which it went on.
+        self._asked: dict[tuple[int, int], tuple[int, list[int]]] = {}
 
-    def __call__(self, prompt_index: int, text: str, ids: Sequence[int] | None = None) -> bool:
-        """Whether an answer ends here, by its text so far, or by the main model's own ids of it."""
+    def __call__(self, prompt_index: int, text: str, ids: Sequence[int] | None = None, number: int = 0) -> bool:
+        """Whether an answer ends here, by its text so far, or by the main model's own ids of it; of several that grow
+        side by side that of this number."""
         ids = self._vocabulary.encode(text).ids if ids is None else list(ids)
         begin = len(self._prompts[prompt_index].ids)
-        known, asked = self._asked.get(prompt_index, (begin, []))
+        known, asked = self._asked.get((prompt_index, number), (begin, []))
         asked = asked if known == begin else []
         start = next((i for i, (a, b) in enumerate(zip(ids, asked, strict=False)) if a != b), min(len(ids), len(asked)))
         answer = Prompt(prompt_index, [*self._prompts[prompt_index].ids, *ids[:start]])
@@ -37,5 +38,5 @@ class AnswerStops:
             answer.ids.append(token)
             if self._should_stop(answer):
                 return True
-        self._asked[prompt_index] = begin, ids
+        self._asked[prompt_index, number] = begin, ids
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..members.member import Member, MemberError, Span
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .committer import Committer
+from .draft_sampler import DraftSampler
 from .foresight import Foresight
 from .fused_answers import FusedAnswers
 from .fused_drafts import FusedDrafts
@@ -28,6 +29,7 @@ from .requests import Requests
 from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler
 from .scoring import span_nll
+from .strategies.drafting import DraftedText
 from .strategies.strategy import SpanStrategy
 from .strategies.token_strategy import TokenStrategy
 from .token_rounds import TokenRounds
@@ -51,8 +53,8 @@ class Decoder:
         max_length (`int`, *optional*): how many ids a prompt has at the end, if nothing stops it before.
         keep_logits (`bool`): keep the scores and logits of each committed token.
         keep_cache (`bool`): keep the members' keys and values of each prompt.
-        draws (`list[Callable]`, *optional*), streams (`list[Iterator[float]]`), is_greedy (`bool`): as of
-            [`WordSampler`], where words are sampled.
+        draws (`list[Callable]`, *optional*), streams (`list[RandomNumbers]`), is_greedy (`bool`): as of
+            [`WordSampler`] and [`DraftSampler`], where the call samples.
         prompt_nlls (`list[list[float]]`, *optional*): as of [`Judge`].
         is_strict (`bool`): as of [`Committer`].
     """
@@ -67,7 +69,7 @@ class Decoder:
     keep_logits: bool = False
     keep_cache: bool = False
     draws: Sequence[Callable[..., int]] | None = None
-    streams: Sequence[Iterator[float]] = ()
+    streams: Sequence[Any] = ()
     is_greedy: bool = False
     prompt_nlls: Sequence[Sequence[float]] = ()
     is_strict: bool = False
@@ -87,6 +89,10 @@ class Decoder:
         self._fused_answers = FusedAnswers(self.members, self._turns, self._judge)
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
+            if self.draws is not None and isinstance(proposer, DraftedText):
+                draw = self.draws[proposer.member_index]
+                proposer.draft = DraftSampler(proposer.member_index, draw, self.streams)
+                proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
 
     def _answer_stops(self) -> AnswerStops:
@@ -114,7 +120,7 @@ class Decoder:
         decode: Callable[[Prompt], Requests[None]] = self._decode
         if isinstance(self.strategies[0], TokenStrategy):
             decode = self._decode_tokens
-        elif self.draws is not None:
+        elif self.draws is not None and self.strategies[0].samples == "words":
             decode = functools.partial(self._sample, self._sampled_rounds())
         try:
             scheduler.run({prompt.index: decode(prompt) for prompt in self.prompts})

@@ -47,7 +47,7 @@ class ScoredSpan:
         log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
             tokens that begin in the word; empty for a member that has nothing to score.
         num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
-        proposers (`tuple[int]`): the members that proposed it.
+        proposers (`tuple[int]`): the members that proposed it, each as often as it did.
         logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
     """
 

@@ -106,7 +106,7 @@ class Judge:
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
         whole = (*words, *[END] * candidate.ends)
-        return ScoredSpan(whole, log_probs, num_bytes, tuple(sorted(candidate.proposers)), candidate.logits)
+        return ScoredSpan(whole, log_probs, num_bytes, tuple(sorted(candidate.times.elements())), candidate.logits)
 
 
 def by_word(

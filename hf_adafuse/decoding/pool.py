@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ class Candidate:
         order (`tuple[int, int]`): of ties: the first proposer, then its branch.
         proposers (`list[int]`), lossy (`list[int]`): the members that proposed it (none: the method wrote it itself),
             and that cannot represent it.
+        times (`Counter`): how often each member proposed it, by the member's index.
         nlls (`dict[int, float]`): by member; `None` where there was nothing to score.
         score (`float`): the fused score.
         logits (`list[list[float]]`): per member, of its ids, where the method needs them.
@@ -37,6 +39,7 @@ class Candidate:
     order: tuple[int, int]
     proposers: list[int] = field(default_factory=list)
     lossy: list[int] = field(default_factory=list)
+    times: Counter[int] = field(default_factory=Counter)
     nlls: dict[int, float | None] = field(default_factory=dict)
     score: float = math.inf
     logits: list[list[float]] = field(default_factory=list)
@@ -72,6 +75,7 @@ class Pool:
             if candidate is None:
                 candidate = Candidate(proposal.text, proposal.words, proposal.ends, {}, order)
                 self._candidates[proposal.text, proposal.ends] = candidate
+            candidate.times[member_index] += 1
             if branch == 0:
                 self._best[member_index] = candidate
             if member_index not in candidate.proposers:

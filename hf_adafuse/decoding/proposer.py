@@ -5,7 +5,7 @@ text; no cache, other member or score.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..config import AdaFuseConfig
@@ -15,6 +15,15 @@ from .answer_stops import AnswerStops
 from .requests import Read, Requests
 from .scoring import margin
 from .words import WordRule
+
+# A member's token after a node that has been read.
+NextToken = Callable[[Node], int]
+
+
+def most_likely(node: Node) -> int:
+    """The most likely token after a node."""
+    token: int = node.reading.top[0]
+    return token
 
 
 @dataclass(frozen=True)
@@ -167,18 +176,18 @@ class Proposer:
                 return words
             yield from self.read(waiting, useful)
 
-    def extend_as_far_as_read(self, word: GrowingWord) -> None:
-        """Extend a word greedily, as far as its tokens have been read."""
+    def extend_as_far_as_read(self, word: GrowingWord, next_token: NextToken = most_likely) -> None:
+        """Extend a word, greedily by default, as far as its tokens have been read."""
         while not word.is_done:
             last = word.nodes[-1]
             if self.is_closed(word):
                 word.is_done = True
             elif last.reading is None:
                 return
-            elif self.ends_before(word, last.reading.top[0]):
+            elif self.ends_before(word, next_token(last)):
                 word.is_done = True
             else:
-                self.append(word, last.reading.top[0])
+                self.append(word, next_token(last))
         if word.nodes:
             word.nodes[-1].ends_candidate = True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..trees.nodes import Node
 
@@ -31,8 +31,38 @@ class Read:
     useful: Sequence[Node] = ()
 
 
+@dataclass
+class SideBySide:
+    """
+    Requests of different members that may be served at the same time; what they return comes back as a list.
+
+    Args:
+        parts (`list[Requests]`): each of one member.
+    """
+
+    parts: Sequence[Requests[Any]]
+
+
 # Yields requests, and returns a `T` in the end.
-Requests = Generator[Read, None, T]
+Requests = Generator[Read | SideBySide, Any, T]
+
+
+def together(member_index: int, requests: Sequence[Requests[T]]) -> Requests[list[T]]:
+    """What requests of one member return, that wait for the same passes; a node that several ask for is read once."""
+    found: dict[int, T] = {}
+    waiting = dict(enumerate(requests))
+    while waiting:
+        reads: list[Read] = []
+        for index, request in list(waiting.items()):
+            try:
+                reads.append(_read_of(next(request)))
+            except StopIteration as stop:
+                found[index] = stop.value
+                del waiting[index]
+        if reads:
+            nodes = dict.fromkeys(node for read in reads for node in read.nodes)
+            yield Read(member_index, list(nodes), reads[0].useful)
+    return [found[index] for index in range(len(requests))]
 
 
 def with_sizes(requests: Requests[T]) -> Requests[tuple[T, list[int]]]:
@@ -41,8 +71,14 @@ def with_sizes(requests: Requests[T]) -> Requests[tuple[T, list[int]]]:
     try:
         request = next(requests)
         while True:
-            sizes.append(len(request.nodes))
+            sizes.append(len(_read_of(request).nodes))
             yield request
             request = next(requests)
     except StopIteration as stop:
         return stop.value, sizes
+
+
+def _read_of(request: Read | SideBySide) -> Read:
+    """A request of one member, by those who make no other."""
+    assert isinstance(request, Read)
+    return request

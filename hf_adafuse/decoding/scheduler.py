@@ -1,15 +1,40 @@
-"""Serves the requests of many prompts: what they need of the same member at the same time goes through it in one pass.
-Knows who waits for what; neither words nor scores.
+"""Serves the requests of many prompts: what they need of the same member at the same time goes through it in one pass,
+and members that can work at the same time do. Knows who waits for what; neither words nor scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
 
-from ..members.member import Member
+from ..members.member import Member, Pass
 from ..trees.nodes import Node
 from ..trees.pass_policy import next_member
-from .requests import Read, Requests
+from .requests import Read, Requests, SideBySide
+
+
+@dataclass(eq=False)
+class _Task:
+    """
+    A generator of requests of one prompt: the prompt's own, or a part of it that runs beside others.
+
+    Args:
+        prompt_index (`int`), requests (`Requests`)
+        parent (`_Task`, *optional*), number (`int`): who waits for what it returns, and which part it is.
+        results (`list`), num_open (`int`): of the parts for which it waits itself.
+    """
+
+    prompt_index: int
+    requests: Requests[Any]
+    parent: _Task | None = None
+    number: int = 0
+    results: list[Any] = field(default_factory=list)
+    num_open: int = 0
+
+
+_Waiting = dict[int, tuple[Read, _Task]]  # by prompt
 
 
 class Scheduler:
@@ -22,7 +47,7 @@ class Scheduler:
         on_pause (`Callable`): told, before each pass, the prompts that have moved on since the last one.
 
     Attributes:
-        served (`list[int]`): the prompts of the pass that is run.
+        served (`list[int]`): the prompts of the pass that is run, or that has failed.
     """
 
     def __init__(
@@ -32,7 +57,11 @@ class Scheduler:
         on_pause: Callable[[Iterable[int]], None],
     ) -> None:
         self._members, self._likely, self._on_pause = members, likely, on_pause
-        self._waiting: list[dict[int, Read]] = [{} for _ in members]  # per member, by prompt
+        self._waiting: list[_Waiting] = [{} for _ in members]
+        self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
+        self._places = [member.place for member in members]
+        self._last: dict[Any, int] = {}  # per place, whose pass was the last one
+        self._threads: ThreadPoolExecutor | None = None
         self.served: list[int] = []
 
     def run(self, prompts: Mapping[int, Requests[None]]) -> None:
@@ -45,27 +74,95 @@ class Scheduler:
         Raises:
             MemberError: a forward pass failed.
         """
-        ready, member_index = list(prompts), 0
-        while True:
-            for prompt_index in ready:
-                request = next(prompts[prompt_index], None)
-                if request is not None:
-                    self._waiting[request.member_index][prompt_index] = request
-            self._on_pause(ready)
-            member_index = next_member(list(map(len, self._waiting)), member_index)
-            if not self._waiting[member_index]:
-                return
-            ready = self._run_pass(member_index)
+        ready = [_Task(prompt_index, requests) for prompt_index, requests in prompts.items()]
+        try:
+            while True:
+                for task in ready:
+                    self._advance(task)
+                self._on_pause([task.prompt_index for task in ready])
+                if not self._running and not any(self._waiting):
+                    return
+                ready = self._serve()
+        finally:
+            if self._threads is not None:
+                self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run_pass(self, member_index: int) -> list[int]:
-        """One pass of a member; returns the prompts that need wait no longer."""
-        waiting = self._waiting[member_index]
+    def _advance(self, task: _Task | None) -> None:
+        """Let a task go on until it waits, and those that wait for it."""
+        while task is not None:
+            try:
+                request = task.requests.send(task.results or None)
+            except StopIteration as stop:
+                above = task.parent
+                if above is not None:
+                    above.results[task.number] = stop.value
+                    above.num_open -= 1
+                task = above if above is not None and above.num_open == 0 else None
+                continue
+            task.results = []
+            if isinstance(request, SideBySide):
+                task.num_open, task.results = len(request.parts), [None] * len(request.parts)
+                for number, part in enumerate(request.parts):
+                    self._advance(_Task(task.prompt_index, part, task, number))
+            else:
+                self._waiting[request.member_index][task.prompt_index] = request, task
+            return
+
+    def _serve(self) -> list[_Task]:
+        """Begin the passes that can be begun, and finish some; returns the tasks that need wait no longer."""
+        for member_index, member in enumerate(self._members):
+            if member.is_remote and self._waiting[member_index] and not self._is_running(member_index):
+                self._begin_apart(member_index)
+        here = self._next_here()
+        if len(here) == 1:
+            (member_index,) = here
+            begun, waiting = self._begin(member_index)
+            ready = self._finish(member_index, begun, waiting, begun.work)
+        else:
+            # Members on several devices: none of their trees is touched until all have done.
+            apart = [self._begin_apart(member_index) for member_index in here]
+            wait(apart or self._running, return_when=FIRST_COMPLETED if not apart else "ALL_COMPLETED")
+            ready = []
+        for future in [future for future in self._running if future.done()]:
+            ready += self._finish(*self._running.pop(future), future.result)
+        return ready
+
+    def _next_here(self) -> list[int]:
+        """The members on this machine whose turn it is: one for each device."""
+        found = []
+        for place in dict.fromkeys(self._places):
+            at = [k for k, other in enumerate(self._places) if other == place and not self._members[k].is_remote]
+            if not any(self._waiting[k] for k in at):
+                continue
+            current = at.index(self._last.get(place, at[0]))
+            self._last[place] = at[next_member([len(self._waiting[k]) for k in at], current)]
+            found.append(self._last[place])
+        return found
+
+    def _begin(self, member_index: int) -> tuple[Pass, _Waiting]:
+        waiting, self._waiting[member_index] = self._waiting[member_index], {}
+        needs = {prompt: (read.nodes, list(read.useful)) for prompt, (read, _) in waiting.items()}
+        return self._members[member_index].begin_pass(needs, self._likely[member_index]), waiting
+
+    def _begin_apart(self, member_index: int) -> Future[Any]:
+        begun, waiting = self._begin(member_index)
+        self._threads = self._threads or ThreadPoolExecutor(len(self._members))
+        future = self._threads.submit(begun.work)
+        self._running[future] = member_index, begun, waiting
+        return future
+
+    def _is_running(self, member_index: int) -> bool:
+        return any(index == member_index for index, _, _ in self._running.values())
+
+    def _finish(self, member_index: int, begun: Pass, waiting: _Waiting, result: Callable[[], Any]) -> list[_Task]:
+        """What a pass gave goes to those that waited; who needs more waits on."""
         self.served = list(waiting)
-        needs = {prompt_index: (request.nodes, list(request.useful)) for prompt_index, request in waiting.items()}
-        read = set(self._members[member_index].read(needs, self._likely[member_index]))
-        for request in waiting.values():
+        read = set(begun.finish(result))
+        ready = []
+        for prompt_index, (request, task) in waiting.items():
             request.nodes = [node for node in request.nodes if node not in read]
-        ready = [prompt_index for prompt_index, request in waiting.items() if not request.nodes]
-        for prompt_index in ready:
-            del waiting[prompt_index]
+            if request.nodes:
+                self._waiting[member_index][prompt_index] = request, task
+            else:
+                ready.append(task)
         return ready

@@ -8,16 +8,18 @@ another its tokens are already there, computed. At the end the earlier members s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..members.member import Member, Span, unread
 from ..trees.nodes import Node
+from ..trees.pass_policy import pays_side_by_side
 from .foresight import Foresight
 from .judge import Scored
 from .look_ahead import WinRecord, propose_ahead
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .proposer import Proposals, Proposer
-from .requests import Read, Requests, with_sizes
+from .requests import Read, Requests, SideBySide, with_sizes
 
 
 class Turns:
@@ -49,6 +51,9 @@ class Turns:
     def propose(self, prompt: Prompt, pool: Pool) -> Requests[int]:
         """Pool every member's proposals, the cheapest member's first; returns who that is."""
         first, *others = sorted(range(len(self.members)), key=lambda k: self.members[k].prompt_cost(prompt.index))
+        if self._work_together([first, *others]):
+            yield SideBySide([self._take_turn(k, prompt, pool, []) for k in (first, *others)])
+            return first
         texts = [self._foresights[k].greedy_text(prompt.index) for k in others]
         drafts = [self._vocabularies[first].encode(text).ids for text in texts if text]
         proposals, sizes = yield from with_sizes(self._take_turn(first, prompt, pool, drafts))
@@ -57,6 +62,13 @@ class Turns:
             drafts = [[token for text in texts for token in self._vocabularies[k].encode(text).ids] for texts in ahead]
             yield from self._take_turn(k, prompt, pool, drafts)
         return first
+
+    def _work_together(self, order: list[int]) -> bool:
+        """Whether the members shall propose at the same time: where they can, and less waiting is worth more passes."""
+        places: dict[Any, list[float]] = {}
+        for k in order:
+            places.setdefault(self.members[k].place, []).append(self.members[k].costs.seconds(1))
+        return len(places) > 1 and pays_side_by_side(list(places.values()))
 
     def _take_turn(self, member_index: int, prompt: Prompt, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
         """
@@ -69,7 +81,8 @@ class Turns:
         needed = member.needed_to_score(prompt.index, spans) or unread([root])
         useful = member.ends_of(prompt.index, spans) + later
         if needed:
-            yield Read(member_index, unread([*needed, *foresight.add_first_nodes(root)]), useful)
+            first = [node for node in unread(foresight.add_first_nodes(root)) if node not in needed]
+            yield Read(member_index, [*needed, *first], useful)
         proposals = yield from self._proposers[member_index].propose(root, useful)
         member.num_proposals += len(proposals.spans)
         pool.add(member_index, proposals)

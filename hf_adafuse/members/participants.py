@@ -12,9 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ..host_internals import execution_device
+from ..servers.served_model import ServedModel
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
 from ..trees.model_call import frequency_switch, has_dropout, is_checkpointed, max_length
 from ..trees.self_test import SelfTestError, choose_backend, reason_not_to_test
+from .served_checks import check_served
 from .vocabulary import Vocabulary, vocabulary_of
 
 _WARNED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -38,6 +40,11 @@ class Participant:
         return max_length(self.model.config.get_text_config())
 
     @property
+    def is_served(self) -> bool:
+        """Whether it is behind a server: its distributions are known in part, and no logits processor acts on it."""
+        return isinstance(base_model(self.model), ServedModel)
+
+    @property
     def frequency_switch(self) -> int | None:
         """As of `model_call`, where its context goes beyond it."""
         switch = frequency_switch(self.model.config.get_text_config())
@@ -56,6 +63,9 @@ class Participant:
             ValueError: no backend does.
         """
         base = base_model(self.model)
+        if isinstance(base, ServedModel):
+            check_served(base, self.name, self.vocabulary)
+            return "served"
         try:
             backend = choose_backend(base, self.device)
         except SelfTestError as error:
@@ -85,7 +95,7 @@ class Participant:
         Raises:
             ValueError: gradient checkpointing is on.
         """
-        if is_checkpointed(base_model(self.model)):
+        if not self.is_served and is_checkpointed(base_model(self.model)):
             raise ValueError(
                 f"{self.name} ({type(self.model).__name__}) must keep its keys and values, but is in training mode "
                 "with gradient checkpointing, which drops them. Call `.eval()` or `.gradient_checkpointing_disable()`."
@@ -139,7 +149,7 @@ class Participant:
             )
         if problem is not None:
             raise ValueError(f"The members must answer to token ids alone, but {self.name} {problem}")
-        if (reason := reason_not_to_test(base)) is not None:
+        if not self.is_served and (reason := reason_not_to_test(base)) is not None:
             raise self.unfit(reason)
 
 

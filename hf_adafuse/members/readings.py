@@ -51,9 +51,10 @@ class Reading:
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
         states (`list`, *optional*): where the processors with a history are; `None` where there are none.
+        is_forbidden (`bool`): whether a token on the way here has been forbidden and not committed.
     """
 
-    __slots__ = ("log_total", "scores", "states", "top", "top_log_probs")
+    __slots__ = ("is_forbidden", "log_total", "scores", "states", "top", "top_log_probs")
 
     def __init__(
         self,
@@ -62,9 +63,11 @@ class Reading:
         top: list[int],
         top_log_probs: list[float],
         states: States | None = None,
+        is_forbidden: bool = False,
     ) -> None:
         self.scores = scores
         self.states = states
+        self.is_forbidden = is_forbidden
         self.log_total = log_total
         self.top = top
         self.top_log_probs = top_log_probs
@@ -167,7 +170,7 @@ class Reader:
         """Give the nodes, which have logits, their readings; `is_committed`: also those below forbidden tokens."""
         if not nodes:
             return
-        scores, states = self._process(nodes, is_committed)
+        scores, states, forbidden = self._process(nodes, is_committed)
         values, ids = best_tokens(scores, self._num_top)
         # The largest score is taken out first and put back in float64: large logits must not cost digits.
         largest = values[:, :1]
@@ -176,7 +179,15 @@ class Reader:
         log_probs = values.double() - totals[:, None]
         rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
         for node, row_scores, total, top, top_log_probs in rows:
-            node.reading = Reading(row_scores, total, top, top_log_probs, states.get(node))
+            node.reading = Reading(row_scores, total, top, top_log_probs, states.get(node), node in forbidden)
+
+    def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
+        """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
+        return [node for node in path if node.reading is None]
+
+    def span_log_probs(self, readings: list[Reading], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
+        """As of the function."""
+        return span_log_probs(readings, ids, eos_ids)
 
     def remember(self, path: list[Node]) -> None:
         """This path becomes part of the prefix, and what is not read of it is parted from what is."""
@@ -187,11 +198,12 @@ class Reader:
         committed = {*self._committed.get(prompt_index, ()), *path}
         self._committed[prompt_index] = {node for node in committed if node.reading is None}
 
-    def _process(self, nodes: list[Node], is_committed: bool) -> tuple[torch.Tensor, dict[Node, States]]:
+    def _process(self, nodes: list[Node], is_committed: bool) -> tuple[torch.Tensor, dict[Node, States], set[Node]]:
+        """The processed logits, where processors with a history are, and which nodes are below forbidden tokens."""
         logits = torch.stack([node.logits for node in nodes if node.logits is not None])
-        states: dict[Node, States] = {}
+        states, forbidden = dict[Node, States](), set[Node]()
         if not self.has_processors:
-            return logits, states
+            return logits, states, forbidden
         order = {id(node): index for index, node in enumerate(nodes)}
         groups: dict[tuple[int, int], list[int]] = {}  # texts of equal length go through the processors together
         for index, node in enumerate(nodes):
@@ -200,7 +212,9 @@ class Reader:
             # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
             if not is_committed:
                 committed = self._committed.get(prompt_index, set())
-                indices = [index for index in indices if not _is_forbidden(nodes[index], order, logits, committed)]
+                below = [nodes[i] for i in indices if _is_forbidden(nodes[i], order, logits, committed, forbidden)]
+                forbidden.update(below)
+                indices = [index for index in indices if nodes[index] not in forbidden]
             processors = self._processors[prompt_index]
             if processors.has_history:
                 for index in indices:
@@ -208,7 +222,7 @@ class Reader:
             elif indices and processors:
                 ids = [self._ids_to(nodes[index]) for index in indices]
                 logits[indices] = processors(ids, logits[indices])
-        return logits, states
+        return logits, states, forbidden
 
     def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
         """The processed logits of one node, where the processors have a history: that of the node above goes on."""
@@ -218,13 +232,16 @@ class Reader:
         return processors.begin(ids, logits) if before is None else processors.advance(ids, logits, before)
 
 
-def _is_forbidden(node: Node, order: dict[int, int], logits: torch.Tensor, committed: set[Node]) -> bool:
+def _is_forbidden(
+    node: Node, order: dict[int, int], logits: torch.Tensor, committed: set[Node], forbidden: set[Node]
+) -> bool:
     """Whether a token on the way to the node, but for committed ones, has been forbidden, here or in an earlier
-    reading."""
-    while node.parent is not None:
-        above = node.parent
-        scores = logits[order[id(above)]] if id(above) in order else above.reading.scores
-        if node not in committed and scores[node.token] == -math.inf:
-            return True
-        node = above
-    return False
+    reading; what is known of the node above it is not looked for again."""
+    above = node.parent
+    if above is None or node in committed:
+        return False  # all before a committed token is committed
+    is_new = id(above) in order
+    if above in forbidden if is_new else above.reading.is_forbidden:
+        return True
+    scores = logits[order[id(above)]] if is_new else above.reading.scores
+    return bool(scores[node.token] == -math.inf)

@@ -22,6 +22,8 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 # weights to be read, whether for one token or for many.
 CPU_PRIOR = {1: 1.0, 2: 1.9, 8: 2.2, 32: 4.0, 64: 7.0}
 ACCELERATOR_PRIOR = {1: 1.0, 64: 1.0, 512: 2.0}
+# A model without weights is behind a server: seconds of a request.
+SERVED_PRIOR = {1: 0.05, 64: 0.1}
 # Weights read per second, in bytes, which prices a pass of one token: memory of a desktop, of an accelerator.
 CPU_BANDWIDTH, ACCELERATOR_BANDWIDTH = 1e10, 1e12
 # A size with fewer measurements is not trusted; older ones fade.
@@ -87,6 +89,8 @@ _KNOWN: weakref.WeakKeyDictionary[Any, dict[str, PassCosts]] = weakref.WeakKeyDi
 
 def _prior_of(model: Any, device: torch.device) -> dict[int, float]:
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    if num_bytes == 0:
+        return SERVED_PRIOR
     is_cpu = device.type == "cpu"
     seconds = num_bytes / (CPU_BANDWIDTH if is_cpu else ACCELERATOR_BANDWIDTH)
     return {size: seconds * cost for size, cost in (CPU_PRIOR if is_cpu else ACCELERATOR_PRIOR).items()}

@@ -5,7 +5,7 @@ change a result: a node that nobody asks for is read in vain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,9 @@ class Policy:
     keeping_share = 0.4
     # Rounds that the first member may propose ahead, and the seconds that must be won by it on average.
     max_rounds_ahead = 2
+    # Passes in which a member proposes, and the share of what it proposes that others have proposed before it: as the
+    # traces of the real pair of README have them.
+    passes_to_propose, agreement = 2.0, 0.5
     least_gain = 0.0
 
 
@@ -150,6 +153,25 @@ def pays_ahead(odds: float, turn_cost: float, saved: float) -> bool:
         saved (`float`): the seconds in which the other members read what it proposes: saved when they do.
     """
     return odds * saved - (1 - odds) * turn_cost > Policy.least_gain
+
+
+def pays_side_by_side(places: Sequence[Sequence[float]]) -> bool:
+    """
+    Whether members should propose at the same time, instead of each after it has scored what the others propose.
+
+    Side by side nobody waits to propose, but each reads what the others propose in a pass of its own, also where it
+    would have proposed the same; one after another it is scored with the pass that begins its own proposal.
+
+    Args:
+        places (`list[list[float]]`): per place, the seconds of a pass of one token of each member there, in the order
+            of their turns. Members in one place work one after another.
+    """
+    proposing, scoring = Policy.passes_to_propose, 1.0
+    seconds = [second for of_place in places for second in of_place]
+    later = scoring + (1 - Policy.agreement) * proposing
+    in_turn = proposing * seconds[0] + later * sum(seconds[1:]) + scoring * sum(seconds[:-1])
+    together = (proposing + scoring) * max(map(sum, places))
+    return together < in_turn
 
 
 def _each_once(nodes: Iterable[Any]) -> list[Any]:

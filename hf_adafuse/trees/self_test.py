@@ -20,6 +20,7 @@ from .model_call import ModelCall
 from .packed_backend import PackedBackend
 from .reencode_backend import ReencodeBackend
 from .rows_backend import RowsBackend
+from .served_backend import ServedBackend
 from .snapshot_backend import SnapshotBackend
 from .tree_mask import hidden_limit, hidden_mask_limit
 
@@ -31,6 +32,7 @@ BACKENDS: dict[str, Callable[[Any, torch.device], Backend]] = {
     "tokenwise": functools.partial(SnapshotBackend, max_tokens=1),
     "tokenwise (one row)": functools.partial(SnapshotBackend, max_rows=1),
     "reencode": ReencodeBackend,
+    "served": ServedBackend,
 }
 # Two prompts of different lengths, each with two branches; all four texts are of one length. Numbers stand for tokens.
 _PROMPTS = ([0, 1, 2, 3], [4, 5, 1])

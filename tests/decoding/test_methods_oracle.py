@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from cases import random_case
 from reference_methods import METHODS, decode_by_method
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.call.sampling import random_streams
 
 OPTIONS = {
     "sweetspan": {"num_words": (1, 2, 4), "filter_ratio": (10.0, 2.0, None)},
@@ -21,29 +23,44 @@ OPTIONS = {
 }
 
 
-def case_of(method, number):
+SAMPLED = {
+    "specfuse": {"num_tokens": (1, 4, 10), "learning_rate": (None, 2.0)},
+    "rerank": {"num_samples": (1, 3)},
+    "majority": {"num_samples": (1, 2, 5), "pattern": (None, r"[a-z](\w)")},
+    "blender": {"num_samples": (1, 3)},
+}
+
+
+def case_of(method, number, options=OPTIONS, **fields):
     """A random ensemble of 1 to 4 members and a batch of 1 to 4 prompts that decodes by the method."""
     seed = 50000 + 1000 * list(METHODS).index(method) + number
     case, rng = random_case(seed), random.Random(seed)
     kept = case.config
     case.config = AdaFuseConfig(
         method=method,
-        method_options={name: rng.choice(values) for name, values in OPTIONS[method].items()},
+        method_options={name: rng.choice(values) for name, values in options[method].items()},
         model_weights=kept.model_weights,
         max_word_tokens=kept.max_word_tokens,
         word_boundary=kept.word_boundary,
         nll_normalization=kept.nll_normalization,
+        **fields,
     )
     return case
 
 
-def assert_equals_the_oracle(case):
-    output, width = case.fast(), case.main_ids()[1].shape[1]
+def assert_equals_the_oracle(case, seed=None, **warping):
+    """`seed`: of the drafts that are drawn, warped so."""
+    torch.manual_seed(seed or 0)
+    numbers = random_streams(case.main_ids()[0]) if seed is not None else [None] * len(case.prompts)
+    torch.manual_seed(seed or 0)
+    output, width = case.fast(**warping), case.main_ids()[1].shape[1]
     members = case.ref_members()
     for member in members:
         member.max_length = member.model.config.max_position_embeddings  # long sentences reach the ends of contexts
     for row, prompt in enumerate(case.main_ids()[0]):
-        expected, texts = decode_by_method(members, case.member_prompts(prompt), case.config, case.max_new_tokens)
+        prompts = case.member_prompts(prompt)
+        drawing = warping | {"numbers": numbers[row]}
+        expected, texts = decode_by_method(members, prompts, case.config, case.max_new_tokens, **drawing)
         got = output.sequences[row, width:].tolist()
         assert got[: len(expected)] == expected, f"row {row} of {case}: {got} is not {expected}"
         assert set(got[len(expected) :]) <= {case.tokenizers[0].pad_token_id}
@@ -55,3 +72,10 @@ def assert_equals_the_oracle(case):
 def test_a_method_equals_its_oracle(method, method_number, look_ahead):
     look_ahead(method_number % 3, is_flat=method_number % 2 == 1)
     assert_equals_the_oracle(case_of(method, method_number))
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+def test_drafts_that_are_drawn_equal_the_oracles(method, method_number):
+    case = case_of(method, method_number, SAMPLED, do_sample=True)
+    temperature = random.Random(method_number).choice([0.7, 1.0, 1.5])
+    assert_equals_the_oracle(case, method_number, temperature=temperature, top_k=8)

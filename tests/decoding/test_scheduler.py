@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from hf_adafuse.decoding.requests import Read, with_sizes
+from hf_adafuse.decoding.requests import Read, SideBySide, together, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
-from hf_adafuse.trees.pass_policy import Policy
+from hf_adafuse.members.member import Pass
+from hf_adafuse.trees.pass_policy import Policy, pays_side_by_side
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +20,13 @@ def _keeping_share(monkeypatch):
 class FakeMember:
     """Reads at most so many of the nodes that each prompt waits for; nodes are any values."""
 
+    is_remote, place = False, "here"
+
     def __init__(self, name, log, most=100):
         self.name, self.log, self.most = name, log, most
+
+    def begin_pass(self, needs, likely):
+        return Pass(lambda: self.read(needs, likely), lambda result: result())
 
     def read(self, needs, likely):
         assert len(self.log) < 50, "it never ends"
@@ -165,6 +173,96 @@ def test_an_error_of_a_member_comes_through():
     with pytest.raises(RuntimeError, match="no memory left"):
         scheduler.run({2: prompt((0, "a"))})
     assert scheduler.served == [2]
+
+
+# Members that work at the same time
+
+
+class Elsewhere(FakeMember):
+    """A member in a place of its own, whose passes take their time, and note when they begin and end."""
+
+    def __init__(self, name, log, seconds, is_remote=True):
+        super().__init__(name, log)
+        self.seconds, self.is_remote, self.place = seconds, is_remote, name
+
+    def begin_pass(self, needs, likely):
+        def work():
+            self.log.append(f"{self.name} begins")
+            time.sleep(self.seconds)
+            self.log.append(f"{self.name} ends")
+            return [node for nodes, _ in needs.values() for node in nodes]
+
+        return Pass(work, lambda result: result())
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_members_in_different_places_work_at_the_same_time(is_remote):
+    log = []
+    members = [Elsewhere("A", log, 0.05, is_remote), Elsewhere("B", log, 0.1, is_remote)]
+    Scheduler(members, [None, None], lambda ready: None).run({0: prompt((0, "a")), 1: prompt((1, "b"))})
+    assert sorted(log[:2]) == ["A begins", "B begins"] and log[2:] == ["A ends", "B ends"]
+
+
+def test_a_member_here_goes_on_while_one_behind_a_server_works():
+    log = []
+    members = [FakeMember("A", log), Elsewhere("B", log, 0.2)]
+    prompts = {0: prompt((1, "b")), 1: prompt((0, "c"), (0, "d"), (1, "e"))}
+    Scheduler(members, [None, None], lambda ready: None).run(prompts)
+    assert [entry if isinstance(entry, str) else entry[0] for entry in log if entry != "B begins"] == [
+        "A", "A", "B ends", "B ends",
+    ]  # fmt: skip
+
+
+def test_parts_side_by_side_go_on_each_at_its_own_pace():
+    log, made = [], []
+
+    def part(*requests, returns):
+        yield from prompt(*requests)
+        return returns
+
+    def whole():
+        found = yield SideBySide([part((0, "a"), (0, "b"), (0, "c"), returns=1), part((1, "d"), returns=2)])
+        made.append(found)
+        made.append((yield SideBySide([part(returns=3), part((0, "e"), returns=4)])))
+        yield Read(0, ["f"])
+
+    members = [FakeMember("A", log), Elsewhere("B", log, 0.1)]
+    Scheduler(members, [None, None], lambda ready: None).run({0: whole()})
+    assert made == [[1, 2], [3, 4]]
+    passes = [entry[1][0] for entry in log if not isinstance(entry, str)]
+    assert passes == [["a"], ["b"], ["c"], ["e"], ["f"]] and log.index("B ends") == 4  # A did not wait for B
+
+
+def test_an_error_of_a_member_elsewhere_comes_through():
+    class Broken(Elsewhere):
+        def begin_pass(self, needs, likely):
+            return Pass(lambda: 1 / 0, lambda result: result())
+
+    members = [FakeMember("A", []), Broken("B", [], 0)]
+    scheduler = Scheduler(members, [None, None], lambda ready: None)
+    with pytest.raises(ZeroDivisionError):
+        scheduler.run({0: prompt((1, "a")), 3: prompt((0, "b"), (1, "c"))})
+    assert scheduler.served in ([0], [3])
+
+
+def test_side_by_side_where_it_is_less_waiting():
+    assert not pays_side_by_side([[0.02, 0.02]])  # in one place nothing is gained
+    assert pays_side_by_side([[0.05], [0.05]])
+    assert pays_side_by_side([[0.05], [0.05], [0.05]])
+    # A small member here is no wait worth naming before a large one that is asked in any case.
+    assert not pays_side_by_side([[0.01], [0.5]])
+
+
+def test_requests_of_one_member_go_together():
+    def asks(*requests, returns):
+        for nodes in requests:
+            yield Read(1, list(nodes), ("u",))
+        return returns
+
+    parts = [asks("ab", "c", returns="x"), asks("bd", returns="y"), asks(returns="z")]
+    asked, returned = drain(together(1, parts))
+    assert asked == [Read(1, ["a", "b", "d"], ("u",)), Read(1, ["c"], ("u",))]
+    assert returned == ["x", "y", "z"]
 
 
 # Requests

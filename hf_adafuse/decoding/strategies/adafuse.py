@@ -16,6 +16,7 @@ from .strategy import SpanStrategy
 class AdaFuse(SpanStrategy):
     """Its options are the fields of [`AdaFuseConfig`]."""
 
+    samples = "words"
     num_words: int = field(default=1, init=False)
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:

@@ -33,6 +33,7 @@ class Blender(WholeAnswers):
     the order is the same. There every model's answer is sampled or found by beams, and the prompt may be in two parts.
 
     Args:
+        num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`.
         ranker (`str`, *optional*, defaults to `"nll"`): the Hub name or a folder of a PairRM, which counts all members
             alike; `"nll"`: the lowest fused NLL wins, no other model runs.
         fuser (`str`, *optional*): the Hub name or a folder of a sequence-to-sequence model that reads what GenFuser
@@ -45,6 +46,7 @@ class Blender(WholeAnswers):
     num_fused: int = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_name("ranker", self.ranker, '"nll", or the Hub name or a folder of a PairRM')
         if self.fuser is not None:
             _check_name("fuser", self.fuser, "None, or the Hub name or a folder of a sequence-to-sequence model")

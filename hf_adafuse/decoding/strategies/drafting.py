@@ -1,5 +1,5 @@
-"""The ways in which a member proposes, beside the words of `proposer`: greedy text up to a point. Knows one member's
-nodes and pieces of text, and other tokenizers as text; no cache, other member's text or score.
+"""The ways in which a member proposes, beside the words of `proposer`: greedy or sampled text up to a point. Knows one
+member's nodes and pieces of text, and other tokenizers as text; no cache, other member's text or score.
 """
 
 from __future__ import annotations
@@ -11,27 +11,47 @@ from ...config import AdaFuseConfig
 from ...members.member import Member
 from ...members.vocabulary import Vocabulary
 from ...trees.nodes import Node
-from ..proposer import GrowingWord, Proposals, Proposer
-from ..requests import Requests
+from ..proposer import GrowingWord, NextToken, Proposals, Proposer, most_likely
+from ..requests import Requests, together
 from ..scoring import margin
 from ..words import WordRule, is_mid_character
 
 
-class GreedyText(Proposer):
-    """Greedy words until `is_enough`; a part of a word where `num_tokens` or `breaks_word` say so."""
+class DraftedText(Proposer):
+    """
+    Words until `is_enough`: greedy ones, or sampled ones where the call samples.
 
-    # The tokens after which no further word is begun or finished; the first word is always whole.
+    Attributes:
+        num_tokens (`int`, *optional*): those after which no further word is begun or finished; the first word is always
+            whole.
+        num_samples (`int`): how many texts are sampled, side by side.
+        draft (`Callable`, *optional*): `draft(prompt_index)` gives what draws the tokens of one text.
+    """
+
     num_tokens: int | None = None
+    num_samples = 1
+    draft: Callable[[int], NextToken] | None = None
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
-        """Take greedy words, as far as the text goes."""
+        """Take words, as far as the text goes."""
+        choices: list[NextToken] = [most_likely]
+        if self.draft is not None:
+            choices = [self.draft(root.prompt_index) for _ in range(self.num_samples)]
+        texts = [self._text(root, useful, next_token, number) for number, next_token in enumerate(choices)]
+        found = yield from together(self.member_index, texts)
+        return Proposals([self.proposal(words) for words, _ in found], found[0][1])
+
+    def _text(
+        self, root: Node, useful: Sequence[Node], next_token: NextToken, number: int
+    ) -> Requests[tuple[list[GrowingWord], list[float]]]:
+        """The words of one text, and the margins at their beginnings."""
         node, margins, words = root, list[float](), list[GrowingWord]()
         left = self.num_tokens
         while self.has_room(node):
             yield from self.read([node], useful)
             margins.append(margin(node.reading.top_log_probs))
-            word = self.begin(node, node.reading.top[0])
-            while not self._grow(word, left if words else None):
+            word = self.begin(node, next_token(node))
+            while not self._grow(word, left if words else None, next_token):
                 yield from self.read([word.nodes[-1]], useful)
             is_over = left is not None and len(word.nodes) > left
             if words and (is_over or not word.is_done):
@@ -41,31 +61,31 @@ class GreedyText(Proposer):
             if word.ends or (left is not None and left <= 0):
                 break
             node = word.nodes[-1]
-            following = yield from self._following(node, useful)
-            if following is not None and self.is_enough(root.prompt_index, words, following):
+            following = yield from self._following(node, useful, next_token)
+            if following is not None and self.is_enough((root.prompt_index, number), words, following):
                 break
-        return Proposals([self.proposal(words)], margins)
+        return words, margins
 
     @abstractmethod
-    def is_enough(self, prompt_index: int, words: list[GrowingWord], following: bytes) -> bool:
-        """Whether the text ends after these words, where `following` would come next."""
+    def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
+        """Whether a text, by its prompt's index and its number, ends after these words, before `following`."""
 
-    def _grow(self, word: GrowingWord, most: int | None) -> bool:
+    def _grow(self, word: GrowingWord, most: int | None, next_token: NextToken) -> bool:
         """Extend a word as far as it has been read; whether it is done, or has more than `most` tokens."""
-        self.extend_as_far_as_read(word)
+        self.extend_as_far_as_read(word, next_token)
         return word.is_done or (most is not None and len(word.nodes) > most)
 
-    def _following(self, node: Node, useful: Sequence[Node]) -> Requests[bytes | None]:
+    def _following(self, node: Node, useful: Sequence[Node], next_token: NextToken) -> Requests[bytes | None]:
         """What would come after a node; `None` where the text ends there."""
         if not self.has_room(node):
             return b""
         yield from self.read([node], useful)
-        token = node.reading.top[0]
+        token = next_token(node)
         return None if token in self.eos_ids else self.piece(token)
 
 
-class TokenSegments(GreedyText):
-    """So many greedy tokens, cut at the end of a word."""
+class TokenSegments(DraftedText):
+    """So many tokens, cut at the end of a word."""
 
     def __init__(
         self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule, num_tokens: int
@@ -73,13 +93,13 @@ class TokenSegments(GreedyText):
         super().__init__(member_index, member, config, rule)
         self.num_tokens = num_tokens
 
-    def is_enough(self, prompt_index: int, words: list[GrowingWord], following: bytes) -> bool:
+    def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         return False
 
 
-class TextUnits(GreedyText):
+class TextUnits(DraftedText):
     """
-    Greedy words until a predicate of the text and what would come next.
+    Words until a predicate of the text and what would come next.
 
     Args:
         is_unit (`Callable`): `is_unit(text, following)`.
@@ -98,14 +118,14 @@ class TextUnits(GreedyText):
         super().__init__(member_index, member, config, rule)
         self._is_unit, self._num_words = is_unit, num_words
 
-    def is_enough(self, prompt_index: int, words: list[GrowingWord], following: bytes) -> bool:
-        text = self.proposal(words).text
-        return len(words) >= self._num_words or self._is_unit(text, following.decode("utf-8", "replace"))
+    def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
+        so_far = self.proposal(words).text
+        return len(words) >= self._num_words or self._is_unit(so_far, following.decode("utf-8", "replace"))
 
 
-class Answers(GreedyText):
+class Answers(DraftedText):
     """
-    Greedy words to the end of the text, or until a stopping criterion of the call would end it.
+    Words to the end of the text, or until a stopping criterion of the call would end it.
 
     Args:
         speaks_main (`bool`): whether its ids are the main model's too.
@@ -119,15 +139,19 @@ class Answers(GreedyText):
         super().__init__(member_index, member, config, rule)
         self._speaks_main = speaks_main
 
-    def is_enough(self, prompt_index: int, words: list[GrowingWord], following: bytes) -> bool:
+    def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         answer = self.proposal(words)
-        return self.stops(prompt_index, answer.text, answer.ids if self._speaks_main else None)
+        return self.stops(text[0], answer.text, answer.ids if self._speaks_main else None, number=text[1])
 
 
-def answers_of(member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordRule) -> Answers:
+def answers_of(
+    member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordRule, num_samples: int = 1
+) -> Answers:
     """How one of these members, the main model first, answers."""
     member = members[member_index]
-    return Answers(member_index, member, config, rule, member.vocabulary.is_same_as(members[0].vocabulary))
+    answers = Answers(member_index, member, config, rule, member.vocabulary.is_same_as(members[0].vocabulary))
+    answers.num_samples = num_samples
+    return answers
 
 
 class CommonBoundaries(Proposer):

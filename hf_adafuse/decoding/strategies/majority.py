@@ -13,7 +13,7 @@ from ..proposer import Proposer
 from ..scoring import first_lowest, fused_score
 from ..words import WordRule
 from .drafting import answers_of
-from .strategy import SpanStrategy
+from .strategy import SpanStrategy, check_number
 
 # The punctuation before a word; a number keeps its sign and its point.
 _BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
@@ -21,22 +21,35 @@ _BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
 
 @dataclass
 class WholeAnswers(SpanStrategy):
-    """Every member answers alone, greedily, to the end; the answer of the lowest fused NLL is taken (reranking)."""
+    """
+    Every member answers alone to the end, greedily or sampled; the answer of the lowest fused NLL is taken (reranking).
 
-    num_words: int = field(default=1, init=False)
+    Args:
+        num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`.
+    """
+
     is_whole = True
+    samples = "drafts"
+    num_words: int = field(default=1, init=False)
+    num_samples: int = 1
+
+    def __post_init__(self) -> None:
+        check_number("num_samples", self.num_samples, 1, is_integer=True)
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
-        return answers_of(member_index, members, self.greedy_settings(), rule)
+        return answers_of(member_index, members, self.greedy_settings(), rule, self.num_samples)
 
 
 @dataclass
 class Majority(WholeAnswers):
     """
-    Every member answers alone, greedily; each gives its weight to what its answer says, and of the answers that say
-    what most weight says, the one of the lowest fused NLL is taken. So a tie goes to the lower NLL too.
+    Every member answers alone, greedily or sampled; it gives its weight to what its answer says (of `num_samples`, a
+    share to each), and of the answers that say what most weight says, the one of the lowest fused NLL is taken. So a
+    tie goes to the lower NLL too.
 
     Args:
+        num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`
+            (self-consistency, arXiv 2203.11171).
         pattern (`str`, *optional*): a regular expression: an answer says what its last match (its first group, where
             there is one) says. Without one, or without a match, it says its text. Case, spaces and punctuation at the
             ends do not count.
@@ -45,6 +58,7 @@ class Majority(WholeAnswers):
     pattern: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             self._pattern = None if self.pattern is None else re.compile(self.pattern)
         except (re.error, TypeError) as error:
@@ -60,7 +74,7 @@ class Majority(WholeAnswers):
             if candidate.is_possible:
                 votes[answer] += sum(weights[k] for k in candidate.proposers)
         possible = [index for index, candidate in enumerate(candidates) if candidate.is_possible]
-        scores = [-votes[answer] / sum(weights) for answer in said]
+        scores = [-votes[answer] / (sum(weights) * self.num_samples) for answer in said]
         if not possible:
             return Choice(None, nlls, scores)
         most = min(scores[index] for index in possible)

@@ -19,17 +19,17 @@ SCORES = ("probability", "logit")
 @dataclass
 class SpecFuse(SpanStrategy):
     """
-    Each round every member drafts `num_tokens` greedy tokens, cut at the end of a word; every member j verifies every
-    draft i: S[j, i] = the mean over its tokens of the probability that j gives them, divided by the sum of its row. The
-    draft of the largest sum_j w_j S[j, i] is committed.
+    Each round every member drafts `num_tokens` tokens, greedy or sampled, cut at the end of a word; every member j
+    verifies every draft i: S[j, i] = the mean over its tokens of the probability that j gives them, divided by the sum
+    of its row. The draft of the largest sum_j w_j S[j, i] is committed.
 
     With a `learning_rate` the weights learn (Hedge): in round t, w_i is multiplied by exp(rate * sqrt(1 / K) / t *
     r_i), where r_i is the number of pairs of others (j, k) with S[j, i] >= S[j, k], at least 1, over (K - 1)^2.
 
     Sources: SpecFuse for the probabilities, SpecEM's code for Hedge and `score="logit"` (the mean raw logit of the
-    tokens, divided by the row's sum). The released code samples drafts (temperature 0.6, top-p 0.9); drops what follows
-    the last character that is no letter or digit, also where the word is complete; writes " ." where nothing is
-    left; and leaves out Hedge by default.
+    tokens, divided by the row's sum). The released code always samples drafts: `do_sample=True, temperature=0.6,
+    top_p=0.9` does here. It drops what follows the last character that is no letter or digit, also where the word is
+    complete; writes " ." where nothing is left; and leaves out Hedge by default.
 
     Args:
         num_tokens (`int`, *optional*, defaults to 10): of a draft; its first word is always whole.
@@ -37,6 +37,7 @@ class SpecFuse(SpanStrategy):
         learning_rate (`float`, *optional*): of the weights; `None`: they stay as they are.
     """
 
+    samples = "drafts"
     num_words: int = field(default=1, init=False)
     num_tokens: int = 10
     score: str = "probability"

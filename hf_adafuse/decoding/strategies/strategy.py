@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,12 +28,15 @@ class Strategy:
     Attributes:
         config (`AdaFuseConfig`): of the call.
         prompt_text (`str`): what the main model's prompt says, special tokens removed.
+        samples (`str`, *optional*): what `do_sample=True` does: `"words"` are the members' by lot; `"drafts"`: what
+            members propose is drawn, by proposers that are [`DraftedText`]. `None`: it is refused.
     """
 
     config = AdaFuseConfig()  # without an annotation: these are no options
     prompt_text = ""
     needs_logits = False
     is_whole = False
+    samples: ClassVar[str | None] = None
 
     def prepare(self, device: torch.device) -> None:
         """

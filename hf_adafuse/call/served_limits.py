@@ -1,0 +1,59 @@
+"""What a member behind a server cannot do, refused before the first request: it gives parts of distributions only, and
+no logits processor acts there. Knows calls and settings; asks nothing of a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..config import AdaFuseConfig
+from ..decoding.strategies.strategy import SpanStrategy
+from ..members.participants import Participant
+
+
+def check_served_settings(
+    participants: Sequence[Participant], strategy: Any, config: AdaFuseConfig, samples: bool, has_grammar: bool
+) -> None:
+    """
+    Raises:
+        ValueError: settings that need more of a member behind a server than it can give.
+    """
+    served = next((one for one in participants if one.is_served), None)
+    if served is None:
+        return
+    most = served.model.api.most_top
+    problems = {
+        f"`method` must be one over words or answers with {served.name} behind a server, but is {config.method!r}. "
+        "Choose another, or load the model here.": not isinstance(strategy, SpanStrategy) or strategy.needs_logits,
+        f"`exploration` must be 'diverse' with {served.name} behind a server, but is {config.exploration!r}. Leave it "
+        "out.": config.exploration == "beam",
+        f"`num_branches` must be at most {most} with {served.name} behind a server, but is {config.num_branches}. Take "
+        "fewer.": config.num_branches > most,
+        f"`do_sample` must be False with {served.name} behind a server, but is True. Leave it out.": samples,
+        f"`structured` must be left out with {served.name} behind a server, but is given. Load the model here.": (
+            has_grammar
+        ),
+    }
+    for problem, is_one in problems.items():
+        if is_one:
+            raise ValueError(problem)
+
+
+def check_served_call(participant: Participant, processors: Sequence[Any], keeps_logits: bool) -> None:
+    """
+    Raises:
+        ValueError: logits processors, or scores in the output, of a member behind a server.
+    """
+    if not participant.is_served:
+        return
+    if any(processors):
+        raise ValueError(
+            f"Logits processors must act on members that are loaded here, but {participant.name} is behind a server. "
+            "Leave out `repetition_penalty`, `logits_processor` and the like, or load the model."
+        )
+    if keeps_logits:
+        raise ValueError(
+            f"`output_scores` and `output_logits` must be False where the main model, {participant.name}, is behind a "
+            "server, but one is True. Leave them out: `rounds` has the scores of words."
+        )

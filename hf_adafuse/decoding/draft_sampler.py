@@ -1,0 +1,42 @@
+"""Drafts of a member, drawn token by token. Knows one stream of random numbers a prompt; no tensor or cache.
+
+Each draft has random numbers of its own, which follow from the prompt's: how far another one went, and in which order
+members took their turns, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..trees.nodes import Node
+from .proposer import NextToken
+
+
+class DraftSampler:
+    """
+    Draws the drafts of one member.
+
+    Args:
+        member_index (`int`)
+        draw (`Callable`): `draw(node, numbers, None)`: a token after a node that has been read, by random numbers.
+        streams (`list[RandomNumbers]`): per prompt.
+    """
+
+    def __init__(self, member_index: int, draw: Callable[..., int], streams: Sequence[Any]) -> None:
+        self._member_index, self._draw, self._streams = member_index, draw, streams
+        self._counts: Counter[int] = Counter()  # of the drafts of each prompt
+
+    def __call__(self, prompt_index: int) -> NextToken:
+        """What draws the tokens of a new draft: after each node one, however often it is asked."""
+        numbers: Iterator[float] = self._streams[prompt_index].branch(self._member_index, self._counts[prompt_index])
+        self._counts[prompt_index] += 1
+        drawn: dict[Node, int] = {}
+
+        def next_token(node: Node) -> int:
+            if node not in drawn:
+                drawn[node] = self._draw(node, numbers, None)
+            return drawn[node]
+
+        return next_token

@@ -1,0 +1,125 @@
+"""An ensemble as one object: members by name or loaded, here or behind servers. Knows how to make a call of
+`generate()`; decodes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from .config import AdaFuseConfig
+from .generation import enable_adafuse
+from .host_internals import execution_device
+from .members.chat import pad_left
+from .members.loading import find_tokenizer, load_tokenizer
+from .servers.served_model import ServedModel, is_served_name
+
+
+class AdaFuseEnsemble:
+    """
+    Several language models that decode together.
+
+    ```python
+    >>> from hf_adafuse import AdaFuseEnsemble
+    >>> from hf_adafuse.demo import load_pair
+
+    >>> ensemble = AdaFuseEnsemble(load_pair(), adafuse_config="robust")
+    >>> ensemble.texts(["kim has 3 red apples"], max_new_tokens=4) == ensemble.texts("kim has 3 red apples", max_new_tokens=4)
+    True
+
+    ```
+
+    Args:
+        members (`list`): the main model first. Each a model, its Hub name or folder, a [`ServedModel`] or its name like
+            `"vllm:http://localhost:8000#model"`, or a pair of one of these and its tokenizer.
+        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): as of `generate()`.
+        options: of `from_pretrained`, for members by name.
+
+    Attributes:
+        model (`PreTrainedModel`): the main model, enabled, the others bound to it.
+        tokenizers (`list`): of the members.
+
+    Raises:
+        ValueError: a member that does not load, or members that do not go together.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Any],
+        adafuse_config: AdaFuseConfig | Mapping[str, Any] | str | bool | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(members, str) or not isinstance(members, Sequence) or not members:
+            raise ValueError(f"`members` must be a list of at least one model, but is {members!r}. Put them in a list.")
+        pairs = [_pair(index, member, options) for index, member in enumerate(members)]
+        self.tokenizers = [tokenizer for _, tokenizer in pairs]
+        (main, tokenizer), *others = pairs
+        self.model = enable_adafuse(
+            main, [model for model, _ in others], self.tokenizers[1:], tokenizer, True if adafuse_config is None else adafuse_config
+        )  # fmt: skip
+
+    def generate(self, inputs: Any = None, **kwargs: Any) -> Any:
+        """
+        The main model's `generate()`.
+
+        Args:
+            inputs (`str`, `list[str]` or `torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+                prompts, as texts or in the main model's ids.
+            kwargs: of `generate()`.
+
+        Returns:
+            what `generate()` returns.
+        """
+        if isinstance(inputs, (str, list, tuple)):
+            kwargs = {**self.encode([inputs] if isinstance(inputs, str) else list(inputs)), **kwargs}
+            inputs = None
+        return self.model.generate(inputs, **kwargs)
+
+    def texts(self, prompts: str | Sequence[str], **kwargs: Any) -> list[str]:
+        """
+        What comes after each prompt.
+
+        Args:
+            prompts (`str` or `list[str]`)
+            kwargs: of `generate()`.
+        """
+        output = self.generate(
+            [prompts] if isinstance(prompts, str) else prompts, return_dict_in_generate=True, **kwargs
+        )
+        return ["".join(committed.text for committed in rounds) for rounds in output.rounds]
+
+    def encode(self, prompts: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        """Prompts in the main model's ids, padded on the left."""
+        wrong = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
+        if wrong is not None or not prompts:
+            raise ValueError(f"`inputs` must be texts or a tensor of ids, but holds {wrong!r}. Pass texts.")
+        tokenizer = self.tokenizers[0]
+        inputs = pad_left([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer)
+        encoded: Mapping[str, torch.Tensor] = inputs.to(execution_device(self.model))
+        return encoded
+
+
+def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A member's model and tokenizer, loaded."""
+    model, tokenizer = member if isinstance(member, (tuple, list)) else (member, None)
+    argument = f"members[{index}]"
+    if isinstance(model, (str, os.PathLike)):
+        name = os.fspath(model)
+        try:
+            model = (
+                ServedModel.from_name(name)
+                if is_served_name(name)
+                else AutoModelForCausalLM.from_pretrained(name, **{"dtype": "auto", **options}).eval()
+            )
+        except (OSError, KeyError) as error:
+            raise ValueError(
+                f"`{argument}` must be a model, its Hub name, a folder or a server, but {name!r} does not load "
+                f"({type(error).__name__}: {error}). Check the name."
+            ) from error
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = load_tokenizer(os.fspath(tokenizer), argument)
+    return model, find_tokenizer(model, argument) if tokenizer is None else tokenizer

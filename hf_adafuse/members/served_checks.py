@@ -1,0 +1,113 @@
+"""What is compared before a server is trusted: its tokens with those of the tokenizer here, its numbers with themselves.
+Knows one server and one vocabulary; no prompt and no call.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from dataclasses import dataclass
+
+from ..servers.queries import Query, ServerError
+from ..servers.served_model import ServedModel
+from .vocabulary import Vocabulary
+
+_PROBES = ("The quick brown fox jumps over the lazy dog.", " In 1492, Columbus sailed", "\n\tif x[0] == 'é':  # 3.14")
+_TEXT = "The quick brown fox jumps over the lazy dog. In 1492, Columbus sailed the ocean"
+
+
+@dataclass(frozen=True)
+class ServerCheck:
+    """
+    What a server showed.
+
+    Args:
+        difference (`float`): nats by which its log-probabilities of one text differ at most, asked in two shapes.
+        log_probs (`tuple[float]`): of that text, in the first shape.
+    """
+
+    difference: float
+    log_probs: tuple[float, ...]
+
+
+_CHECKED: weakref.WeakKeyDictionary[ServedModel, ServerCheck] = weakref.WeakKeyDictionary()
+
+
+def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> ServerCheck:
+    """
+    Compare, once for each model, and again when its server has been away.
+
+    Raises:
+        ValueError: the server's tokenizer is another, it does not answer, or it serves another model than before.
+    """
+    known = _CHECKED.get(model)
+    if known is not None and not model.api.connection.was_away:
+        return known
+    try:
+        _compare_tokens(model, name, vocabulary)
+        found = _compare_shapes(model, vocabulary)
+    except ServerError as error:
+        raise ValueError(
+            f"{name} must answer, but does not: {error}. Start the server, or leave the member out."
+        ) from error
+    if known is not None and max(map(_distance, found.log_probs, known.log_probs)) > _allowed(model):
+        raise ValueError(
+            f"{name} must be the same model in all calls, but its log-probabilities are others than before. Make a new "
+            "ServedModel of it."
+        )
+    if known is None and found.difference > model.most_difference:
+        warnings.warn(
+            f"{name} differs from itself by up to {found.difference:.2g} nats, asked in two shapes: texts may differ "
+            f"from those of the same model here. Its `most_difference` is {model.most_difference:g}; raise it to accept "
+            "that.",
+            UserWarning,
+            stacklevel=2,
+        )
+    model.api.connection.was_away = False
+    _CHECKED[model] = found
+    return found
+
+
+def _compare_tokens(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
+    for text in _PROBES:
+        theirs = model.api.tokenize(text)
+        ours = list(vocabulary.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if theirs is not None and theirs != ours:
+            raise ValueError(
+                f"The tokenizer of {name} must be the server's, but for {text!r} the server has the ids {theirs}, and "
+                f"the tokenizer {ours}. Pass the served model's own tokenizer."
+            )
+
+
+def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
+    """One text, each beginning a prompt of its own, all in one request; and again one by one, and by a greedy walk: with
+    the server's cache filled, and in other batches."""
+    ids = vocabulary.encode_prompt(_TEXT)
+    ends = range(max(1, len(ids) // 2), len(ids))
+    queries = [Query(tuple(ids[:end]), (ids[end],)) for end in ends]
+    first = [steps[0] for steps in model.api.ask(queries, 2)]
+    again = [model.api.ask([query], 2)[0][0] for query in queries[:: max(1, len(queries) // 4)]]
+    pairs = list(zip(first[:: max(1, len(queries) // 4)], again, strict=True))
+    (walk,) = model.api.ask([Query(tuple(ids), (), 4)], 2)
+    text = list(ids)
+    for step in walk:
+        ((alone,),) = model.api.ask([Query(tuple(text))], 2)
+        pairs.append((step, alone))
+        text.append(step.chosen)
+    differences = [
+        _distance(one.log_probs[token], other.log_probs[token])
+        for one, other in pairs
+        for token in {*one.log_probs}.intersection(other.log_probs)
+    ]
+    found = tuple(step.log_probs[query.tokens[0]] for step, query in zip(first, queries, strict=True))
+    return ServerCheck(max(differences, default=0.0), found)
+
+
+def _allowed(model: ServedModel) -> float:
+    return max(2 * model.most_difference, 2 * _CHECKED[model].difference)
+
+
+def _distance(one: float, other: float) -> float:
+    """In nats; of tokens that are next to impossible it says nothing."""
+    return abs(one - other) if max(one, other) > math.log(1e-4) else 0.0

@@ -1,0 +1,84 @@
+"""What a member behind a server reads after a text: the most likely tokens and those that were asked for. What was not
+asked is unknown, never taken for impossible. Knows nodes; no server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..trees.nodes import Node
+
+
+class SparseReading:
+    """
+    As [`Reading`], as far as the log-probabilities are known.
+
+    Attributes:
+        log_probs (`dict[int, float]`): in nats.
+        top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
+    """
+
+    __slots__ = ("log_probs", "top", "top_log_probs")
+
+    def __init__(self, top: Sequence[int], log_probs: Mapping[int, float]) -> None:
+        self.log_probs = dict(log_probs)
+        self.top = list(top)
+        self.top_log_probs = [self.log_probs[token] for token in top]
+
+    def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
+        """The best tokens that are allowed, `count` at most, with their log-probabilities: among the known best."""
+        pairs = zip(self.top, self.top_log_probs, strict=True)
+        return [(token, value) for token, value in pairs if allow(token)][:count]
+
+    def forbids(self, token: int) -> bool:
+        """No logits processor acts on a member behind a server."""
+        return False
+
+    def knows(self, tokens: Iterable[int]) -> bool:
+        """Whether the log-probabilities of these are known."""
+        return all(token in self.log_probs for token in tokens)
+
+    def best_of(self, tokens: Sequence[int]) -> int:
+        """The most likely of these tokens, which are known; the first of equals."""
+        return max(tokens, key=lambda token: self.log_probs[token])
+
+
+class SparseReader:
+    """
+    Reads what one member behind a server has been told. See [`Reader`], in whose place it is.
+
+    Args:
+        eos_ids (`list[int]`): asked for after every text.
+    """
+
+    has_processors = False
+
+    def __init__(self, eos_ids: Sequence[int]) -> None:
+        self._eos_ids = list(eos_ids)
+
+    def read(self, nodes: list[Node], is_committed: bool = False) -> None:
+        """The backend gives the nodes their readings itself."""
+
+    def remember(self, path: list[Node]) -> None:
+        """This path becomes part of the prefix."""
+
+    def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
+        """Of the nodes above these tokens, each above its own, and one more where the text ends after them, those of
+        which the token, or the end, is not known."""
+        wanted: list[Any] = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
+        pairs = zip(path, wanted, strict=True)
+        return [node for node, after in pairs if node.reading is None or not node.reading.knows(after)]
+
+    def span_log_probs(
+        self, readings: list[SparseReading], ids: list[int], eos_ids: Sequence[int] | None
+    ) -> list[float]:
+        """As of [`Reader`]."""
+        values = [reading.log_probs[token] for reading, token in zip(readings, ids, strict=False)]
+        if eos_ids is not None:
+            ends = [readings[-1].log_probs[token] for token in eos_ids]
+            most = max(ends, default=-math.inf)
+            total = math.fsum(math.exp(value - most) for value in ends) if most > -math.inf else 0.0
+            values.append(most + math.log(total) if total else -math.inf)
+        return values

@@ -1,0 +1,108 @@
+"""What every kind of server can be asked here. Knows no request of any of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .connection import Connection
+from .queries import Query, Step
+
+
+@dataclass(frozen=True)
+class About:
+    """
+    What a server says of itself.
+
+    Args:
+        model (`str`): the name by which requests call the model.
+        source (`str`): from where the server loaded it.
+        max_length (`int`, *optional*): tokens of a text and what comes after it.
+    """
+
+    model: str
+    source: str
+    max_length: int | None
+
+
+@dataclass
+class Traffic:
+    """
+    What has been asked so far.
+
+    Attributes:
+        num_requests (`int`): answered ones.
+        num_sent (`int`): tokens of the texts in them.
+        num_cached (`int`): those of them that the server says it had read before; 0 where it says nothing.
+    """
+
+    num_requests: int = 0
+    num_sent: int = 0
+    num_cached: int = 0
+
+
+class ServerApi(ABC):
+    """
+    One kind of server.
+
+    Args:
+        connection (`Connection`)
+        model (`str`, *optional*): its name there; by default the one that is served.
+    """
+
+    most_top = 20
+    most_tokens = 128  # whose log-probabilities are asked for, in a request
+    most_queries = 256  # in a request
+
+    def __init__(self, connection: Connection, model: str | None = None) -> None:
+        self.connection, self.model = connection, model
+        self.traffic = Traffic()
+
+    @abstractmethod
+    def about(self) -> About:
+        """
+        What is served.
+
+        Raises:
+            ServerError: there is no answer, or no such model.
+        """
+
+    @abstractmethod
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+        """
+        The steps of each query: as many as it has, or fewer where the text ends.
+
+        Raises:
+            ServerError: there is no usable answer.
+        """
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """A text in the server's tokens, without special ones; `None` where it cannot be asked."""
+        return None
+
+    def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
+        """The log-probability (nats) of each id of a text but the first."""
+        queries = [Query(tuple(ids[:end]), (ids[end],)) for end in range(1, len(ids))]
+        return [steps[0].log_probs[query.tokens[0]] for query, steps in zip(queries, self.ask(queries, 1), strict=True)]
+
+    def requests(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], list[Query], list[int]]]:
+        """
+        Queries in groups that fit into a request each: alike in steps, and with few tokens to ask for.
+
+        Returns:
+            per group the indices, the queries, and all tokens that they ask for.
+        """
+        for num_steps in sorted({query.num_steps for query in queries}):
+            indices: list[int] = []
+            tokens: set[int] = set()
+            for index, query in enumerate(queries):
+                if query.num_steps != num_steps:
+                    continue
+                joined = tokens.union(query.tokens)
+                if indices and (len(joined) > self.most_tokens or len(indices) == self.most_queries):
+                    yield indices, [queries[i] for i in indices], sorted(tokens)
+                    indices, joined = [], set(query.tokens)
+                indices.append(index)
+                tokens = joined
+            yield indices, [queries[i] for i in indices], sorted(tokens)

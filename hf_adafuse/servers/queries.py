@@ -1,0 +1,73 @@
+"""What is asked of a server, and what it answers. Values only; knows no HTTP and no kind of server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class ServerError(Exception):
+    """A server gave no usable answer, however often it was asked; the text says why, without keys."""
+
+
+class BadAnswer(Exception):
+    """An answer that cannot be right: it is asked for again."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """
+    What comes after a text.
+
+    Args:
+        ids (`tuple[int]`): the text, at least one token.
+        tokens (`tuple[int]`, *optional*): whose log-probabilities are wanted.
+        num_steps (`int`, *optional*, defaults to 1): so many tokens greedily on, as far as the text goes.
+    """
+
+    ids: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+    num_steps: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """
+    What is known of the token after a text.
+
+    Args:
+        top (`tuple[int]`): the most likely tokens, best first.
+        log_probs (`dict[int, float]`): in nats, of the most likely tokens and of those that were asked for; of all
+            others nothing is known.
+        chosen (`int`): the token with which the text goes on, where another step follows: the most likely one.
+    """
+
+    top: tuple[int, ...]
+    log_probs: Mapping[int, float]
+    chosen: int
+
+
+def make_step(log_probs: Mapping[int, float], query: Query, num_top: int, chosen: int) -> Step:
+    """
+    A step of an answer, looked at.
+
+    Args:
+        log_probs (`dict[int, float]`): all that the server says.
+        query (`Query`): what was asked.
+        num_top (`int`): how many of the most likely tokens it was asked for.
+        chosen (`int`): with which it went on: the most likely one.
+
+    Raises:
+        BadAnswer: it lacks what was asked for, or its numbers are no log-probabilities.
+    """
+    if len(log_probs) < num_top or any(token not in log_probs for token in query.tokens):
+        raise BadAnswer("it lacks tokens that were asked for")
+    if any(math.isnan(value) or value > 1e-3 for value in log_probs.values()):
+        raise BadAnswer("its numbers are no log-probabilities")
+    if math.fsum(math.exp(value) for value in log_probs.values()) > 1.01:
+        raise BadAnswer("its probabilities are more than 1 together")
+    top = tuple(sorted(log_probs, key=lambda token: (-log_probs[token], token))[:num_top])
+    if log_probs.get(chosen, -math.inf) < log_probs[top[0]] - 1e-3:
+        raise BadAnswer("it went on with a token that is not the most likely one")
+    return Step(top, dict(log_probs), chosen)

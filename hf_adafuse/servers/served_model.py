@@ -1,0 +1,180 @@
+"""A model behind a server, as a member: what stands in for a loaded one. Knows its server and its tokenizer; no tree.
+
+It is a transformers model without weights, so that everything that takes models takes it: `generate()`, pipelines, the
+commands. It cannot be called; what it would say is asked of the server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
+
+from .api import ServerApi
+from .connection import Connection, Patience
+from .llamacpp import LlamaCppApi
+from .queries import Query, Step
+from .sglang import SglangApi
+from .vllm import VllmApi
+
+APIS: dict[str, type[ServerApi]] = {"vllm": VllmApi, "sglang": SglangApi, "llamacpp": LlamaCppApi}
+
+# A model that is worth a server is larger than those beside it: it goes last, where nobody says how large it is.
+_UNKNOWN_SIZE = 7_000_000_000
+
+
+class ServedConfig(PreTrainedConfig):
+    """Of a model behind a server: what is known of it."""
+
+    model_type = "adafuse_served"
+
+
+class ServedModel(PreTrainedModel, GenerationMixin):
+    """
+    A model behind a server, to be a member: the main model or an assistant.
+
+    Args:
+        url (`str`): of the server, like `http://localhost:8000`.
+        kind (`str`, *optional*, defaults to `"vllm"`): `"vllm"`, `"sglang"` or `"llamacpp"`.
+        model (`str`, *optional*): its name at the server; by default the one that is served.
+        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*): the model's, or its Hub name or folder; by default
+            that of the name from which the server loaded the model.
+        api_key_env (`str`, *optional*): the environment variable that holds the key. The key itself is kept nowhere.
+        allow_http (`bool`, *optional*, defaults to `False`): whether another host than this one may be asked without
+            encryption.
+        timeout (`float`, *optional*, defaults to 60), deadline (`float`, *optional*, defaults to 300): seconds without
+            a byte, and for a request with all its attempts.
+        retries (`int`, *optional*, defaults to 5): attempts after the first.
+        num_parameters (`int`, *optional*): of the model; members propose in the order of their sizes.
+        num_steps (`int`, *optional*, defaults to 4): how many tokens a greedy walk asks for at a time: more of them
+            save requests, fewer save tokens that are read in vain.
+        most_difference (`float`, *optional*, defaults to 0.05): nats by which the server may differ from itself, asked
+            in another shape, without a warning.
+
+    Raises:
+        ValueError: an argument that cannot be used.
+        ServerError: the server does not answer.
+        ImportError: httpx is not installed.
+    """
+
+    config_class = ServedConfig
+    main_input_name = "input_ids"
+
+    def __init__(
+        self,
+        url: str,
+        kind: str = "vllm",
+        model: str | None = None,
+        tokenizer: Any = None,
+        api_key_env: str | None = None,
+        allow_http: bool = False,
+        timeout: float = 60.0,
+        deadline: float = 300.0,
+        retries: int = 5,
+        num_parameters: int | None = None,
+        num_steps: int = 4,
+        most_difference: float = 0.05,
+    ) -> None:
+        if kind not in APIS:
+            raise ValueError(f"`kind` must be one of {list(APIS)}, but is {kind!r}. Choose the server's.")
+        for name, value in {"num_steps": num_steps, "num_parameters": num_parameters or 1}.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be a whole number of at least 1, but is {value!r}. Leave it out.")
+        connection = Connection(url, api_key_env, Patience(timeout, deadline, retries), allow_http)
+        api = APIS[kind](connection, model)
+        about = api.about()
+        api.model = about.model
+        tokenizer = _tokenizer(tokenizer, about.source)
+        # The last token that a text may have must leave room for the one that is asked for.
+        length = None if about.max_length is None else about.max_length - 1
+        eos = tokenizer.eos_token_id
+        super().__init__(
+            ServedConfig(
+                vocab_size=len(tokenizer), max_position_embeddings=length, eos_token_id=eos, is_decoder=True,
+                bos_token_id=tokenizer.bos_token_id, pad_token_id=tokenizer.pad_token_id,
+                name_or_path=f"{kind}:{connection.url}#{about.model}",
+            )
+        )  # fmt: skip
+        self.api, self.tokenizer = api, tokenizer
+        self._num_parameters, self.num_steps = num_parameters or _UNKNOWN_SIZE, num_steps
+        self.most_difference = most_difference
+        self.generation_config.eos_token_id = _all_ends(about.source, eos)
+        self.register_buffer("_here", torch.empty(0), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its ids are kept: here."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def ask(self, queries: Sequence[tuple[tuple[int, ...], tuple[int, ...], int]], num_top: int) -> list[list[Step]]:
+        """As of [`ServerApi.ask`]; a query is the ids of a text, the tokens that are asked for, and greedy steps."""
+        return self.api.ask([Query(*query) for query in queries], num_top)
+
+    def room(self, num_ids: int) -> int:
+        """How many tokens may come after a text."""
+        most = self.config.max_position_embeddings
+        return sys.maxsize if most is None else most + 1 - num_ids
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Of the model behind the server, as it was given."""
+        return self._num_parameters
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
+        """Not here."""
+        raise NotImplementedError(
+            "A model behind a server cannot be called. Pass it to `generate()` as a member, or use `AdaFuseEnsemble`."
+        )
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: there are no weights here."""
+        raise ValueError("The model must have its weights here to be saved, but is behind a server. Save its URL.")
+
+    @classmethod
+    def from_name(cls, name: str, **options: Any) -> ServedModel:
+        """
+        By one text: `kind:url` or `kind:url#model`, as the commands and `assistant_models` take it.
+
+        Raises:
+            ValueError: it is no such text.
+        """
+        if not is_served_name(name):
+            raise ValueError(f"`name` must be like vllm:http://localhost:8000#model, but is {name!r}. Correct it.")
+        kind, _, rest = name.partition(":")
+        url, _, model = rest.partition("#")
+        return cls(url, kind, model or None, **options)
+
+
+def is_served_name(name: Any) -> bool:
+    """Whether a name is that of a model behind a server, as [`ServedModel.from_name`] takes it."""
+    kind, _, rest = str(name).partition(":")
+    return kind in APIS and rest.startswith(("http://", "https://"))
+
+
+def _tokenizer(given: Any, source: str) -> Any:
+    if given is not None and not isinstance(given, (str, os.PathLike)):
+        return given
+    name = source if given is None else os.fspath(given)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"`tokenizer` must be the tokenizer of the served model, its Hub name or a folder, but none loads from "
+            f"{name!r} ({type(error).__name__}). Pass it."
+        ) from error
+
+
+def _all_ends(source: str, eos: int | None) -> int | list[int] | None:
+    """The end-of-sequence ids: of the generation config beside the weights, where it is at hand; else `eos`."""
+    try:
+        found = GenerationConfig.from_pretrained(source).eos_token_id
+    except (OSError, ValueError):
+        return eos
+    return eos if found is None else found

@@ -1,0 +1,108 @@
+"""SGLang: its own `/generate` with prompts of token ids.
+
+Each text is a prompt of its own, asked for the token after it (`token_ids_logprob` names more of them than the most
+likely ones); the radix cache reads what texts share once. Its wheels need a GPU of one maker: this shape is tested
+against a stand-in of its endpoint, not against the server itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .api import About, ServerApi
+from .queries import BadAnswer, Query, ServerError, Step, make_step
+
+
+class SglangApi(ServerApi):
+    """See [`ServerApi`]."""
+
+    def about(self) -> About:
+        info = self.connection.get("/get_model_info", _mapping)
+        source = str(info.get("tokenizer_path") or info.get("model_path") or "")
+        name = str(info.get("served_model_name") or info.get("model_path") or source)
+        if self.model is not None and self.model not in (name, source):
+            raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
+        settings = self.connection.get("/get_server_info", _mapping)
+        return About(self.model or name, source, settings.get("max_req_input_len") or settings.get("context_length"))
+
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+        found: list[list[Step]] = [[] for _ in queries]
+        for indices, group, _ in self.requests(queries):
+
+            def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[Step]]:
+                return self._steps(answer, request_id, group, num_top)
+
+            for index, steps in zip(indices, self._post(group, num_top, 0, read), strict=True):
+                found[index] = steps
+        return found
+
+    def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
+        def read(answer: Any, request_id: str) -> list[float]:
+            try:
+                entries = _answers(answer, request_id, 1)[0]["meta_info"]["input_token_logprobs"][1:]
+                if [int(token) for _, token, *_ in entries] != list(ids[1:]):
+                    raise BadAnswer("it reads another prompt")
+                return [float(value) for value, *_ in entries]
+            except (LookupError, TypeError, ValueError) as error:
+                raise BadAnswer(f"{type(error).__name__} in what it says of the prompt") from error
+
+        found: list[float] = self._post([Query(tuple(ids))], 1, None, read)
+        return found
+
+    def _post(self, group: list[Query], num_top: int, start: int | None, read: Any) -> Any:
+        """`start`: 0 reads the log-probabilities of the prompts' tokens too."""
+        body = {
+            "input_ids": [list(query.ids) for query in group],
+            "sampling_params": {"temperature": 0, "max_new_tokens": group[0].num_steps},
+            "return_logprob": True,
+            "logprob_start_len": [0 if start is None else len(query.ids) - 1 for query in group],
+            "top_logprobs_num": [num_top] * len(group),
+            "token_ids_logprob": [list(query.tokens) or None for query in group],
+        }
+        return self.connection.post("/generate", body, read, name_requests=_name_requests)
+
+    def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:
+        try:
+            answers = _answers(answer, request_id, len(group))
+            infos = [one["meta_info"] for one in answers]
+            steps = [_read(info, query, num_top) for info, query in zip(infos, group, strict=True)]
+            cached = sum(int(info.get("cached_tokens") or 0) for info in infos)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadAnswer(f"{type(error).__name__} in its log-probabilities") from error
+        self.traffic.num_requests += 1
+        self.traffic.num_sent += sum(len(query.ids) for query in group)
+        self.traffic.num_cached += cached
+        return steps
+
+
+def _mapping(answer: Any) -> dict[str, Any]:
+    if not isinstance(answer, dict):
+        raise BadAnswer("it says nothing of the model")
+    return answer
+
+
+def _name_requests(body: dict[str, Any], request_id: str) -> dict[str, Any]:
+    return {**body, "rid": [f"{request_id}-{number}" for number in range(len(body["input_ids"]))]}
+
+
+def _answers(answer: Any, request_id: str, count: int) -> list[Any]:
+    """What is said of each prompt; refused where it is the answer to another request."""
+    if not isinstance(answer, list) or len(answer) != count:
+        raise BadAnswer("it does not answer all prompts")
+    if [one["meta_info"]["id"] for one in answer] != [f"{request_id}-{number}" for number in range(count)]:
+        raise BadAnswer("it answers another request")
+    return answer
+
+
+def _read(info: dict[str, Any], query: Query, num_top: int) -> list[Step]:
+    chosen = [int(token) for _, token, *_ in info["output_token_logprobs"]]
+    best = info["output_top_logprobs"]
+    asked = info.get("output_token_ids_logprobs") if query.tokens else [[]] * len(chosen)
+    if not 1 <= len(chosen) <= query.num_steps or not len(chosen) == len(best) == len(asked or ()):
+        raise BadAnswer(f"it goes on for {len(chosen)} tokens of {query.num_steps}")
+    rows = [
+        {int(token): float(value) for value, token, *_ in [*of_best, *of_asked]}
+        for of_best, of_asked in zip(best, asked or (), strict=True)
+    ]
+    return [make_step(row, query, num_top, token) for row, token in zip(rows, chosen, strict=True)]

@@ -1,0 +1,112 @@
+"""vLLM: the OpenAI-compatible `/v1/completions` with prompts of token ids.
+
+`prompt_logprobs` switches the prefix cache off, so each text is a prompt of its own, asked for the token after it
+(`logprob_token_ids` names more of them than the most likely ones); whole blocks of what texts share are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .api import About, ServerApi
+from .queries import BadAnswer, Query, ServerError, Step, make_step
+
+
+class VllmApi(ServerApi):
+    """See [`ServerApi`]."""
+
+    def about(self) -> About:
+        models = self.connection.get("/v1/models", _models)
+        names = [entry["id"] for entry in models]
+        name = names[0] if self.model is None else self.model
+        if name not in names:
+            raise ServerError(f"the server at {self.connection.url} serves {names}, not {name!r}")
+        entry = models[names.index(name)]
+        return About(name, str(entry.get("root") or name), entry.get("max_model_len"))
+
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+        found: list[list[Step]] = [[] for _ in queries]
+        for indices, group, tokens in self.requests(queries):
+            body: dict[str, Any] = {
+                "model": self.model,
+                "prompt": [list(query.ids) for query in group],
+                "max_tokens": group[0].num_steps,
+                "temperature": 0,
+                "logprobs": num_top,
+                "return_tokens_as_token_ids": True,
+            }
+            if tokens:
+                body["logprob_token_ids"] = tokens
+
+            def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[Step]]:
+                return self._steps(answer, request_id, group, num_top)
+
+            for index, steps in zip(indices, self.connection.post("/v1/completions", body, read), strict=True):
+                found[index] = steps
+        return found
+
+    def tokenize(self, text: str) -> list[int] | None:
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        try:
+            return self.connection.post("/tokenize", body, lambda answer, _: [int(token) for token in answer["tokens"]])
+        except ServerError:
+            return None  # a gateway before it may pass completions only
+
+    def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
+        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+
+        def read(answer: Any, request_id: str) -> list[float]:
+            try:
+                entries = _choices(answer, request_id, 1)[0]["prompt_logprobs"][1:]
+                return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], entries, strict=True)]
+            except (LookupError, TypeError, ValueError) as error:
+                raise BadAnswer(f"{type(error).__name__} in what it says of the prompt") from error
+
+        return self.connection.post("/v1/completions", body, read)
+
+    def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:
+        try:
+            choices = _choices(answer, request_id, len(group))
+            steps = [_read(choice["logprobs"], query, num_top) for choice, query in zip(choices, group, strict=True)]
+            usage = answer.get("usage") or {}
+            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadAnswer(f"{type(error).__name__} in its log-probabilities") from error
+        self.traffic.num_requests += 1
+        self.traffic.num_sent += sum(len(query.ids) for query in group)
+        self.traffic.num_cached += cached
+        return steps
+
+
+def _models(answer: Any) -> list[dict[str, Any]]:
+    try:
+        entries = list(answer["data"])
+        if entries and all(isinstance(entry["id"], str) for entry in entries):
+            return entries
+    except (LookupError, TypeError):
+        pass
+    raise BadAnswer("it names no models")
+
+
+def _choices(answer: Any, request_id: str, count: int) -> list[Any]:
+    """What is said of each prompt, in their order; refused where it is the answer to another request."""
+    if request_id not in str(answer["id"]):
+        raise BadAnswer("it answers another request")
+    choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+    if [choice["index"] for choice in choices] != list(range(count)):
+        raise BadAnswer(f"it answers {len(choices)} of {count} prompts")
+    return choices
+
+
+def _read(logprobs: Any, query: Query, num_top: int) -> list[Step]:
+    entries = [{_token(name): float(value) for name, value in entry.items()} for entry in logprobs["top_logprobs"]]
+    chosen = [_token(name) for name in logprobs["tokens"]]
+    if not 1 <= len(entries) <= query.num_steps or len(entries) != len(chosen):
+        raise BadAnswer(f"it goes on for {len(entries)} tokens of {query.num_steps}")
+    return [make_step(entry, query, num_top, token) for entry, token in zip(entries, chosen, strict=True)]
+
+
+def _token(name: str) -> int:
+    """Of `token_id:17`."""
+    return int(name.removeprefix("token_id:"))
