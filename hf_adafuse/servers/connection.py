@@ -13,6 +13,7 @@ import random
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -152,6 +153,7 @@ class Connection:
         with self._lock:
             if self._owner != os.getpid():
                 self._client, self._owner = self._httpx.Client(base_url=self.url), os.getpid()
+                weakref.finalize(self, self._client.close)
             return self._client
 
     def __deepcopy__(self, memo: Any) -> Connection:

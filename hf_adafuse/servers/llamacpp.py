@@ -37,7 +37,7 @@ class LlamaCppApi(ServerApi):
         return About(name, name, length)
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
-        most = max(num_top, _MANY if any(query.tokens for query in queries) else 0)
+        most = min(self._vocab_size, max(num_top, _MANY if any(query.tokens for query in queries) else 0))
         found = self._rows(queries, most)
         for index, (query, rows) in enumerate(zip(queries, found, strict=True)):
             if any(token not in row for row, _ in rows for token in query.tokens):

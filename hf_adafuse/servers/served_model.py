@@ -31,6 +31,7 @@ class ServedConfig(PreTrainedConfig):
     """Of a model behind a server: what is known of it."""
 
     model_type = "adafuse_served"
+    num_hidden_layers = 1  # `generate()` makes a cache by it, which stays empty
 
 
 class ServedModel(PreTrainedModel, GenerationMixin):

@@ -1,0 +1,177 @@
+"""Stand-ins for servers: a real small model behind the endpoints of vLLM, SGLang and llama.cpp, in the shapes that these
+have (recorded of vLLM 0.32 and llama.cpp; of SGLang by its documentation). Every request reads whole texts, uncached.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import torch
+
+
+class StandIn:
+    """
+    Answers as one kind of server does.
+
+    Args:
+        model, tokenizer: what is served.
+        kind (`str`): `"vllm"`, `"sglang"` or `"llamacpp"`.
+        seconds (`float`): that every request takes at least.
+
+    Attributes:
+        requests (`list`): path, body and headers of each.
+    """
+
+    def __init__(self, model, tokenizer, kind="vllm", name="tiny", seconds=0.0, max_length=None, noise=0.0):
+        self.model, self.tokenizer, self.kind, self.name = model, tokenizer, kind, name
+        self.seconds, self.noise = seconds, noise
+        self.max_length = max_length or model.config.max_position_embeddings
+        eos = model.generation_config.eos_token_id
+        self.eos = set([eos] if isinstance(eos, int) else eos or [])
+        self.requests = []
+        self._lock = threading.Lock()
+        self._memory = {}
+
+    def answer(self, path, body, headers):
+        """The status and the answer."""
+        self.requests.append((path, body, headers))
+        time.sleep(self.seconds)
+        handler = {
+            "/v1/models": self.models,
+            "/v1/completions": self.completions,
+            "/tokenize": self.tokenize,
+            "/get_model_info": lambda body, headers: {"model_path": self.name, "tokenizer_path": self.name},
+            "/get_server_info": lambda body, headers: {"max_req_input_len": self.max_length},
+            "/generate": self.generate,
+            "/props": lambda body, headers: {"default_generation_settings": {"n_ctx": self.max_length}},
+            "/completion": self.completion,
+        }.get(path)
+        if handler is None:
+            return 404, {"error": "no such path"}
+        with self._lock:
+            try:
+                return 200, handler(body, headers)
+            except PermissionError as error:
+                return 400, {"error": str(error)}
+
+    def log_probs(self, ids):
+        key = tuple(ids)
+        if key not in self._memory:
+            with torch.no_grad():
+                logits = self.model(torch.tensor([ids]), use_cache=False).logits[0].float()
+            for end, row in enumerate(logits.log_softmax(-1), start=1):
+                self._memory.setdefault(key[:end], row)
+        noise = self.noise * len(self.requests) % 0.5
+        return self._memory[key] - noise
+
+    def steps(self, ids, count):
+        """Greedy: per step the log-probabilities and the token."""
+        ids, found = list(ids), []
+        if len(ids) + count > self.max_length:
+            raise PermissionError("the text is too long")
+        while len(found) < count:
+            row = self.log_probs(ids)
+            found.append((row, int(row.argmax())))
+            ids.append(found[-1][1])
+            if ids[-1] in self.eos:
+                break
+        return found
+
+    def models(self, body, headers):
+        entry = {"id": self.name, "root": self.name, "max_model_len": self.max_length}
+        return {"data": [entry | {"meta": {"n_vocab": self.model.config.vocab_size}}]}
+
+    def tokenize(self, body, headers):
+        return {"tokens": self.tokenizer(body.get("prompt", body.get("content")), add_special_tokens=False).input_ids}
+
+    def completions(self, body, headers):
+        if body["model"] != self.name:
+            raise PermissionError("no such model")
+        choices = []
+        for index, ids in enumerate(body["prompt"]):
+            entries, tokens = [], []
+            for row, token in self.steps(ids, body["max_tokens"]):
+                known = {*row.topk(body.get("logprobs", 1)).indices.tolist(), *body.get("logprob_token_ids", [])}
+                entries.append({f"token_id:{t}": float(row[t]) for t in known})
+                tokens.append(f"token_id:{token}")
+            prompt = [None, *({str(t): {"logprob": float(self.log_probs(ids[:i])[t])}} for i, t in enumerate(ids) if i)]
+            choices.append(
+                {"index": index, "logprobs": {"top_logprobs": entries, "tokens": tokens}, "prompt_logprobs": prompt}
+            )
+        name = headers.get("X-Request-Id")
+        return {"id": f"cmpl-{name}", "model": self.name, "choices": choices[::-1], "usage": {}}
+
+    def generate(self, body, headers):
+        answers = []
+        for ids, name, top, asked in zip(
+            body["input_ids"], body["rid"], body["top_logprobs_num"], body["token_ids_logprob"], strict=True
+        ):
+            steps = self.steps(ids, body["sampling_params"]["max_new_tokens"])
+            info = {
+                "id": name,
+                "cached_tokens": 0,
+                "input_token_logprobs": [
+                    [float(self.log_probs(ids[:i])[t]) if i else None, t, None] for i, t in enumerate(ids)
+                ],
+                "output_token_logprobs": [[float(row[token]), token, None] for row, token in steps],
+                "output_top_logprobs": [
+                    [[float(row[t]), t, None] for t in row.topk(top).indices.tolist()] for row, _ in steps
+                ],
+            }
+            if asked:
+                info["output_token_ids_logprobs"] = [[[float(row[t]), t, None] for t in asked] for row, _ in steps]
+            answers.append({"text": "", "meta_info": info})
+        return answers
+
+    def completion(self, body, headers):
+        answers = []
+        for index, ids in enumerate(body["prompt"]):
+            entries = [
+                {
+                    "id": token,
+                    "logprob": float(row[token]),
+                    "top_logprobs": [
+                        {"id": t, "logprob": float(row[t])} for t in row.topk(min(body["n_probs"], len(row))).indices.tolist()
+                    ],
+                }
+                for row, token in self.steps(ids, body["n_predict"])
+            ]
+            answers.append({"index": index, "tokens_evaluated": len(ids), "completion_probabilities": entries})
+        return answers if len(answers) > 1 else answers[0]
+
+
+@contextmanager
+def serving(stand_in):
+    """The URL of a stand-in, or of anything else with `answer(path, body, headers)`, for as long as it is served."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            size = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(size)) if size else None
+            status, answer, *more = stand_in.answer(self.path, body, dict(self.headers))
+            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            for name, value in (more[0] if more else {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
