@@ -21,7 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # By the name of the argument that is a case's number, how many of `--cases` make one: some take longer.
-CASES_PER_NUMBER = {"case_number": 1, "method_number": 4, "served_number": 10, "structured_number": 10, "real_number": 40}
+CASES_PER_NUMBER = {
+    "case_number": 1,
+    "method_number": 4,
+    "served_number": 10,
+    "structured_number": 10,
+    "real_number": 40,
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
@@ -95,7 +95,8 @@ class StandIn:
         for index, ids in enumerate(body["prompt"]):
             entries, tokens = [], []
             for row, token in self.steps(ids, body["max_tokens"]):
-                known = {*row.topk(body.get("logprobs", 1)).indices.tolist(), *body.get("logprob_token_ids", [])}
+                named = body.get("logprob_token_ids")  # with these, only the most likely token beside them
+                known = {token, *(row.topk(body.get("logprobs", 1)).indices.tolist() if named is None else named)}
                 entries.append({f"token_id:{t}": float(row[t]) for t in known})
                 tokens.append(f"token_id:{token}")
             prompt = [None, *({str(t): {"logprob": float(self.log_probs(ids[:i])[t])}} for i, t in enumerate(ids) if i)]
@@ -135,7 +136,8 @@ class StandIn:
                     "id": token,
                     "logprob": float(row[token]),
                     "top_logprobs": [
-                        {"id": t, "logprob": float(row[t])} for t in row.topk(min(body["n_probs"], len(row))).indices.tolist()
+                        {"id": t, "logprob": float(row[t])}
+                        for t in row.topk(min(body["n_probs"], len(row))).indices.tolist()
                     ],
                 }
                 for row, token in self.steps(ids, body["n_predict"])
@@ -161,7 +163,8 @@ def serving(stand_in):
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(ConnectionError):  # who asked may have given up
+                self.wfile.write(data)
 
         do_GET = do_POST
 

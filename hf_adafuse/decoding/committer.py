@@ -48,7 +48,7 @@ class Committer:
         ids = pool.encode_for(0, winner)
         end_token = winner.end_token
         if winner.ends and end_token is None:
-            end_token = main.path(prompt.index, ids)[-1].reading.best_of(main.eos_ids)
+            end_token = main.best_end(prompt.index, ids)
 
         def record(num_taken: int, is_whole: bool) -> AdaFuseRound:
             text = winner.text if num_taken >= len(ids) else main.vocabulary.text(ids[:num_taken])

@@ -25,7 +25,7 @@ from .judge import Judge
 from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt
 from .proposer import Proposals
-from .requests import Requests
+from .requests import Read, Requests
 from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler
 from .scoring import span_nll
@@ -185,7 +185,10 @@ class Decoder:
         (winner,) = sure.ranked()
         if winner.dropped is not None:
             return False
-        winner.nlls[0] = span_nll(main.log_probs(prompt.index, Span(winner.ids[0], winner.ends)))
+        scored = Span(winner.ids[0], winner.ends)
+        if needed := main.needed_to_score(prompt.index, [scored]):  # of the end only the most likely id is known
+            yield Read(0, needed)
+        winner.nlls[0] = span_nll(main.log_probs(prompt.index, scored))
         winner.score = winner.nlls[0] or 0.0
         main.num_proposals += 1
         self._committer.commit(prompt, sure, winner)

@@ -134,8 +134,8 @@ class Member:
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         trees = self.backend
         if isinstance(trees, ServedBackend):
-            trees.num_top, trees.eos_ids, trees.make_reading = num_top, self.eos_ids, SparseReading
-            return SparseReader(self.eos_ids)
+            trees.num_top, trees.make_reading = num_top, SparseReading
+            return SparseReader(self.eos_ids, trees.wanted)
         return Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
 
     @property
@@ -189,9 +189,14 @@ class Member:
 
     def log_probs(self, prompt_index: int, span: Span) -> list[float]:
         """The log-probability (nats) of each id of a span that has been read, and of the end of the text after it."""
-        readings = [node.reading for node in self.path(prompt_index, span.ids)]
-        found: list[float] = self._reader.span_log_probs(readings, span.ids, self.eos_ids if span.ends else None)
+        path, eos_ids = self.path(prompt_index, span.ids), self.eos_ids if span.ends else None
+        found: list[float] = self._reader.span_log_probs(path, span.ids, eos_ids)
         return found
+
+    def best_end(self, prompt_index: int, ids: list[int]) -> int:
+        """The most likely of its end-of-sequence ids after these ids, which have been scored with the end."""
+        best: int = self._reader.best_of(self.path(prompt_index, ids)[-1], self.eos_ids)
+        return best
 
     def logits(self, prompt_index: int, span: Span) -> list[float]:
         """The processed logit of each id of a span that has been read."""

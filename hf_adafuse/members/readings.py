@@ -185,9 +185,14 @@ class Reader:
         """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
         return [node for node in path if node.reading is None]
 
-    def span_log_probs(self, readings: list[Reading], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
-        """As of the function."""
-        return span_log_probs(readings, ids, eos_ids)
+    def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
+        """As of the function, by the nodes before the ids, and after them."""
+        return span_log_probs([node.reading for node in path], ids, eos_ids)
+
+    def best_of(self, node: Node, tokens: Sequence[int]) -> int:
+        """The most likely of these tokens after a node that has been read; the first of equals."""
+        best: int = node.reading.best_of(tokens)
+        return best
 
     def remember(self, path: list[Node]) -> None:
         """This path becomes part of the prefix, and what is not read of it is parted from what is."""

@@ -89,10 +89,10 @@ def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
     first = [steps[0] for steps in model.api.ask(queries, 2)]
     again = [model.api.ask([query], 2)[0][0] for query in queries[:: max(1, len(queries) // 4)]]
     pairs = list(zip(first[:: max(1, len(queries) // 4)], again, strict=True))
-    (walk,) = model.api.ask([Query(tuple(ids), (), 4)], 2)
+    (walk,) = model.api.ask([Query(tuple(ids), (ids[0],), 4)], 2)
     text = list(ids)
     for step in walk:
-        ((alone,),) = model.api.ask([Query(tuple(text))], 2)
+        ((alone,),) = model.api.ask([Query(tuple(text), (ids[0],))], 2)
         pairs.append((step, alone))
         text.append(step.chosen)
     differences = [

@@ -5,8 +5,7 @@ asked is unknown, never taken for impossible. Knows nodes; no server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from ..trees.nodes import Node
 
@@ -23,7 +22,7 @@ class SparseReading:
     __slots__ = ("log_probs", "top", "top_log_probs")
 
     def __init__(self, top: Sequence[int], log_probs: Mapping[int, float]) -> None:
-        self.log_probs = dict(log_probs)
+        self.log_probs = log_probs
         self.top = list(top)
         self.top_log_probs = [self.log_probs[token] for token in top]
 
@@ -36,27 +35,20 @@ class SparseReading:
         """No logits processor acts on a member behind a server."""
         return False
 
-    def knows(self, tokens: Iterable[int]) -> bool:
-        """Whether the log-probabilities of these are known."""
-        return all(token in self.log_probs for token in tokens)
-
-    def best_of(self, tokens: Sequence[int]) -> int:
-        """The most likely of these tokens, which are known; the first of equals."""
-        return max(tokens, key=lambda token: self.log_probs[token])
-
 
 class SparseReader:
     """
     Reads what one member behind a server has been told. See [`Reader`], in whose place it is.
 
     Args:
-        eos_ids (`list[int]`): asked for after every text.
+        eos_ids (`list[int]`): of the member.
+        wanted (`dict[Node, set[int]]`): where the backend looks for tokens to ask for.
     """
 
     has_processors = False
 
-    def __init__(self, eos_ids: Sequence[int]) -> None:
-        self._eos_ids = list(eos_ids)
+    def __init__(self, eos_ids: Sequence[int], wanted: dict[Node, set[int]]) -> None:
+        self._eos_ids, self._wanted = list(eos_ids), wanted
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
         """The backend gives the nodes their readings itself."""
@@ -66,18 +58,25 @@ class SparseReader:
 
     def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
         """Of the nodes above these tokens, each above its own, and one more where the text ends after them, those of
-        which the token, or the end, is not known."""
-        wanted: list[Any] = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
-        pairs = zip(path, wanted, strict=True)
-        return [node for node, after in pairs if node.reading is None or not node.reading.knows(after)]
+        which the token, or the end, is not known; it will be asked for."""
+        wanted = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
+        missing = []
+        for node, after in zip(path, wanted, strict=False):
+            lacking = [token for token in after if token not in (node.snapshot or ())]
+            if lacking:
+                self._wanted.setdefault(node, set()).update(lacking)
+                missing.append(node)
+        return missing
 
-    def span_log_probs(
-        self, readings: list[SparseReading], ids: list[int], eos_ids: Sequence[int] | None
-    ) -> list[float]:
+    def best_of(self, node: Node, tokens: Sequence[int]) -> int:
+        """As of [`Reader`]; the tokens are known."""
+        return max(tokens, key=lambda token: float(node.snapshot[token]))
+
+    def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
         """As of [`Reader`]."""
-        values = [reading.log_probs[token] for reading, token in zip(readings, ids, strict=False)]
+        values = [float(node.snapshot[token]) for node, token in zip(path, ids, strict=False)]
         if eos_ids is not None:
-            ends = [readings[-1].log_probs[token] for token in eos_ids]
+            ends = [float(path[-1].snapshot[token]) for token in eos_ids]
             most = max(ends, default=-math.inf)
             total = math.fsum(math.exp(value - most) for value in ends) if most > -math.inf else 0.0
             values.append(most + math.log(total) if total else -math.inf)

@@ -71,7 +71,8 @@ class ServerApi(ABC):
     @abstractmethod
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
         """
-        The steps of each query: as many as it has, or fewer where the text ends.
+        The steps of each query: as many as it has, at least one, or fewer where the text ends; the tokens that it asks
+        for are known of the first.
 
         Raises:
             ServerError: there is no usable answer.
@@ -83,7 +84,7 @@ class ServerApi(ABC):
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
         """The log-probability (nats) of each id of a text but the first."""
-        queries = [Query(tuple(ids[:end]), (ids[end],)) for end in range(1, len(ids))]
+        queries = [Query(tuple(ids[:end]), (ids[end],), 0) for end in range(1, len(ids))]
         return [steps[0].log_probs[query.tokens[0]] for query, steps in zip(queries, self.ask(queries, 1), strict=True)]
 
     def requests(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], list[Query], list[int]]]:

@@ -94,7 +94,8 @@ class Connection:
 
         Args:
             path (`str`), body (`dict`): of the request.
-            read (`Callable`): `read(answer, request_id)`; raises `BadAnswer` where it cannot be right.
+            read (`Callable`): `read(answer, request_id)`; raises `BadAnswer` where it cannot be right, or whatever comes
+                of an answer of another form.
             name_requests (`Callable`, *optional*): `name_requests(body, request_id)`: the body with the name of the
                 request in it, where a server does not take it from the header `X-Request-Id`.
 
@@ -120,6 +121,8 @@ class Connection:
                 reason = answer
             except BadAnswer as error:
                 reason, wait = f"its answer cannot be right: {error}", 0.0
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                reason, wait = f"its answer has another form than expected ({type(error).__name__})", 0.0
             growing = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
             pause = max(wait, growing)
         raise ServerError(f"the server at {self.url} gives no answer to {path}: {reason}")

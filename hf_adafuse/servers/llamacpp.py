@@ -7,6 +7,7 @@ whole vocabulary is asked for. Its numbers depend on how a text is cut into pass
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from .api import About, ServerApi
@@ -40,11 +41,13 @@ class LlamaCppApi(ServerApi):
         most = min(self._vocab_size, max(num_top, _MANY if any(query.tokens for query in queries) else 0))
         found = self._rows(queries, most)
         for index, (query, rows) in enumerate(zip(queries, found, strict=True)):
-            if any(token not in row for row, _ in rows for token in query.tokens):
-                # With what a greedy walk asks for it may be unknown only later on: walks are asked again whole.
-                (found[index],) = self._rows([query], self._vocab_size)
+            if any(token not in rows[0][0] for token in query.tokens):
+                found[index][0] = self._rows([replace(query, num_steps=0)], self._vocab_size)[0][0]
         return [
-            [make_step(row, query, num_top, chosen) for row, chosen in rows]
+            [
+                make_step(row, () if number else query.tokens, num_top if query.num_steps else 0, chosen)
+                for number, (row, chosen) in enumerate(rows)
+            ]
             for query, rows in zip(queries, found, strict=True)
         ]
 
@@ -58,7 +61,7 @@ class LlamaCppApi(ServerApi):
         for indices, group, _ in self.requests(queries):
             body = {
                 "prompt": [list(query.ids) for query in group],
-                "n_predict": group[0].num_steps,
+                "n_predict": max(1, group[0].num_steps),
                 "n_probs": most,
                 "temperature": -1,  # greedy, with the probabilities of the model itself
                 "cache_prompt": True,
@@ -72,25 +75,18 @@ class LlamaCppApi(ServerApi):
         return found
 
     def _read(self, answer: Any, group: list[Query], most: int) -> list[list[tuple[dict[int, float], int]]]:
-        try:
-            answers = answer if isinstance(answer, list) else [answer]
-            answers = sorted(answers, key=lambda one: int(one["index"]))
-            if len(answers) != len(group):
-                raise BadAnswer(f"it answers {len(answers)} of {len(group)} prompts")
-            sent = [len(query.ids) for query in group]
-            if [int(one["tokens_evaluated"]) for one in answers] != sent:
-                raise BadAnswer("it answers another request")
-            rows = [
-                [(_values(step["top_logprobs"]), int(step["id"])) for step in one["completion_probabilities"]]
-                for one in answers
-            ]
-            cached = sum(
-                int((one.get("timings") or {}).get("cache_n") or one.get("tokens_cached") or 0) for one in answers
-            )
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise BadAnswer(f"{type(error).__name__} in its log-probabilities") from error
+        answers = answer if isinstance(answer, list) else [answer]
+        answers = sorted(answers, key=lambda one: int(one["index"]))
+        sent = [len(query.ids) for query in group]
+        if [int(one["tokens_evaluated"]) for one in answers] != sent:
+            raise BadAnswer("it answers another request")
+        rows = [
+            [(_values(step["top_logprobs"]), int(step["id"])) for step in one["completion_probabilities"]]
+            for one in answers
+        ]
+        cached = sum(int((one.get("timings") or {}).get("cache_n") or 0) for one in answers)
         for of_query, query in zip(rows, group, strict=True):
-            if not 1 <= len(of_query) <= query.num_steps or any(len(row) < most for row, _ in of_query):
+            if not 1 <= len(of_query) <= max(1, query.num_steps) or any(len(row) < most for row, _ in of_query):
                 raise BadAnswer("it lacks tokens that were asked for")
         self.traffic.num_requests += 1
         self.traffic.num_sent += sum(sent)

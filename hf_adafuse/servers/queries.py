@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -23,7 +23,8 @@ class Query:
     Args:
         ids (`tuple[int]`): the text, at least one token.
         tokens (`tuple[int]`, *optional*): whose log-probabilities are wanted.
-        num_steps (`int`, *optional*, defaults to 1): so many tokens greedily on, as far as the text goes.
+        num_steps (`int`, *optional*, defaults to 1): of the most likely tokens, so many steps greedily on, as far as the
+            text goes; 0: they are not wanted.
     """
 
     ids: tuple[int, ...]
@@ -37,7 +38,7 @@ class Step:
     What is known of the token after a text.
 
     Args:
-        top (`tuple[int]`): the most likely tokens, best first.
+        top (`tuple[int]`): the most likely tokens, best first; none where they were not asked for.
         log_probs (`dict[int, float]`): in nats, of the most likely tokens and of those that were asked for; of all
             others nothing is known.
         chosen (`int`): the token with which the text goes on, where another step follows: the most likely one.
@@ -48,26 +49,26 @@ class Step:
     chosen: int
 
 
-def make_step(log_probs: Mapping[int, float], query: Query, num_top: int, chosen: int) -> Step:
+def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: int, chosen: int) -> Step:
     """
     A step of an answer, looked at.
 
     Args:
         log_probs (`dict[int, float]`): all that the server says.
-        query (`Query`): what was asked.
+        tokens (`list[int]`): whose it was asked for.
         num_top (`int`): how many of the most likely tokens it was asked for.
         chosen (`int`): with which it went on: the most likely one.
 
     Raises:
         BadAnswer: it lacks what was asked for, or its numbers are no log-probabilities.
     """
-    if len(log_probs) < num_top or any(token not in log_probs for token in query.tokens):
+    if len(log_probs) < num_top or any(token not in log_probs for token in tokens):
         raise BadAnswer("it lacks tokens that were asked for")
     if any(math.isnan(value) or value > 1e-3 for value in log_probs.values()):
         raise BadAnswer("its numbers are no log-probabilities")
     if math.fsum(math.exp(value) for value in log_probs.values()) > 1.01:
         raise BadAnswer("its probabilities are more than 1 together")
-    top = tuple(sorted(log_probs, key=lambda token: (-log_probs[token], token))[:num_top])
-    if log_probs.get(chosen, -math.inf) < log_probs[top[0]] - 1e-3:
+    best = sorted(log_probs, key=lambda token: (-log_probs[token], token))
+    if log_probs.get(chosen, -math.inf) < log_probs[best[0]] - 1e-3:
         raise BadAnswer("it went on with a token that is not the most likely one")
-    return Step(top, dict(log_probs), chosen)
+    return Step(tuple(best[:num_top]), dict(log_probs), chosen)

@@ -39,13 +39,10 @@ class SglangApi(ServerApi):
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
         def read(answer: Any, request_id: str) -> list[float]:
-            try:
-                entries = _answers(answer, request_id, 1)[0]["meta_info"]["input_token_logprobs"][1:]
-                if [int(token) for _, token, *_ in entries] != list(ids[1:]):
-                    raise BadAnswer("it reads another prompt")
-                return [float(value) for value, *_ in entries]
-            except (LookupError, TypeError, ValueError) as error:
-                raise BadAnswer(f"{type(error).__name__} in what it says of the prompt") from error
+            entries = _answers(answer, request_id, 1)[0]["meta_info"]["input_token_logprobs"][1:]
+            if [int(token) for _, token, *_ in entries] != list(ids[1:]):
+                raise BadAnswer("it reads another prompt")
+            return [float(value) for value, *_ in entries]
 
         found: list[float] = self._post([Query(tuple(ids))], 1, None, read)
         return found
@@ -54,7 +51,7 @@ class SglangApi(ServerApi):
         """`start`: 0 reads the log-probabilities of the prompts' tokens too."""
         body = {
             "input_ids": [list(query.ids) for query in group],
-            "sampling_params": {"temperature": 0, "max_new_tokens": group[0].num_steps},
+            "sampling_params": {"temperature": 0, "max_new_tokens": max(1, group[0].num_steps)},
             "return_logprob": True,
             "logprob_start_len": [0 if start is None else len(query.ids) - 1 for query in group],
             "top_logprobs_num": [num_top] * len(group),
@@ -63,13 +60,9 @@ class SglangApi(ServerApi):
         return self.connection.post("/generate", body, read, name_requests=_name_requests)
 
     def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:
-        try:
-            answers = _answers(answer, request_id, len(group))
-            infos = [one["meta_info"] for one in answers]
-            steps = [_read(info, query, num_top) for info, query in zip(infos, group, strict=True)]
-            cached = sum(int(info.get("cached_tokens") or 0) for info in infos)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise BadAnswer(f"{type(error).__name__} in its log-probabilities") from error
+        infos = [one["meta_info"] for one in _answers(answer, request_id, len(group))]
+        steps = [_read(info, query, num_top) for info, query in zip(infos, group, strict=True)]
+        cached = sum(int(info.get("cached_tokens") or 0) for info in infos)
         self.traffic.num_requests += 1
         self.traffic.num_sent += sum(len(query.ids) for query in group)
         self.traffic.num_cached += cached
@@ -99,10 +92,13 @@ def _read(info: dict[str, Any], query: Query, num_top: int) -> list[Step]:
     chosen = [int(token) for _, token, *_ in info["output_token_logprobs"]]
     best = info["output_top_logprobs"]
     asked = info.get("output_token_ids_logprobs") if query.tokens else [[]] * len(chosen)
-    if not 1 <= len(chosen) <= query.num_steps or not len(chosen) == len(best) == len(asked or ()):
+    if not 1 <= len(chosen) <= max(1, query.num_steps) or not len(chosen) == len(best) == len(asked or ()):
         raise BadAnswer(f"it goes on for {len(chosen)} tokens of {query.num_steps}")
     rows = [
         {int(token): float(value) for value, token, *_ in [*of_best, *of_asked]}
         for of_best, of_asked in zip(best, asked or (), strict=True)
     ]
-    return [make_step(row, query, num_top, token) for row, token in zip(rows, chosen, strict=True)]
+    return [
+        make_step(row, query.tokens, num_top if query.num_steps else 0, token)
+        for row, token in zip(rows, chosen, strict=True)
+    ]

@@ -1,12 +1,14 @@
 """vLLM: the OpenAI-compatible `/v1/completions` with prompts of token ids.
 
-`prompt_logprobs` switches the prefix cache off, so each text is a prompt of its own, asked for the token after it
-(`logprob_token_ids` names more of them than the most likely ones); whole blocks of what texts share are read once.
+`prompt_logprobs` switches the prefix cache off, so each text is a prompt of its own, asked for the token after it, by
+the most likely ones or by their names (`logprob_token_ids`); whole blocks of what texts share are read once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from .api import About, ServerApi
@@ -26,14 +28,33 @@ class VllmApi(ServerApi):
         return About(name, str(entry.get("root") or name), entry.get("max_model_len"))
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+        # Asked for named tokens, it says nothing of the most likely ones but the first: two requests at a time.
+        best = [query for query in queries if query.num_steps]
+        named = [replace(query, num_steps=0) for query in queries if query.tokens]
+        with ThreadPoolExecutor(2) as threads:
+            asked = threads.submit(self._ask, named, 0) if named else None
+            walks = iter(self._ask([replace(query, tokens=()) for query in best], num_top) if best else ())
+            steps = iter(asked.result() if asked else ())
+        found = []
+        for query in queries:
+            walk = next(walks) if query.num_steps else []
+            known = next(steps)[0] if query.tokens else None
+            if known is not None:
+                first = walk[0] if walk else known
+                walk = [replace(first, log_probs={**known.log_probs, **first.log_probs}), *walk[1:]]
+            found.append(walk)
+        return found
+
+    def _ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+        """Queries for the most likely tokens alone, or for named ones alone."""
         found: list[list[Step]] = [[] for _ in queries]
         for indices, group, tokens in self.requests(queries):
             body: dict[str, Any] = {
                 "model": self.model,
                 "prompt": [list(query.ids) for query in group],
-                "max_tokens": group[0].num_steps,
+                "max_tokens": group[0].num_steps or 1,
                 "temperature": 0,
-                "logprobs": num_top,
+                "logprobs": max(num_top, 1),
                 "return_tokens_as_token_ids": True,
             }
             if tokens:
@@ -57,22 +78,16 @@ class VllmApi(ServerApi):
         body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
 
         def read(answer: Any, request_id: str) -> list[float]:
-            try:
-                entries = _choices(answer, request_id, 1)[0]["prompt_logprobs"][1:]
-                return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], entries, strict=True)]
-            except (LookupError, TypeError, ValueError) as error:
-                raise BadAnswer(f"{type(error).__name__} in what it says of the prompt") from error
+            entries = _choices(answer, request_id, 1)[0]["prompt_logprobs"][1:]
+            return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], entries, strict=True)]
 
         return self.connection.post("/v1/completions", body, read)
 
     def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:
-        try:
-            choices = _choices(answer, request_id, len(group))
-            steps = [_read(choice["logprobs"], query, num_top) for choice, query in zip(choices, group, strict=True)]
-            usage = answer.get("usage") or {}
-            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise BadAnswer(f"{type(error).__name__} in its log-probabilities") from error
+        choices = _choices(answer, request_id, len(group))
+        steps = [_read(choice["logprobs"], query, num_top) for choice, query in zip(choices, group, strict=True)]
+        usage = answer.get("usage") or {}
+        cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         self.traffic.num_requests += 1
         self.traffic.num_sent += sum(len(query.ids) for query in group)
         self.traffic.num_cached += cached
@@ -80,13 +95,10 @@ class VllmApi(ServerApi):
 
 
 def _models(answer: Any) -> list[dict[str, Any]]:
-    try:
-        entries = list(answer["data"])
-        if entries and all(isinstance(entry["id"], str) for entry in entries):
-            return entries
-    except (LookupError, TypeError):
-        pass
-    raise BadAnswer("it names no models")
+    entries = list(answer["data"])
+    if not entries or not all(isinstance(entry["id"], str) for entry in entries):
+        raise BadAnswer("it names no models")
+    return entries
 
 
 def _choices(answer: Any, request_id: str, count: int) -> list[Any]:
@@ -102,9 +114,9 @@ def _choices(answer: Any, request_id: str, count: int) -> list[Any]:
 def _read(logprobs: Any, query: Query, num_top: int) -> list[Step]:
     entries = [{_token(name): float(value) for name, value in entry.items()} for entry in logprobs["top_logprobs"]]
     chosen = [_token(name) for name in logprobs["tokens"]]
-    if not 1 <= len(entries) <= query.num_steps or len(entries) != len(chosen):
+    if not 1 <= len(entries) <= max(1, query.num_steps) or len(entries) != len(chosen):
         raise BadAnswer(f"it goes on for {len(entries)} tokens of {query.num_steps}")
-    return [make_step(entry, query, num_top, token) for entry, token in zip(entries, chosen, strict=True)]
+    return [make_step(entry, query.tokens, num_top, token) for entry, token in zip(entries, chosen, strict=True)]
 
 
 def _token(name: str) -> int:

@@ -1,7 +1,8 @@
 """Trees of a model behind a server: running nodes is a request. Knows no HTTP, text, word or other member.
 
-Each node is a text of its own, asked for the most likely tokens after it and for its children in the tree. Nodes with
-nothing below them are where a member goes on: they are asked for several greedy tokens at once, which become nodes too.
+Each node is a text of its own. Where a member goes on it is asked for the most likely tokens, and for several greedy
+ones at once, which become nodes too; where a member scores it is asked for the tokens that are scored, and no more.
+What is known of a node, by token, is its `snapshot`; its reading has the most likely tokens too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ServedBackend(Backend):
 
     Attributes:
         num_top (`int`): how many of the most likely tokens are asked for; set by the member.
-        eos_ids (`list[int]`): asked for after every text; set by the member.
+        wanted (`dict[Node, set[int]]`): tokens that are to be asked for after nodes; filled by the member.
         make_reading (`Callable`): makes a node's reading of what is known; set by the member.
     """
 
@@ -36,7 +37,7 @@ class ServedBackend(Backend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self.num_top = 2
-        self.eos_ids: Sequence[int] = ()
+        self.wanted: dict[Node, set[int]] = {}
         self.make_reading: Callable[[Sequence[int], dict[int, float]], Any] = lambda top, log_probs: None
 
     def prefill(
@@ -81,7 +82,7 @@ class ServedBackend(Backend):
             raise ForwardError(str(error)) from error
 
     def settle(self, asked: Sequence[tuple[Node, Asked]], answers: Any) -> list[Node]:
-        """Give nodes their readings; returns the nodes that were asked for, and those of greedy walks."""
+        """Give nodes what is known of them now; returns the nodes that were asked for, and those of greedy walks."""
         self.num_forwards += 1
         read = []
         for (node, (ids, _, _)), steps in zip(asked, answers, strict=True):
@@ -89,16 +90,17 @@ class ServedBackend(Backend):
             for number, step in enumerate(steps):
                 if number:
                     node = node.add_child(steps[number - 1].chosen)
-                known = {} if node.reading is None else node.reading.log_probs
-                node.reading = self.make_reading(step.top, {**known, **step.log_probs})
+                node.snapshot = {**(node.snapshot or {}), **step.log_probs}
+                if step.top:
+                    node.reading = self.make_reading(step.top, node.snapshot)
                 node.is_run = True
                 read.append(node)
         return read
 
     def _query(self, node: Node) -> Asked:
-        ids = self.trees[node.prompt_index].ids_to(node)
-        is_end = not node.children and node.reading is None
-        room = self.model.room(len(ids))
-        steps = min(self.model.num_steps, room) if is_end else 1
-        tokens = {*self.eos_ids, *node.children} if node.children else {*self.eos_ids}
-        return tuple(ids), tuple(sorted(tokens)), max(1, steps)
+        tree = self.trees[node.prompt_index]
+        ids, tokens = tree.ids_to(node), self.wanted.pop(node, None) or set()
+        steps = 0
+        if node.reading is None and (node is tree.root or not tokens):
+            steps = max(1, min(self.model.num_steps, self.model.room(len(ids))))
+        return tuple(ids), tuple(sorted(tokens)), steps

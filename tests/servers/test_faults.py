@@ -1,0 +1,265 @@
+"""A server that is slow, refuses, drops the connection, answers nonsense or something else than asked: every text is
+right, or there is an error that names the member; nothing is lost or committed twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import threading
+import time
+
+import pytest
+from cases import PROMPTS, Case
+from stand_in import StandIn, serving
+from tiny import TOKENIZERS, tiny_model
+
+from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, ServedModel
+from hf_adafuse.servers.connection import Connection, Patience
+from hf_adafuse.servers.queries import BadAnswer, ServerError
+
+
+class FaultyProxy:
+    """Before a server: delays, cuts, repeats, corrupts and refuses, by lot; counts its faults."""
+
+    def __init__(self, behind, seed, share):
+        self.behind, self.rng, self.share = behind, random.Random(seed), share
+        self.faults, self.earlier = 0, []
+        self._lock = threading.Lock()
+
+    def answer(self, path, body, headers):
+        status, answer = self.behind.answer(path, body, headers)
+        with self._lock:
+            fault = self.rng.choice(FAULTS) if self.rng.random() < self.share else None
+            self.faults += fault is not None
+            whole = json.dumps(answer).encode()
+            earlier = self.rng.choice(self.earlier) if self.earlier else whole
+            self.earlier = [*self.earlier[-20:], whole]
+            at = self.rng.randrange(len(whole))
+            return fault(status, answer, whole, earlier, at) if fault else (status, answer)
+
+
+def delayed(status, answer, whole, earlier, at):
+    time.sleep(0.3)  # longer than the client waits
+    return status, answer
+
+
+def wrong_tokens(status, answer, whole, earlier, at):
+    """Other ids than those that were asked for."""
+    return 200, whole.replace(b"token_id:", b"token_id:9")
+
+
+def no_numbers(status, answer, whole, earlier, at):
+    return 200, whole.replace(b"-", b"")  # probabilities above 1
+
+
+FAULTS = [
+    delayed,
+    wrong_tokens,
+    no_numbers,
+    lambda status, answer, whole, earlier, at: (200, whole[:at]),  # cut
+    lambda status, answer, whole, earlier, at: (200, earlier),  # the answer to another request
+    lambda status, answer, whole, earlier, at: (200, whole[:at] + b"\x00\xff" + whole[at + 2 :]),
+    lambda status, answer, whole, earlier, at: (200, b"null"),
+    lambda status, answer, whole, earlier, at: (200, b"{}"),
+    lambda status, answer, whole, earlier, at: (429, {"error": "busy"}, {"Retry-After": "0.01"}),
+    lambda status, answer, whole, earlier, at: (503, {"error": "starting"}),
+    lambda status, answer, whole, earlier, at: (500, b"<html>"),
+]
+
+
+@pytest.fixture
+def pair():
+    names = ["byte_level", "sentencepiece"]
+    models = [tiny_model("llama", name, seed) for seed, name in enumerate(names)]
+    return Case(models, [TOKENIZERS[name]() for name in names], AdaFuseConfig(num_branches=3), PROMPTS[:2], 10)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr("hf_adafuse.servers.connection._FIRST_PAUSE", 0.001)
+
+
+def behind(case, url, **options):
+    """The case with its assistant behind a server."""
+    patience = {"timeout": 0.2, "deadline": 20.0, "retries": 12} | options
+    served = ServedModel(url, model="tiny", tokenizer=case.tokenizers[1], **patience)
+    served.generation_config.eos_token_id = case.models[1].generation_config.eos_token_id
+    return Case([case.models[0], served], case.tokenizers, case.config, case.prompts, case.max_new_tokens)
+
+
+def test_five_hundred_faults(pair):
+    expected, num_right, faults, names = pair.fast(), 0, 0, []
+    for seed in range(1000):
+        proxy = FaultyProxy(StandIn(pair.models[1], pair.tokenizers[1]), seed, share=0.2)
+        with serving(proxy) as url:
+            # Every fourth client gives up soon.
+            options = {"retries": 1} if seed % 4 == 3 else {}
+            try:
+                output = behind(pair, url, **options).fast()
+                assert output.sequences.tolist() == expected.sequences.tolist(), seed
+                num_right += 1
+            except AdaFuseDecodingError as error:
+                assert "tiny" in error.member and url in str(error), error
+                assert all(whole.startswith(text) for whole, text in zip(texts_of(expected), error.texts, strict=True))
+                names.append(error.member)
+            except (ServerError, ValueError) as error:
+                assert url in str(error) and options  # at bind time
+        faults += proxy.faults
+        if faults >= 500:
+            break
+    assert faults >= 500 and num_right >= 3 * seed // 4 and names
+
+
+def texts_of(output):
+    return ["".join(committed.text for committed in rounds) for rounds in output.rounds]
+
+
+def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair):
+    class Dying(StandIn):
+        def answer(self, path, body, headers):
+            if len(self.requests) > 40:
+                return 503, {}
+            return super().answer(path, body, headers)
+
+    expected = pair.fast()
+    with serving(Dying(pair.models[1], pair.tokenizers[1])) as url:
+        case = behind(pair, url, retries=2)
+        with pytest.raises(AdaFuseDecodingError, match="gives no answer to /v1/completions: status 503") as caught:
+            Case(case.models, case.tokenizers, case.config, case.prompts, 200).fast()
+    assert caught.value.member.startswith("assistant 1 (vllm:http://127.0.0.1") and caught.value.round > 1
+    longer = Case(pair.models, pair.tokenizers, pair.config, pair.prompts, 200).fast()
+    for text, whole in zip(caught.value.texts, texts_of(longer), strict=True):
+        assert text and whole.startswith(text)
+    assert expected is not None
+
+
+def test_a_server_that_was_started_anew_with_another_model_is_refused(pair):
+    stand_in = StandIn(pair.models[1], pair.tokenizers[1])
+    with serving(stand_in) as url:
+        case = behind(pair, url)
+        case.fast()
+        stand_in.model, stand_in._memory = tiny_model("llama", "sentencepiece", 7), {}
+        case.fast()  # nobody can know yet
+        case.models[1].api.connection.was_away = True  # a connection has failed since
+        with pytest.raises(ValueError, match="must be the same model in all calls"):
+            case.fast()
+
+
+def test_another_model_under_another_name_is_refused(pair):
+    stand_in = StandIn(pair.models[1], pair.tokenizers[1])
+    with serving(stand_in) as url:
+        case = behind(pair, url)
+        stand_in.name = "other"
+        with pytest.raises(ValueError, match="refuses /v1/completions: status 400, .*no such model"):
+            case.fast()
+        with pytest.raises(ServerError, match=r"serves \['other'\], not 'tiny'"):
+            behind(pair, url)
+
+
+def test_the_tokenizer_must_be_the_servers(pair):
+    with (
+        serving(StandIn(pair.models[0], pair.tokenizers[0])) as url,
+        pytest.raises(ValueError, match="must be the serv"),
+    ):
+        behind(pair, url).fast()
+
+
+def test_a_server_that_differs_from_itself_is_warned_of_once(pair):
+    with serving(StandIn(pair.models[1], pair.tokenizers[1], noise=0.03)) as url:
+        case = behind(pair, url)
+        with pytest.warns(UserWarning, match=r"differs from itself by up to 0\.\d+ nats"):
+            case.fast()
+        case.fast()
+        case = behind(pair, url, most_difference=1.0)
+        case.fast()  # told to go on: warnings are errors here
+
+
+def test_a_key_goes_into_the_header_and_nowhere_else(pair, monkeypatch):
+    monkeypatch.setenv("TINY_KEY", "s3cret-key")
+
+    class Guarded(StandIn):
+        def answer(self, path, body, headers):
+            if headers.get("Authorization") != "Bearer s3cret-key":
+                return 401, {"error": f"not {headers.get('Authorization')}"}
+            if body and body.get("prompt") and len(self.requests) > 60:
+                return 400, {"error": "your key s3cret-key is used up"}
+            return super().answer(path, body, headers)
+
+    with serving(Guarded(pair.models[1], pair.tokenizers[1])) as url:
+        case = behind(pair, url, api_key_env="TINY_KEY")
+        output = case.fast()
+        assert "s3cret" not in repr(
+            [output.rounds[0].to_dict() if hasattr(output.rounds[0], "to_dict") else output.rounds]
+        )
+        assert "s3cret" not in repr(vars(case.models[1].api.connection)) + case.models[1].config.to_json_string()
+        with pytest.raises(AdaFuseDecodingError, match=r"key \*\*\* is used up") as caught:
+            Case(case.models, case.tokenizers, case.config, case.prompts, 300).fast()
+        assert "s3cret" not in str(caught.value)
+        with pytest.raises(ServerError, match="status 401"):
+            behind(pair, url)
+        monkeypatch.delenv("TINY_KEY")
+        with pytest.raises(ServerError, match="environment variable TINY_KEY"):
+            behind(pair, url, api_key_env="TINY_KEY")
+
+
+@pytest.mark.parametrize("url", ["http://host:8000", "http://10.0.0.7:8000", "ftp://localhost", "localhost:8000", 7,
+                                 "http://user:key@localhost:8000"])  # fmt: skip
+def test_urls_that_are_refused(url):
+    with pytest.raises(ValueError, match="`url` must be "):
+        Connection(url)
+
+
+def test_plain_http_to_another_host_with_a_word():
+    assert Connection("http://host:8000/", allow_http=True).url == "http://host:8000"
+    for url in ("http://localhost:1", "http://127.0.0.1:1", "http://[::1]:1", "https://host"):
+        assert copy.deepcopy(Connection(url)).url == url
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": 0}, {"deadline": "1"}, {"retries": -1}, {"retries": 1.5}])
+def test_patience_is_checked(wrong):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be "):
+        Patience(**wrong)
+
+
+def test_the_deadline_holds():
+    class Busy:
+        def answer(self, path, body, headers):
+            return 429, {}, {"Retry-After": "5"}
+
+    with serving(Busy()) as url:
+        connection, start = Connection(url, patience=Patience(deadline=0.5, retries=100)), time.monotonic()
+        with pytest.raises(ServerError, match="status 429; the deadline of 0.5 s is over"):
+            connection.post("/", {}, lambda answer, name: answer)
+        assert time.monotonic() - start < 2
+
+
+def test_what_cannot_be_read_is_asked_again():
+    class Plain:
+        def answer(self, path, body, headers):
+            return 200, {"n": 1}
+
+    found = []
+
+    def read(answer, name):
+        found.append(name)
+        if len(found) < 3:
+            raise BadAnswer("not yet")
+        return answer
+
+    with serving(Plain()) as url:
+        connection = Connection(url)
+        assert connection.post("/", {}, read) == {"n": 1}
+        assert connection.num_retries == 2 and len(set(found)) == 3
+        with pytest.raises(ServerError, match="its answer cannot be right: never"):
+            Connection(url, patience=Patience(retries=1)).get(
+                "/", lambda answer: (_ for _ in ()).throw(BadAnswer("never"))
+            )
+
+
+def test_nobody_listens():
+    with pytest.raises(ServerError, match="gives no answer to /v1/models: ConnectError"):
+        ServedModel("http://127.0.0.1:9", retries=1)
+    assert os.environ.get("TINY_KEY") is None
