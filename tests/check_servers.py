@@ -1,6 +1,6 @@
 """Members behind a real server beside the same members here. Run by hand; nothing of it is collected by pytest.
 
-    python tests/check_servers.py --kind vllm --url http://localhost:8000 --model FOLDER --other FOLDER --data QUESTIONS.jsonl
+    python tests/check_servers.py --url http://localhost:8000 --model FOLDER --other FOLDER --data QUESTIONS.jsonl
 
 FOLDER: of the model that is served, and of another one. The server must run in float32 for texts to be equal (vLLM:
 `vllm serve FOLDER --dtype float32`). Three arrangements, each against all members here: the served model as assistant,
@@ -8,9 +8,11 @@ as main model, and as both. Prints how many texts are equal, and of those that a
 they part was decided; requests per round; seconds; what share of the sent tokens the server had read before (vLLM).
 """
 
+# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import time
@@ -50,7 +52,7 @@ def decided_by(rounds, others):
         if one.text != other.text:
             scores = sorted(candidate.score for candidate in one.candidates)
             margins = [value for of_member in one.margins for value in of_member]
-            gaps = [b - a for a, b in zip(scores, scores[1:], strict=False)]
+            gaps = [b - a for a, b in itertools.pairwise(scores)]
             return min([*gaps[:1], *(abs(m - 0.7) for m in margins), *margins])
     return float("nan")
 
@@ -61,7 +63,8 @@ def cache_counters(url):
         text = httpx.get(f"{url}/metrics", timeout=10).text
     except httpx.HTTPError:
         return 0.0, 0.0
-    found = [re.search(rf"^vllm:prefix_cache_{name}_total\{{.*\}} (\S+)", text, re.MULTILINE) for name in ("queries", "hits")]
+    lines = [rf"^vllm:prefix_cache_{name}_total\{{.*\}} (\S+)" for name in ("queries", "hits")]
+    found = [re.search(line, text, re.MULTILINE) for line in lines]
     return tuple(float(one.group(1)) if one else 0.0 for one in found)
 
 
@@ -79,7 +82,8 @@ def main():
     parser.add_argument("--settings", default="1x1,1x8,3x1,3x8", help="branches x batch")
     args = parser.parse_args()
     tokenizer, other_tokenizer = (AutoTokenizer.from_pretrained(name) for name in (args.model, args.other))
-    here, other = (AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval() for name in (args.model, args.other))
+    names = (args.model, args.other)
+    here, other = (AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval() for name in names)
     served = ServedModel(args.url, args.kind, tokenizer=tokenizer, num_steps=args.steps)
     served.generation_config.eos_token_id = here.generation_config.eos_token_id
     small, large = (here, tokenizer), (other, other_tokenizer)
@@ -104,11 +108,13 @@ def main():
             if name != "assistant served":
                 requests += sum(of_batch[0]["forward_passes"] for of_batch in stats)
             num_rounds = sum(map(len, found))
+            equal, why = f"{len(pairs) - len(parted)} of {len(pairs)}", ", ".join(f"{value:.1e}" for value in parted)
+            cached = hits / looked_up if looked_up else float("nan")
             print(
-                f"{name} | {branches} | {batch} | {len(pairs) - len(parted)} of {len(pairs)} | "
-                f"{', '.join(f'{value:.1e}' for value in parted) or '-'} | {requests / num_rounds:.2f} | "
-                f"{seconds:.0f}, {other_seconds:.0f} | {hits / looked_up if looked_up else float('nan'):.2f}", flush=True,
-            )  # fmt: skip
+                f"{name} | {branches} | {batch} | {equal} | {why or '-'} | {requests / num_rounds:.2f} | "
+                f"{seconds:.0f}, {other_seconds:.0f} | {cached:.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Stand-ins for servers: a real small model behind the endpoints of vLLM, SGLang and llama.cpp, in the shapes that these
-have (recorded of vLLM 0.32 and llama.cpp; of SGLang by its documentation). Every request reads whole texts, uncached.
+"""Stand-ins for servers: a real small model behind the endpoints of vLLM, SGLang and llama.cpp, in the shapes that
+these have (as vLLM 0.32 answered; SGLang by its documentation). Every request reads whole texts, uncached.
 """
 
 from __future__ import annotations

@@ -22,18 +22,11 @@ HOUSE = (
     ("trees", "adapters kv_cache nodes backend"),
     ("trees", "columns tree_cache tree_mask skinny_linear model_call"),
     ("trees", "pass_costs pass_policy shared_prefix"),
-    (
-        "trees",
-        "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend self_test",
-    ),
-    (
-        "members",
-        "vocabulary examples structured chat forks histories processors processor_request readings sparse_readings",
-    ),
-    (
-        "members",
-        "loading served_checks participants prompts member distributions relative_space pair_ranker answer_fuser",
-    ),
+    ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend"),
+    ("trees", "self_test"),
+    ("members", "vocabulary examples structured chat forks histories processors processor_request"),
+    ("members", "readings sparse_readings loading served_checks participants prompts member"),
+    ("members", "distributions relative_space pair_ranker answer_fuser"),
     ("decoding", "words scoring requests progress answer_stops proposer draft_sampler fusion pool trust"),
     ("decoding.strategies", "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender"),
     ("decoding.strategies", "token_strategy unite gac deepen registry"),

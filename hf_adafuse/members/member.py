@@ -38,8 +38,8 @@ class Pass(NamedTuple):
 
     Attributes:
         work (`Callable`): runs it; of a member behind a server, touches no tree, so that another thread may do it.
-        finish (`Callable`): `finish(result)` gives what `work` returns (`result()`) to the nodes, and returns those newly
-            read. Raises `MemberError` where the pass failed.
+        finish (`Callable`): `finish(result)` gives what `work` returned (`result()`) to the nodes, and returns those
+            newly read. Raises `MemberError` where the pass failed.
     """
 
     work: Callable[[], Any]
@@ -236,7 +236,7 @@ class Member:
             forward: Callable[[], Any] = lambda: served.ask([query for _, query in asked])  # noqa: E731
             settle: Callable[[Any], list[Node]] = lambda answers: served.settle(asked, answers)  # noqa: E731
         else:
-            forward, settle = lambda: backend.run(nodes), lambda run: run  # noqa: E731
+            forward, settle = lambda: backend.run(nodes), lambda run: run
 
         def work() -> Any:
             with self.costs.measured(len(nodes)):

@@ -1,5 +1,5 @@
-"""What is compared before a server is trusted: its tokens with those of the tokenizer here, its numbers with themselves.
-Knows one server and one vocabulary; no prompt and no call.
+"""What is compared before a server is trusted: its tokens with those of the tokenizer here, its numbers with one
+another. Knows one server and one vocabulary; no prompt and no call.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import math
 import warnings
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 from ..servers.queries import Query, ServerError
 from ..servers.served_model import ServedModel
@@ -31,7 +32,8 @@ class ServerCheck:
     log_probs: tuple[float, ...]
 
 
-_CHECKED: weakref.WeakKeyDictionary[ServedModel, ServerCheck] = weakref.WeakKeyDictionary()
+# By what asks the server: copies of a model share it.
+_CHECKED: weakref.WeakKeyDictionary[Any, ServerCheck] = weakref.WeakKeyDictionary()
 
 
 def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> ServerCheck:
@@ -41,7 +43,7 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> Serve
     Raises:
         ValueError: the server's tokenizer is another, it does not answer, or it serves another model than before.
     """
-    known = _CHECKED.get(model)
+    known = _CHECKED.get(model.api)
     if known is not None and not model.api.connection.was_away:
         return known
     try:
@@ -59,13 +61,13 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> Serve
     if known is None and found.difference > model.most_difference:
         warnings.warn(
             f"{name} differs from itself by up to {found.difference:.2g} nats, asked in two shapes: texts may differ "
-            f"from those of the same model here. Its `most_difference` is {model.most_difference:g}; raise it to accept "
-            "that.",
+            f"from those of the same model here. Its `most_difference` is {model.most_difference:g}; raise it to go on "
+            "without this.",
             UserWarning,
             stacklevel=2,
         )
     model.api.connection.was_away = False
-    _CHECKED[model] = found
+    _CHECKED[model.api] = found
     return found
 
 
@@ -81,20 +83,18 @@ def _compare_tokens(model: ServedModel, name: str, vocabulary: Vocabulary) -> No
 
 
 def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
-    """One text, each beginning a prompt of its own, all in one request; and again one by one, and by a greedy walk: with
-    the server's cache filled, and in other batches."""
+    """One text, each beginning a prompt of its own, all in one request; and again one by one, and by a greedy walk:
+    with the server's cache filled, and in other batches."""
     ids = vocabulary.encode_prompt(_TEXT)
     ends = range(max(1, len(ids) // 2), len(ids))
     queries = [Query(tuple(ids[:end]), (ids[end],)) for end in ends]
     first = [steps[0] for steps in model.api.ask(queries, 2)]
-    again = [model.api.ask([query], 2)[0][0] for query in queries[:: max(1, len(queries) // 4)]]
-    pairs = list(zip(first[:: max(1, len(queries) // 4)], again, strict=True))
+    again = [model.api.ask([query], 2)[0][0] for query in (queries[0], queries[-1])]
     (walk,) = model.api.ask([Query(tuple(ids), (ids[0],), 4)], 2)
-    text = list(ids)
-    for step in walk:
-        ((alone,),) = model.api.ask([Query(tuple(text), (ids[0],))], 2)
-        pairs.append((step, alone))
-        text.append(step.chosen)
+    went_on = [*ids, *(step.chosen for step in walk)]
+    beginnings = [Query(tuple(went_on[: len(ids) + number]), (ids[0],)) for number in range(len(walk))]
+    alone = [steps[0] for steps in model.api.ask(beginnings, 2)]
+    pairs = [*zip((first[0], first[-1]), again, strict=True), *zip(walk, alone, strict=True)]
     differences = [
         _distance(one.log_probs[token], other.log_probs[token])
         for one, other in pairs
@@ -105,7 +105,7 @@ def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
 
 
 def _allowed(model: ServedModel) -> float:
-    return max(2 * model.most_difference, 2 * _CHECKED[model].difference)
+    return max(2 * model.most_difference, 2 * _CHECKED[model.api].difference)
 
 
 def _distance(one: float, other: float) -> float:

@@ -58,7 +58,7 @@ class Connection:
 
     Args:
         url (`str`): `http://host:port` or `https://...`.
-        api_key_env (`str`, *optional*): the environment variable that holds the key; read at each request, kept nowhere.
+        api_key_env (`str`, *optional*): the environment variable that holds the key; read at each request, not kept.
         patience (`Patience`)
         allow_http (`bool`): whether another host than this one may be asked without encryption.
 
@@ -94,8 +94,8 @@ class Connection:
 
         Args:
             path (`str`), body (`dict`): of the request.
-            read (`Callable`): `read(answer, request_id)`; raises `BadAnswer` where it cannot be right, or whatever comes
-                of an answer of another form.
+            read (`Callable`): `read(answer, request_id)`; raises `BadAnswer` where it cannot be right, or whatever
+                comes of an answer of another form.
             name_requests (`Callable`, *optional*): `name_requests(body, request_id)`: the body with the name of the
                 request in it, where a server does not take it from the header `X-Request-Id`.
 
@@ -183,8 +183,8 @@ def _checked(url: Any, allow_http: bool) -> str:
         )
     if parts.scheme == "http" and not allow_http and not _is_here(parts.hostname):
         raise ValueError(
-            f"`url` must be https for another host than this one, but is {url!r}: prompts and keys would be sent in the "
-            "clear. Pass allow_http=True where the network may be trusted."
+            f"`url` must be https for another host than this one, but is {url!r}: prompts and keys would be sent in "
+            "the clear. Pass allow_http=True where the network may be trusted."
         )
     return str(url).rstrip("/")
 

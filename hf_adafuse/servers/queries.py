@@ -23,8 +23,8 @@ class Query:
     Args:
         ids (`tuple[int]`): the text, at least one token.
         tokens (`tuple[int]`, *optional*): whose log-probabilities are wanted.
-        num_steps (`int`, *optional*, defaults to 1): of the most likely tokens, so many steps greedily on, as far as the
-            text goes; 0: they are not wanted.
+        num_steps (`int`, *optional*, defaults to 1): of the most likely tokens, so many steps greedily on, as far as
+            the text goes; 0: they are not wanted.
     """
 
     ids: tuple[int, ...]

@@ -91,26 +91,35 @@ def behind(case, url, **options):
 
 
 def test_five_hundred_faults(pair):
-    expected, num_right, faults, names = pair.fast(), 0, 0, []
+    expected, num_right, faults, failed = pair.fast(), 0, 0, []
     for seed in range(1000):
-        proxy = FaultyProxy(StandIn(pair.models[1], pair.tokenizers[1]), seed, share=0.2)
+        proxy = FaultyProxy(StandIn(pair.models[1], pair.tokenizers[1]), seed, share=0.35)
         with serving(proxy) as url:
-            # Every fourth client gives up soon.
-            options = {"retries": 1} if seed % 4 == 3 else {}
-            try:
-                output = behind(pair, url, **options).fast()
+            # Every third client gives up soon.
+            patience = {"retries": 1} if seed % 3 == 2 else {}
+            output, error = attempt(lambda url=url, patience=patience: behind(pair, url, **patience).fast())
+            if output is not None:
                 assert output.sequences.tolist() == expected.sequences.tolist(), seed
                 num_right += 1
-            except AdaFuseDecodingError as error:
-                assert "tiny" in error.member and url in str(error), error
-                assert all(whole.startswith(text) for whole, text in zip(texts_of(expected), error.texts, strict=True))
-                names.append(error.member)
-            except (ServerError, ValueError) as error:
-                assert url in str(error) and options  # at bind time
+            else:
+                assert url in str(error) and (patience or isinstance(error, AdaFuseDecodingError)), error
+                failed.append(error)
         faults += proxy.faults
         if faults >= 500:
             break
-    assert faults >= 500 and num_right >= 3 * seed // 4 and names
+    assert faults >= 500 and num_right >= seed // 2 and failed
+    for error in failed:
+        if isinstance(error, AdaFuseDecodingError):
+            assert "tiny" in error.member
+            assert all(whole.startswith(text) for whole, text in zip(texts_of(expected), error.texts, strict=True))
+
+
+def attempt(call):
+    """What a call returns, or its error."""
+    try:
+        return call(), None
+    except (AdaFuseDecodingError, ServerError, ValueError) as error:
+        return None, error
 
 
 def texts_of(output):
@@ -127,7 +136,7 @@ def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair):
     expected = pair.fast()
     with serving(Dying(pair.models[1], pair.tokenizers[1])) as url:
         case = behind(pair, url, retries=2)
-        with pytest.raises(AdaFuseDecodingError, match="gives no answer to /v1/completions: status 503") as caught:
+        with pytest.raises(AdaFuseDecodingError, match=r"gives no answer to /v1/completions: status 503") as caught:
             Case(case.models, case.tokenizers, case.config, case.prompts, 200).fast()
     assert caught.value.member.startswith("assistant 1 (vllm:http://127.0.0.1") and caught.value.round > 1
     longer = Case(pair.models, pair.tokenizers, pair.config, pair.prompts, 200).fast()
@@ -153,7 +162,7 @@ def test_another_model_under_another_name_is_refused(pair):
     with serving(stand_in) as url:
         case = behind(pair, url)
         stand_in.name = "other"
-        with pytest.raises(ValueError, match="refuses /v1/completions: status 400, .*no such model"):
+        with pytest.raises(ValueError, match=r"refuses /v1/completions: status 400, .*no such model"):
             case.fast()
         with pytest.raises(ServerError, match=r"serves \['other'\], not 'tiny'"):
             behind(pair, url)
@@ -231,7 +240,7 @@ def test_the_deadline_holds():
 
     with serving(Busy()) as url:
         connection, start = Connection(url, patience=Patience(deadline=0.5, retries=100)), time.monotonic()
-        with pytest.raises(ServerError, match="status 429; the deadline of 0.5 s is over"):
+        with pytest.raises(ServerError, match=r"status 429; the deadline of 0\.5 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
         assert time.monotonic() - start < 2
 
@@ -260,6 +269,6 @@ def test_what_cannot_be_read_is_asked_again():
 
 
 def test_nobody_listens():
-    with pytest.raises(ServerError, match="gives no answer to /v1/models: ConnectError"):
+    with pytest.raises(ServerError, match=r"gives no answer to /v1/models: ConnectError"):
         ServedModel("http://127.0.0.1:9", retries=1)
     assert os.environ.get("TINY_KEY") is None

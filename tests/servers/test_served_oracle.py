@@ -1,4 +1,4 @@
-"""Members behind servers give the text of the same members here: stand-ins of three kinds of server, random ensembles."""
+"""Members behind servers give the text of the same members here: random ensembles, three kinds of server."""
 
 from __future__ import annotations
 

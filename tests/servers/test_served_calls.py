@@ -1,0 +1,208 @@
+"""What a user does with members behind servers: every way to name them, what they can and cannot do, how they work at
+the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+import torch
+from cases import PROMPTS, Case
+from reference import RefMember
+from stand_in import StandIn, serving
+from tiny import TOKENIZERS, eos_ids, tiny_model
+
+from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
+from hf_adafuse.cli import main as command
+from hf_adafuse.servers.served_model import is_served_name
+
+NAMES = ["byte_level", "sentencepiece"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    models = [tiny_model("llama", name, seed) for seed, name in enumerate(NAMES)]
+    return list(zip(models, [TOKENIZERS[name]() for name in NAMES], strict=True))
+
+
+def case_of(pair, config=None, prompts=PROMPTS[:3], new=12):
+    return Case([model for model, _ in pair], [tok for _, tok in pair], config or AdaFuseConfig(), prompts, new)
+
+
+@pytest.fixture
+def servers(pair):
+    """Both members behind stand-ins: the members as seen from here, and the stand-ins."""
+    stand_ins = [StandIn(model, tokenizer) for model, tokenizer in pair]
+    with serving(stand_ins[0]) as first, serving(stand_ins[1]) as second:
+        yield [served(url, *one) for url, one in zip((first, second), pair, strict=True)], stand_ins
+
+
+def served(url, model, tokenizer, **options):
+    member = ServedModel(url, tokenizer=tokenizer, **options)
+    member.generation_config.eos_token_id = model.generation_config.eos_token_id
+    return member, tokenizer
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AdaFuseConfig.robust(),
+        AdaFuseConfig(model_weights="prompt"),
+        AdaFuseConfig(certainty_gate=0.5, fusion="word"),
+        AdaFuseConfig(certainty_gate=0.3),
+        AdaFuseConfig(online_rate=1.0, switch_margin=0.1),
+        AdaFuseConfig(method="majority"),
+        AdaFuseConfig(method="spans", method_options={"unit": "paragraph", "num_words": 3}),
+        AdaFuseConfig(method="sweetspan"),
+        AdaFuseConfig(method="cool-fusion"),
+        AdaFuseConfig(method="specfuse"),
+    ],
+    ids=lambda config: f"{config.method}-{config.fusion}-{config.model_weights}-{config.certainty_gate}",
+)
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+def test_rules_and_methods_give_the_local_text(pair, servers, config, which):
+    mixed = [servers[0][k] if k in which else one for k, one in enumerate(pair)]
+    expected, output = case_of(pair, config).fast(), case_of(mixed, config).fast()
+    assert output.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_an_ensemble_with_no_member_here(pair, servers):
+    here, away = (AdaFuseEnsemble(members, {"num_branches": 3}) for members in (pair, servers[0]))
+    assert away.texts(PROMPTS[:2], max_new_tokens=9) == here.texts(PROMPTS[:2], max_new_tokens=9)
+    ids = pair[0][1](PROMPTS[0], return_tensors="pt").input_ids
+    assert away.generate(ids, max_new_tokens=9).tolist() == here.generate(ids, max_new_tokens=9).tolist()
+    assert away.texts(PROMPTS[0], max_new_tokens=5) == here.texts([PROMPTS[0]], max_new_tokens=5)
+
+
+def test_stop_strings_streams_and_returned_parts_work(pair, servers):
+    outputs = []
+    for members in (pair, servers[0]):
+        ensemble = AdaFuseEnsemble(members)
+        outputs.append(ensemble.generate(PROMPTS[0], max_new_tokens=20, stop_strings=["e"], return_dict_in_generate=True))
+    assert outputs[0].sequences.tolist() == outputs[1].sequences.tolist()
+    stats = outputs[1].stats["members"]
+    assert all(member["forward_passes"] > 0 and member["tokens_run"] > 0 for member in stats)
+
+
+def test_a_name_of_an_assistant(pair, servers, tmp_path):
+    url = servers[0][1][0].api.connection.url
+    pair[1][1].save_pretrained(tmp_path)
+    main = enable_adafuse(tiny_model("llama", NAMES[0], 0))
+    ids = pair[0][1](PROMPTS[0], return_tensors="pt").input_ids
+    arguments = dict(tokenizer=pair[0][1], adafuse_config=True, max_new_tokens=8)
+    found = [
+        main.generate(ids, assistant_models=[one], assistant_tokenizers=[pair[1][1]], **arguments).tolist()
+        for one in (pair[1][0], servers[0][1][0])
+    ]
+    assert found[0] == found[1]
+    servers[1][1].name = str(tmp_path)  # where its tokenizer is found
+    by_name = main.generate(ids, assistant_models=[f"vllm:{url}"], **arguments)
+    assert by_name.shape[1] > ids.shape[1]
+    assert by_name.tolist() == found[0] or eos_ids(pair[1][1]) != [pair[1][1].eos_token_id]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("vllm:http://localhost:8000", True), ("sglang:https://host#a/b", True), ("llamacpp:http://localhost:1#x", True),
+     ("org/model", False), ("vllm:localhost", False), ("./vllm:http", False), ("tgi:http://localhost:1", False)],
+)  # fmt: skip
+def test_names_of_servers(name, is_one):
+    assert is_served_name(name) is is_one
+    if not is_one:
+        with pytest.raises(ValueError, match="`name` must be like vllm:http"):
+            ServedModel.from_name(name)
+
+
+def test_the_command_line_takes_servers(pair, servers, tmp_path, capsys):
+    for number, (_, tokenizer) in enumerate(pair):
+        tokenizer.save_pretrained(tmp_path / str(number))
+        servers[1][number].name = str(tmp_path / str(number))
+    urls = [f"vllm:{member.api.connection.url}" for member, _ in servers[0]]
+    arguments = ["generate", PROMPTS[0], "--model", urls[0], "--assistant", urls[1]]
+    assert command([*arguments, "--max-new-tokens", "6", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed and "s3cret" not in str(printed)
+
+
+@pytest.mark.parametrize(
+    ("config", "call", "message"),
+    [
+        (dict(method="unite"), {}, "`method` must be one over words or answers"),
+        (dict(method="gac"), {}, "`method` must be one over words or answers"),
+        (dict(method="specfuse", score="logit"), {}, "`method` must be one over words or answers"),
+        (dict(exploration="beam", num_branches=2), {}, "`exploration` must be 'diverse'"),
+        (dict(num_branches=21), {}, "`num_branches` must be at most 20"),
+        (dict(do_sample=True), {}, "`do_sample` must be False"),
+        ({}, dict(structured={"regex": "a+"}), "`structured` must be left out"),
+        ({}, dict(repetition_penalty=1.3), "Logits processors must act on members that are loaded here"),
+        ({}, dict(output_scores=True), "`output_scores` and `output_logits` must be False"),
+    ],
+)
+def test_what_they_cannot_do_is_refused_before_the_first_question(pair, servers, config, call, message):
+    members, stand_ins = servers
+    AdaFuseEnsemble(members)  # the self-test is behind us
+    asked = [len(stand_in.requests) for stand_in in stand_ins]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        case_of(members, AdaFuseConfig.from_dict(config)).fast(**call)
+    assert [len(stand_in.requests) for stand_in in stand_ins] == asked
+
+
+def test_what_stands_in_for_a_model_cannot_be_called_or_saved(servers, tmp_path):
+    member, _ = servers[0][0]
+    with pytest.raises(NotImplementedError, match="cannot be called"):
+        member(torch.tensor([[1]]))
+    with pytest.raises(ValueError, match="must have its weights here"):
+        member.save_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match="ServedModel"):
+        export_adafuse(tmp_path / "exported", *servers[0][0])
+
+
+@pytest.mark.parametrize("wrong", [dict(kind="tgi"), dict(num_steps=0), dict(num_parameters=1.5), dict(timeout=-1)])
+def test_arguments_are_checked(wrong):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be "):
+        ServedModel("http://127.0.0.1:9", **wrong)
+
+
+def test_scoring_asks_for_what_is_scored_and_nothing_else(pair, servers):
+    members, stand_ins = servers
+    case_of([pair[0], members[1]], AdaFuseConfig(num_branches=3)).fast()
+    bodies = [body for path, body, _ in stand_ins[1].requests if path == "/v1/completions"]
+    named = [body for body in bodies if "logprob_token_ids" in body]
+    assert named and all(body["max_tokens"] == 1 for body in named)
+    assert all(len(body["logprob_token_ids"]) <= 128 and len(body["prompt"]) <= 256 for body in named)
+    assert not any("prompt_logprobs" in body or body.get("echo") for body in bodies)
+
+
+def test_members_work_at_the_same_time(pair):
+    """Two servers that take 100 ms a request beside the work: in a batch they wait for each other little."""
+    spans = []
+
+    class Slow(StandIn):
+        def answer(self, path, body, headers):
+            start = time.perf_counter()
+            found = super().answer(path, body, headers)
+            spans.append(time.perf_counter() - start)
+            return found
+
+    case = case_of(pair, AdaFuseConfig(num_branches=2), PROMPTS[:4] * 2, 10)
+    expected = case.fast()
+    with serving(Slow(*pair[0], seconds=0.1)) as first, serving(Slow(*pair[1], seconds=0.1)) as second:
+        members = [served(url, *one, num_steps=6) for url, one in zip((first, second), pair, strict=True)]
+        case_of(members, case.config, case.prompts, 10).fast()  # from here on the stand-ins know all answers
+        spans.clear()
+        start = time.perf_counter()
+        output = case_of(members, case.config, case.prompts, 10).fast()
+        seconds = time.perf_counter() - start
+    assert output.sequences.tolist() == expected.sequences.tolist()
+    assert seconds <= 0.75 * sum(spans), f"{seconds:.2f} s of {sum(spans):.2f} s"
+
+
+def test_the_oracle_reads_what_a_stand_in_says(pair):
+    """The stand-in's numbers are those of plain forward passes: what is compared with it is compared with the model."""
+    model, tokenizer = pair[1]
+    ids = tokenizer(PROMPTS[0]).input_ids
+    known = StandIn(model, tokenizer).log_probs(ids)
+    torch.testing.assert_close(known, RefMember(model, tokenizer, eos_ids(tokenizer)).log_probs(ids))
