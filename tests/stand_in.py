@@ -100,9 +100,11 @@ class StandIn:
                 entries.append({f"token_id:{t}": float(row[t]) for t in known})
                 tokens.append(f"token_id:{token}")
             prompt = [None, *({str(t): {"logprob": float(self.log_probs(ids[:i])[t])}} for i, t in enumerate(ids) if i)]
-            choices.append(
-                {"index": index, "logprobs": {"top_logprobs": entries, "tokens": tokens}, "prompt_logprobs": prompt}
-            )
+            logprobs = {"top_logprobs": entries, "tokens": tokens}
+            choices.append({"index": index, "logprobs": logprobs, "prompt_logprobs": prompt})
+            if body.get("return_token_ids"):
+                made = [int(name.removeprefix("token_id:")) for name in tokens]
+                choices[-1] |= {"prompt_token_ids": ids, "token_ids": made}
         name = headers.get("X-Request-Id")
         return {"id": f"cmpl-{name}", "model": self.name, "choices": choices[::-1], "usage": {}}
 

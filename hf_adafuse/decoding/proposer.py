@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..config import AdaFuseConfig
-from ..members.member import Member, unread
+from ..members.member import Member
+from ..members.passes import unread
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .requests import Read, Requests

@@ -9,7 +9,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..members.member import Member, Pass
+from ..members.member import Member
+from ..members.passes import Pass
 from ..trees.nodes import Node
 from ..trees.pass_policy import next_member
 from .requests import Read, Requests, SideBySide

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..members.distributions import Distribution, split_character, tokens_of
-from ..members.member import Member, Span, unread
+from ..members.member import Member, Span
+from ..members.passes import unread
 from ..outputs import AdaFuseCandidate, AdaFuseRound
 from ..trees.nodes import Node
 from .committer import Committer

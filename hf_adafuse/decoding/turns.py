@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..members.member import Member, Span, unread
+from ..members.member import Member, Span
+from ..members.passes import unread
 from ..trees.nodes import Node
 from ..trees.pass_policy import pays_side_by_side
 from .foresight import Foresight
@@ -136,15 +137,27 @@ class Turns:
         """Per member, the log-probabilities of these candidates, or of all still in the pool: at most one pass each."""
         if candidates is None:
             candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
-        scored = []
-        for k, member in enumerate(self.members):
-            spans = [Span(pool.encode_for(k, candidate), candidate.ends) for candidate in candidates]
-            ends = member.ends_of(prompt.index, spans)
-            if needed := member.needed_to_score(prompt.index, spans):
-                yield Read(k, needed, ends)
-            log_probs = [member.log_probs(prompt.index, span) for span in spans]
-            scored.append(dict(zip(candidates, log_probs, strict=True)))
-            if self._needs_logits:
-                for candidate, span in zip(candidates, spans, strict=True):
-                    candidate.logits.append(member.logits(prompt.index, span))
+        parts = [self._score(k, prompt, pool, candidates) for k in range(len(self.members))]
+        if len({member.place for member in self.members}) > 1:
+            scored: Scored = yield SideBySide(parts)
+        else:
+            scored = []
+            for part in parts:
+                scored.append((yield from part))
+        if self._needs_logits:
+            for candidate in candidates:
+                spans = [Span(pool.encode_for(k, candidate), candidate.ends) for k in range(len(self.members))]
+                candidate.logits = [m.logits(prompt.index, one) for m, one in zip(self.members, spans, strict=True)]
         return scored
+
+    def _score(
+        self, member_index: int, prompt: Prompt, pool: Pool, candidates: Sequence[Candidate]
+    ) -> Requests[dict[Candidate, list[float]]]:
+        """The log-probabilities of candidates under one member."""
+        member = self.members[member_index]
+        spans = [Span(pool.encode_for(member_index, candidate), candidate.ends) for candidate in candidates]
+        ends = member.ends_of(prompt.index, spans)
+        if needed := member.needed_to_score(prompt.index, spans):
+            yield Read(member_index, needed, ends)
+        log_probs = [member.log_probs(prompt.index, span) for span in spans]
+        return dict(zip(candidates, log_probs, strict=True))

@@ -12,7 +12,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from ..members.member import unread
+from ..members.passes import unread
 from ..trees.nodes import Node
 from .progress import Prompt
 from .proposer import GrowingWord, Proposer

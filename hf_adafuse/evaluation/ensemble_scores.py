@@ -34,8 +34,8 @@ from ..decoding.fusion import ScoredSpan, choose, units
 from ..decoding.judge import by_word
 from ..decoding.trust import Trust
 from ..decoding.words import WordRule
-from ..members.member import prompt_nll
 from ..members.participants import Participant
+from ..members.prompt_nll import prompt_nll
 from ..trees.model_call import ModelCall
 from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
 

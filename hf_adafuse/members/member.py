@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,10 +13,11 @@ from ..trees.adapters import base_model
 from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
-from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, room_in_tree
+from ..trees.pass_policy import room_in_tree
 from ..trees.served_backend import ServedBackend
-from .examples import answer_spans
+from .passes import Pass, planned_pass, unread
 from .processors import ProcessorError, PromptProcessors
+from .prompt_nll import prompt_nll
 from .readings import Reader
 from .sparse_readings import SparseReader, SparseReading
 from .vocabulary import Vocabulary
@@ -30,20 +29,6 @@ class MemberError(Exception):
     def __init__(self, member: Member, reason: str) -> None:
         super().__init__(reason)
         self.member = member
-
-
-class Pass(NamedTuple):
-    """
-    A forward pass that has been planned.
-
-    Attributes:
-        work (`Callable`): runs it; of a member behind a server, touches no tree, so that another thread may do it.
-        finish (`Callable`): `finish(result)` gives what `work` returned (`result()`) to the nodes, and returns those
-            newly read. Raises `MemberError` where the pass failed.
-    """
-
-    work: Callable[[], Any]
-    finish: Callable[[Callable[[], Any]], list[Node]]
 
 
 class Span(NamedTuple):
@@ -216,33 +201,8 @@ class Member:
         Returns:
             the pass: it reads not all that is needed, where that is more than a pass should hold.
         """
-        backend = self.backend
-        limits = PassLimits(backend.can_prefetch, backend.is_padded, self.device.type == "cpu")
-        prompts = {}
-        for prompt_index in backend.active:
-            needed, useful = needs.get(prompt_index, ([], []))
-            tree = backend.trees[prompt_index]
-            prompts[prompt_index] = PromptNeeds(
-                needed=needed,
-                useful=unread(useful),
-                likely=lambda prompt_index=prompt_index: likely(prompt_index),  # type: ignore[misc]
-                num_held=len(tree.unsettled()) if len(backend.active) == 1 else 0,
-                prefix_length=tree.root.position,
-            )
-        planned = plan_pass(prompts, self.costs, limits)
-        nodes = [node for of_prompt in planned.values() for node in of_prompt]
-        if isinstance(backend, ServedBackend):
-            served, asked = backend, backend.prepare(nodes)
-            forward: Callable[[], Any] = lambda: served.ask([query for _, query in asked])  # noqa: E731
-            settle: Callable[[Any], list[Node]] = lambda answers: served.settle(asked, answers)  # noqa: E731
-        else:
-            forward, settle = lambda: backend.run(nodes), lambda run: run
-
-        def work() -> Any:
-            with self.costs.measured(len(nodes)):
-                return forward()
-
-        return Pass(work, lambda result: self._read(lambda: settle(result())))
+        passed = planned_pass(self.backend, self.costs, self.device.type == "cpu", needs, likely)
+        return Pass(passed.work, lambda result: self._read(lambda: passed.finish(result)))
 
     def room_in_tree(self, prompt_index: int) -> int:
         """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
@@ -281,31 +241,3 @@ class Member:
             return nodes
         except (ForwardError, ProcessorError) as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
-
-
-def unread(nodes: Iterable[Node]) -> list[Node]:
-    """Those that have not been read, each once."""
-    return list({id(node): node for node in nodes if node.reading is None}.values())
-
-
-def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], weighting: str) -> float:
-    """
-    The NLL of a prompt's text in nats per byte, without special tokens, or of the answers in it; NaN where there is no
-    such text.
-
-    Args:
-        vocabulary (`Vocabulary`), ids (`list[int]`): the member's, all of the prompt.
-        log_probs (`list[float]`): of its last ids (nats).
-        weighting (`str`): `"prompt"`, or `"examples"`: of the tokens that write the answers of its examples.
-    """
-    pieces = [vocabulary.piece(token) for token in ids]
-    ends = list(itertools.accumulate(map(len, pieces)))
-    spans = answer_spans(b"".join(pieces)) if weighting == "examples" else [(0, ends[-1])]
-    first = len(ids) - len(log_probs)
-    read = [
-        (value, len(piece))
-        for value, piece, end in zip(log_probs, pieces[first:], ends[first:], strict=True)
-        if piece and not math.isnan(value) and any(end > start and end - len(piece) < stop for start, stop in spans)
-    ]
-    num_bytes = sum(size for _, size in read)
-    return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan

@@ -73,9 +73,11 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> Serve
 
 def _compare_tokens(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
     for text in _PROBES:
-        theirs = model.api.tokenize(text)
         ours = list(vocabulary.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if theirs is not None and theirs != ours:
+        # Nothing in an answer says to which text it is: one that differs is asked for again.
+        theirs = next((ids for ids in (model.api.tokenize(text) for _ in range(3)) if ids in (None, ours)), [])
+        if theirs == []:
+            theirs = model.api.tokenize(text)
             raise ValueError(
                 f"The tokenizer of {name} must be the server's, but for {text!r} the server has the ids {theirs}, and "
                 f"the tokenizer {ours}. Pass the served model's own tokenizer."

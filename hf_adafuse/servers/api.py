@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .connection import Connection
 from .queries import Query, Step
+
+T = TypeVar("T")
+
+_AT_A_TIME = 4
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class ServerApi(ABC):
     most_top = 20
     most_tokens = 128  # whose log-probabilities are asked for, in a request
     most_queries = 256  # in a request
+    most_answers = 1024  # queries times tokens: each query is told of every token that its request asks for
 
     def __init__(self, connection: Connection, model: str | None = None) -> None:
         self.connection, self.model = connection, model
@@ -87,6 +94,22 @@ class ServerApi(ABC):
         queries = [Query(tuple(ids[:end]), (ids[end],), 0) for end in range(1, len(ids))]
         return [steps[0].log_probs[query.tokens[0]] for query, steps in zip(queries, self.ask(queries, 1), strict=True)]
 
+    def in_requests(self, queries: Sequence[Query], post: Callable[[list[Query], list[int]], Sequence[T]]) -> list[T]:
+        """
+        Ask in as many requests as it takes, several at a time.
+
+        Args:
+            queries (`list[Query]`)
+            post (`Callable`): `post(group, tokens)`: what a request for these queries, and for these tokens after each,
+                gives for each.
+        """
+        groups = list(self.requests(queries))
+        found: dict[int, T] = {}
+        with ThreadPoolExecutor(max(1, min(len(groups), _AT_A_TIME))) as threads:
+            for (indices, _, _), answers in zip(groups, threads.map(lambda one: post(*one[1:]), groups), strict=True):
+                found.update(zip(indices, answers, strict=True))
+        return [found[index] for index in range(len(queries))]
+
     def requests(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], list[Query], list[int]]]:
         """
         Queries in groups that fit into a request each: alike in steps, and with few tokens to ask for.
@@ -101,7 +124,11 @@ class ServerApi(ABC):
                 if query.num_steps != num_steps:
                     continue
                 joined = tokens.union(query.tokens)
-                if indices and (len(joined) > self.most_tokens or len(indices) == self.most_queries):
+                size = (len(indices) + 1) * len(joined)
+                is_full = (
+                    len(joined) > self.most_tokens or size > self.most_answers or len(indices) == self.most_queries
+                )
+                if indices and is_full:
                     yield indices, [queries[i] for i in indices], sorted(tokens)
                     indices, joined = [], set(query.tokens)
                 indices.append(index)

@@ -89,7 +89,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         api = APIS[kind](connection, model)
         about = api.about()
         api.model = about.model
-        name = tokenizer if isinstance(tokenizer, (str, os.PathLike)) else None if tokenizer else about.source
+        named = about.source if tokenizer is None else tokenizer
         tokenizer = _tokenizer(tokenizer, about.source)
         # The last token that a text may have must leave room for the one that is asked for.
         length = None if about.max_length is None else about.max_length - 1
@@ -104,7 +104,8 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         self.api, self.tokenizer = api, tokenizer
         self._num_parameters, self.num_steps = num_parameters or _UNKNOWN_SIZE, num_steps
         self.most_difference = most_difference
-        self.generation_config.eos_token_id = eos if name is None else _all_ends(os.fspath(name), eos)
+        is_named = isinstance(named, (str, os.PathLike))
+        self.generation_config.eos_token_id = _all_ends(os.fspath(named), eos) if is_named else eos
         self.register_buffer("_here", torch.empty(0), persistent=False)
 
     @property

@@ -27,15 +27,13 @@ class SglangApi(ServerApi):
         return About(self.model or name, source, settings.get("max_req_input_len") or settings.get("context_length"))
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
-        found: list[list[Step]] = [[] for _ in queries]
-        for indices, group, _ in self.requests(queries):
+        def post(group: list[Query], tokens: list[int]) -> list[list[Step]]:
+            found: list[list[Step]] = self._post(
+                group, num_top, lambda answer, request_id: self._steps(answer, request_id, group, num_top)
+            )
+            return found
 
-            def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[Step]]:
-                return self._steps(answer, request_id, group, num_top)
-
-            for index, steps in zip(indices, self._post(group, num_top, 0, read), strict=True):
-                found[index] = steps
-        return found
+        return self.in_requests(queries, post)
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
         def read(answer: Any, request_id: str) -> list[float]:
@@ -44,16 +42,16 @@ class SglangApi(ServerApi):
                 raise BadAnswer("it reads another prompt")
             return [float(value) for value, *_ in entries]
 
-        found: list[float] = self._post([Query(tuple(ids))], 1, None, read)
+        found: list[float] = self._post([Query(tuple(ids))], 1, read, reads_prompts=True)
         return found
 
-    def _post(self, group: list[Query], num_top: int, start: int | None, read: Any) -> Any:
-        """`start`: 0 reads the log-probabilities of the prompts' tokens too."""
+    def _post(self, group: list[Query], num_top: int, read: Any, reads_prompts: bool = False) -> Any:
+        """A request; `reads_prompts`: for the log-probabilities of the prompts' tokens too."""
         body = {
             "input_ids": [list(query.ids) for query in group],
             "sampling_params": {"temperature": 0, "max_new_tokens": max(1, group[0].num_steps)},
             "return_logprob": True,
-            "logprob_start_len": [0 if start is None else len(query.ids) - 1 for query in group],
+            "logprob_start_len": [0 if reads_prompts else len(query.ids) - 1 for query in group],
             "top_logprobs_num": [num_top] * len(group),
             "token_ids_logprob": [list(query.tokens) or None for query in group],
         }

@@ -32,9 +32,10 @@ class VllmApi(ServerApi):
         best = [query for query in queries if query.num_steps]
         named = [replace(query, num_steps=0) for query in queries if query.tokens]
         with ThreadPoolExecutor(2) as threads:
-            asked = threads.submit(self._ask, named, 0) if named else None
-            walks = iter(self._ask([replace(query, tokens=()) for query in best], num_top) if best else ())
-            steps = iter(asked.result() if asked else ())
+            asked = threads.submit(self.in_requests, named, lambda group, tokens: self._post(group, tokens, 0))
+            alone = [replace(query, tokens=()) for query in best]
+            walks = iter(self.in_requests(alone, lambda group, tokens: self._post(group, tokens, num_top)))
+            steps = iter(asked.result())
         found = []
         for query in queries:
             walk = next(walks) if query.num_steps else []
@@ -45,27 +46,22 @@ class VllmApi(ServerApi):
             found.append(walk)
         return found
 
-    def _ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
-        """Queries for the most likely tokens alone, or for named ones alone."""
-        found: list[list[Step]] = [[] for _ in queries]
-        for indices, group, tokens in self.requests(queries):
-            body: dict[str, Any] = {
-                "model": self.model,
-                "prompt": [list(query.ids) for query in group],
-                "max_tokens": group[0].num_steps or 1,
-                "temperature": 0,
-                "logprobs": max(num_top, 1),
-                "return_tokens_as_token_ids": True,
-            }
-            if tokens:
-                body["logprob_token_ids"] = tokens
-
-            def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[Step]]:
-                return self._steps(answer, request_id, group, num_top)
-
-            for index, steps in zip(indices, self.connection.post("/v1/completions", body, read), strict=True):
-                found[index] = steps
-        return found
+    def _post(self, group: list[Query], tokens: list[int], num_top: int) -> list[list[Step]]:
+        """A request for the most likely tokens alone, or for named ones alone."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": [list(query.ids) for query in group],
+            "max_tokens": group[0].num_steps or 1,
+            "temperature": 0,
+            "logprobs": max(num_top, 1),
+            "return_tokens_as_token_ids": True,
+            "return_token_ids": True,
+        }
+        if tokens:
+            body["logprob_token_ids"] = tokens
+        return self.connection.post(
+            "/v1/completions", body, lambda answer, request_id: self._steps(answer, request_id, group, num_top)
+        )
 
     def tokenize(self, text: str) -> list[int] | None:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
@@ -85,7 +81,7 @@ class VllmApi(ServerApi):
 
     def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:
         choices = _choices(answer, request_id, len(group))
-        steps = [_read(choice["logprobs"], query, num_top) for choice, query in zip(choices, group, strict=True)]
+        steps = [_read(choice, query, num_top) for choice, query in zip(choices, group, strict=True)]
         usage = answer.get("usage") or {}
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         self.traffic.num_requests += 1
@@ -111,9 +107,12 @@ def _choices(answer: Any, request_id: str, count: int) -> list[Any]:
     return choices
 
 
-def _read(logprobs: Any, query: Query, num_top: int) -> list[Step]:
+def _read(choice: Any, query: Query, num_top: int) -> list[Step]:
+    logprobs = choice["logprobs"]
     entries = [{_token(name): float(value) for name, value in entry.items()} for entry in logprobs["top_logprobs"]]
     chosen = [_token(name) for name in logprobs["tokens"]]
+    if choice["prompt_token_ids"] != list(query.ids) or choice["token_ids"] != chosen:
+        raise BadAnswer("it is about other tokens")
     if not 1 <= len(entries) <= max(1, query.num_steps) or len(entries) != len(chosen):
         raise BadAnswer(f"it goes on for {len(entries)} tokens of {query.num_steps}")
     return [make_step(entry, query.tokens, num_top, token) for entry, token in zip(entries, chosen, strict=True)]

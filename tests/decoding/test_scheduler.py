@@ -8,7 +8,7 @@ import pytest
 
 from hf_adafuse.decoding.requests import Read, SideBySide, together, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
-from hf_adafuse.members.member import Pass
+from hf_adafuse.members.passes import Pass
 from hf_adafuse.trees.pass_policy import Policy, pays_side_by_side
 
 

@@ -33,6 +33,7 @@ class FaultyProxy:
         status, answer = self.behind.answer(path, body, headers)
         with self._lock:
             fault = self.rng.choice(FAULTS) if self.rng.random() < self.share else None
+            fault = delayed if self.rng.random() < 0.005 else fault
             self.faults += fault is not None
             whole = json.dumps(answer).encode()
             earlier = self.rng.choice(self.earlier) if self.earlier else whole
@@ -42,7 +43,7 @@ class FaultyProxy:
 
 
 def delayed(status, answer, whole, earlier, at):
-    time.sleep(0.3)  # longer than the client waits
+    time.sleep(1.7)  # longer than the client waits
     return status, answer
 
 
@@ -56,7 +57,6 @@ def no_numbers(status, answer, whole, earlier, at):
 
 
 FAULTS = [
-    delayed,
     wrong_tokens,
     no_numbers,
     lambda status, answer, whole, earlier, at: (200, whole[:at]),  # cut
@@ -84,7 +84,7 @@ def _short_pauses(monkeypatch):
 
 def behind(case, url, **options):
     """The case with its assistant behind a server."""
-    patience = {"timeout": 0.2, "deadline": 20.0, "retries": 12} | options
+    patience = {"timeout": 20.0, "deadline": 60.0, "retries": 12} | options
     served = ServedModel(url, model="tiny", tokenizer=case.tokenizers[1], **patience)
     served.generation_config.eos_token_id = case.models[1].generation_config.eos_token_id
     return Case([case.models[0], served], case.tokenizers, case.config, case.prompts, case.max_new_tokens)
@@ -96,18 +96,18 @@ def test_five_hundred_faults(pair):
         proxy = FaultyProxy(StandIn(pair.models[1], pair.tokenizers[1]), seed, share=0.35)
         with serving(proxy) as url:
             # Every third client gives up soon.
-            patience = {"retries": 1} if seed % 3 == 2 else {}
+            patience = {"timeout": 1.5, **({"retries": 1} if seed % 3 == 2 else {})}
             output, error = attempt(lambda url=url, patience=patience: behind(pair, url, **patience).fast())
             if output is not None:
                 assert output.sequences.tolist() == expected.sequences.tolist(), seed
                 num_right += 1
             else:
-                assert url in str(error) and (patience or isinstance(error, AdaFuseDecodingError)), error
+                assert url in str(error) and ("retries" in patience or isinstance(error, AdaFuseDecodingError)), error
                 failed.append(error)
         faults += proxy.faults
         if faults >= 500:
             break
-    assert faults >= 500 and num_right >= seed // 2 and failed
+    assert faults >= 500 and num_right and failed
     for error in failed:
         if isinstance(error, AdaFuseDecodingError):
             assert "tiny" in error.member
@@ -128,21 +128,26 @@ def texts_of(output):
 
 def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair):
     class Dying(StandIn):
-        def answer(self, path, body, headers):
-            if len(self.requests) > 40:
-                return 503, {}
-            return super().answer(path, body, headers)
+        most = None
 
+        def answer(self, path, body, headers):
+            return (503, {}) if len(self.requests) == self.most else super().answer(path, body, headers)
+
+    stand_in = Dying(pair.models[1], pair.tokenizers[1])
+    pair.max_new_tokens = 60
     expected = pair.fast()
-    with serving(Dying(pair.models[1], pair.tokenizers[1])) as url:
+    with serving(stand_in) as url:
         case = behind(pair, url, retries=2)
+        case.fast()
+        before = len(stand_in.requests)
+        case.fast()
+        num_requests = len(stand_in.requests) - before
+        stand_in.most = len(stand_in.requests) + num_requests // 2
         with pytest.raises(AdaFuseDecodingError, match=r"gives no answer to /v1/completions: status 503") as caught:
-            Case(case.models, case.tokenizers, case.config, case.prompts, 200).fast()
+            case.fast()
     assert caught.value.member.startswith("assistant 1 (vllm:http://127.0.0.1") and caught.value.round > 1
-    longer = Case(pair.models, pair.tokenizers, pair.config, pair.prompts, 200).fast()
-    for text, whole in zip(caught.value.texts, texts_of(longer), strict=True):
+    for text, whole in zip(caught.value.texts, texts_of(expected), strict=True):
         assert text and whole.startswith(text)
-    assert expected is not None
 
 
 def test_a_server_that_was_started_anew_with_another_model_is_refused(pair):
@@ -190,23 +195,28 @@ def test_a_key_goes_into_the_header_and_nowhere_else(pair, monkeypatch):
     monkeypatch.setenv("TINY_KEY", "s3cret-key")
 
     class Guarded(StandIn):
+        is_used_up = False
+
         def answer(self, path, body, headers):
             if headers.get("Authorization") != "Bearer s3cret-key":
                 return 401, {"error": f"not {headers.get('Authorization')}"}
-            if body and body.get("prompt") and len(self.requests) > 60:
+            if self.is_used_up:
                 return 400, {"error": "your key s3cret-key is used up"}
             return super().answer(path, body, headers)
 
-    with serving(Guarded(pair.models[1], pair.tokenizers[1])) as url:
+    guarded = Guarded(pair.models[1], pair.tokenizers[1])
+    with serving(guarded) as url:
         case = behind(pair, url, api_key_env="TINY_KEY")
         output = case.fast()
         assert "s3cret" not in repr(
             [output.rounds[0].to_dict() if hasattr(output.rounds[0], "to_dict") else output.rounds]
         )
         assert "s3cret" not in repr(vars(case.models[1].api.connection)) + case.models[1].config.to_json_string()
+        guarded.is_used_up = True
         with pytest.raises(AdaFuseDecodingError, match=r"key \*\*\* is used up") as caught:
-            Case(case.models, case.tokenizers, case.config, case.prompts, 300).fast()
+            case.fast()
         assert "s3cret" not in str(caught.value)
+        guarded.is_used_up = False
         with pytest.raises(ServerError, match="status 401"):
             behind(pair, url)
         monkeypatch.delenv("TINY_KEY")

@@ -81,7 +81,9 @@ def test_stop_strings_streams_and_returned_parts_work(pair, servers):
     outputs = []
     for members in (pair, servers[0]):
         ensemble = AdaFuseEnsemble(members)
-        outputs.append(ensemble.generate(PROMPTS[0], max_new_tokens=20, stop_strings=["e"], return_dict_in_generate=True))
+        outputs.append(
+            ensemble.generate(PROMPTS[0], max_new_tokens=20, stop_strings=["e"], return_dict_in_generate=True)
+        )
     assert outputs[0].sequences.tolist() == outputs[1].sequences.tolist()
     stats = outputs[1].stats["members"]
     assert all(member["forward_passes"] > 0 and member["tokens_run"] > 0 for member in stats)

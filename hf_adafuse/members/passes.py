@@ -1,0 +1,82 @@
+"""One pass of a member: what it shall read and what goes with that, and how it is run. Knows one backend; no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ..trees.backend import Backend
+from ..trees.nodes import Node
+from ..trees.pass_costs import PassCosts
+from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass
+from ..trees.served_backend import ServedBackend
+
+
+class Pass(NamedTuple):
+    """
+    A forward pass that has been planned.
+
+    Attributes:
+        work (`Callable`): runs it; of a member behind a server, touches no tree, so that another thread may do it.
+        finish (`Callable`): `finish(result)` gives what `work` returned (`result()`) to the nodes, and returns those
+            newly read.
+    """
+
+    work: Callable[[], Any]
+    finish: Callable[[Callable[[], Any]], list[Node]]
+
+
+def planned_pass(
+    backend: Backend,
+    costs: PassCosts,
+    is_cpu: bool,
+    needs: Mapping[int, tuple[list[Node], list[Node]]],
+    likely: Callable[[int], list[Node]],
+) -> Pass:
+    """
+    Plan a pass.
+
+    Args:
+        backend (`Backend`), costs (`PassCosts`), is_cpu (`bool`): of the member.
+        needs (`dict[int, tuple]`): of the prompts that wait: unread nodes they need, and nodes that are useful.
+        likely (`Callable`): what a prompt may need when the member is asked next.
+    """
+    limits = PassLimits(backend.can_prefetch, backend.is_padded, is_cpu)
+    prompts = {}
+    for prompt_index in backend.active:
+        needed, useful = needs.get(prompt_index, ([], []))
+        tree = backend.trees[prompt_index]
+        prompts[prompt_index] = PromptNeeds(
+            needed=needed,
+            useful=unread(useful),
+            likely=lambda prompt_index=prompt_index: likely(prompt_index),  # type: ignore[misc]
+            num_held=len(tree.unsettled()) if len(backend.active) == 1 else 0,
+            prefix_length=tree.root.position,
+        )
+    planned = plan_pass(prompts, costs, limits)
+    nodes = [node for of_prompt in planned.values() for node in of_prompt]
+    forward, settle = (
+        _served(backend, nodes) if isinstance(backend, ServedBackend) else (lambda: backend.run(nodes), list)
+    )
+
+    def work() -> Any:
+        with costs.measured(len(nodes)):
+            return forward()
+
+    return Pass(work, lambda result: settle(result()))
+
+
+def _here(backend: Backend, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
+    """The forward pass for these nodes, which get their logits in it."""
+    return lambda: backend.run(nodes), list
+
+
+def _served(backend: ServedBackend, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
+    """The request for these nodes, and what gives its answer to them."""
+    asked = backend.prepare(nodes)
+    return lambda: backend.ask([query for _, query in asked]), lambda answers: backend.settle(asked, answers)
+
+
+def unread(nodes: Iterable[Node]) -> list[Node]:
+    """Those that have not been read, each once."""
+    return list({id(node): node for node in nodes if node.reading is None}.values())
