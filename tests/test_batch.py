@@ -363,6 +363,16 @@ def test_a_chat_is_rendered_by_each_members_own_template():
         AdaFusePredictor(members, chat=True)
 
 
+def test_settings_saved_with_the_main_model_are_taken_where_none_are_given(run):
+    members = pair()
+    members[0][0].generation_config = copy.deepcopy(members[0][0].generation_config)
+    members[0][0].generation_config.adafuse_config = {"margin_threshold": 2.0, "num_branches": 2}
+    records = run([{"question": text} for text in questions()], "--threshold", "2", "--branches", "2")
+    expected = [record["text"] for record in records]
+    assert AdaFusePredictor(members, **FORM)(asked())["text"] == expected != answers_to(questions())
+    assert AdaFusePredictor(members, {}, **FORM)(asked())["text"] == answers_to(questions())
+
+
 def test_no_engine_is_imported():
     for module in (batch, batch_columns):
         nodes = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Import)]
