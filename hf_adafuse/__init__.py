@@ -34,6 +34,7 @@ _EXPORTS = {
     "AdaFuseGenerationMixin": "generation",
     "AdaFuseOutput": "outputs",
     "AdaFusePipeline": "pipelines",
+    "AdaFusePredictor": "batch",
     "AdaFuseRound": "outputs",
     "AdaFuseRounds": "rounds.round_lists",
     "AdaFuseRoundsBatch": "rounds.round_lists",

@@ -8,14 +8,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM
 
 from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .host_internals import execution_device
-from .members.chat import pad_left
+from .members.chat import chat_inputs, pad_left
 from .members.loading import find_tokenizer, load_tokenizer
+from .outputs import AdaFuseRound
 from .servers.served_model import ServedModel, is_served_name
 
 
@@ -53,12 +53,12 @@ class AdaFuseEnsemble:
         adafuse_config: AdaFuseConfig | Mapping[str, Any] | str | bool | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(members, str) or not isinstance(members, Sequence) or not members:
-            raise ValueError(f"`members` must be a list of at least one model, but is {members!r}. Put them in a list.")
+        check_members(members)
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
-        config = True if adafuse_config is None else adafuse_config
+        stored = getattr(getattr(main, "generation_config", None), "adafuse_config", None)
+        config = next(given for given in (adafuse_config, stored, True) if given is not None)
         self.model = enable_adafuse(main, [model for model, _ in others], self.tokenizers[1:], tokenizer, config)
 
     def generate(self, inputs: Any = None, **kwargs: Any) -> Any:
@@ -84,22 +84,45 @@ class AdaFuseEnsemble:
 
         Args:
             prompts (`str` or `list[str]`)
+            kwargs: of `rounds()`.
+        """
+        made = self.rounds([prompts] if isinstance(prompts, str) else prompts, **kwargs)
+        return ["".join(committed.text for committed in rounds) for rounds in made]
+
+    def rounds(self, prompts: Sequence[str], chat: bool = False, **kwargs: Any) -> list[list[AdaFuseRound]]:
+        """
+        The rounds of each prompt.
+
+        Args:
+            prompts (`list[str]`)
+            chat (`bool`, *optional*, defaults to `False`): whether each is a user's message, in each member's own chat
+                template.
             kwargs: of `generate()`.
         """
-        output = self.generate(
-            [prompts] if isinstance(prompts, str) else prompts, return_dict_in_generate=True, **kwargs
-        )
-        return ["".join(committed.text for committed in rounds) for rounds in output.rounds]
+        tokenizer = self.tokenizers[0]
+        padding = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
+        kwargs = {"pad_token_id": padding[0] if padding else None, **kwargs}
+        inputs = self.encode(prompts, chat)
+        output = self.model.generate(**inputs, return_dict_in_generate=True, **kwargs)
+        return list(output.rounds)
 
-    def encode(self, prompts: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        """Prompts in the main model's ids, padded on the left."""
+    def encode(self, prompts: Sequence[str], chat: bool = False) -> Mapping[str, Any]:
+        """Prompts in the main model's ids, padded on the left; with `chat` in every member's, as users' messages."""
         wrong = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
         if wrong is not None or not prompts:
             raise ValueError(f"`inputs` must be texts or a tensor of ids, but holds {wrong!r}. Pass texts.")
-        tokenizer = self.tokenizers[0]
-        inputs = pad_left([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer)
-        encoded: Mapping[str, torch.Tensor] = inputs.to(execution_device(self.model))
+        if chat:
+            inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], self.tokenizers)
+        else:
+            inputs = pad_left([self.tokenizers[0](prompt)["input_ids"] for prompt in prompts], self.tokenizers[0])
+        encoded: Mapping[str, Any] = inputs.to(execution_device(self.model))
         return encoded
+
+
+def check_members(members: Any) -> None:
+    """Raises `ValueError` where they are no list of at least one."""
+    if isinstance(members, str) or not isinstance(members, Sequence) or not members:
+        raise ValueError(f"`members` must be a list of at least one model, but is {members!r}. Put them in a list.")
 
 
 def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ HOUSE = (
     ("trees", "pass_costs pass_policy shared_prefix"),
     ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend"),
     ("trees", "self_test"),
-    ("members", "vocabulary examples structured chat forks histories processors processor_request"),
+    ("members", "templates vocabulary examples structured chat forks histories processors processor_request"),
     ("members", "readings sparse_readings loading served_checks participants prompts prompt_nll passes member"),
     ("members", "distributions relative_space pair_ranker answer_fuser"),
     ("decoding", "words scoring requests progress answer_stops proposer draft_sampler fusion pool trust"),
@@ -32,11 +32,11 @@ HOUSE = (
     ("decoding.strategies", "token_strategy unite gac deepen registry"),
     ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler committer"),
     ("decoding", "word_sampler sampled_rounds token_rounds decoder"),
-    ("call", "sampling served_limits arguments inputs continuation stopping plan output run"),
+    ("call", "answering batch_columns sampling served_limits arguments inputs continuation stopping plan output run"),
     ("", "logits_process stopping_criteria generation"),
     ("hub", "flatten exported repository generate modeling_adafuse"),
     ("hub", "model_card export"),
-    ("", "plots pipelines ensemble __init__"),
+    ("", "plots pipelines ensemble batch __init__"),
 )
 # What is built around the house: may import all of it, is imported by none of it.
 AROUND = ("__main__", "cli", "demo", "evaluation", "benchmarks")

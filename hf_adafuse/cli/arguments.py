@@ -20,7 +20,8 @@ from ..config import (
     WORD_MEANS,
     AdaFuseConfig,
 )
-from .flag_types import is_unicode, option, plain_text, seed, stop_text, weights
+from ..members.templates import is_unicode
+from .flag_types import option, plain_text, seed, stop_text, weights
 
 # Where a setting's flag has another name than its field.
 _FLAGS = {

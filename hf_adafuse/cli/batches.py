@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from ..decoding.progress import AdaFuseDecodingError
-from ..generation import enable_adafuse
-from ..host_internals import execution_device
-from ..members.chat import chat_inputs, pad_left
+from ..call.answering import Answer, ask_each
+from ..ensemble import AdaFuseEnsemble
 from .arguments import adafuse_config
 from .members import Pair
 from .plain_json import with_nulls
@@ -36,42 +34,28 @@ class Answerer:
 
     def __init__(self, args: argparse.Namespace, members: Sequence[Pair]) -> None:
         self._args = args
-        self._tokenizers = [tokenizer for _, tokenizer in members]
-        if args.chat:
-            chat_inputs(_chat("?"), self._tokenizers)  # templates that are missing are found before the first prompt
-        model = members[0][0]
-        config = adafuse_config(args, model)
+        config = adafuse_config(args, members[0][0])
         self._samples = bool(config.do_sample)
-        self._model = enable_adafuse(
-            model,
-            assistant_models=[assistant for assistant, _ in members[1:]],
-            assistant_tokenizers=self._tokenizers[1:],
-            tokenizer=self._tokenizers[0],
-            adafuse_config=config,
-        )
-        self._device = execution_device(model)
+        self._ensemble = AdaFuseEnsemble(members, config)
+        if args.chat:
+            self._ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first prompt
 
     def answer(self, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
         """
         The records of a batch, in order. Where the batch fails, each question is asked alone, so that one that cannot
         be answered takes no other with it; its record has an `error`, and the text until there.
         """
-        try:
-            rounds = self._rounds(questions)
-        except (AdaFuseDecodingError, ValueError) as error:
-            if len(questions) > 1:
-                for question in questions:
-                    yield from self.answer([question])
-            else:
-                text = error.texts[0] if isinstance(error, AdaFuseDecodingError) and error.texts else ""
-                yield {**_record(questions[0], text), "error": reason_of(error)}
-            return
-        for question, committed in zip(questions, rounds, strict=True):
-            record = _record(question, "".join(span.text for span in committed))
-            record["words"] = sum(len(span.words) for span in committed)
-            record["ended"] = bool(committed) and committed[-1].ends
+        for question, made in zip(questions, ask_each(questions, self._rounds), strict=True):
+            answer = Answer.of(made)
+            record = {
+                "line": question.line, "input": question.record, "prompt": question.prompt, "text": answer.text,
+            }  # fmt: skip
+            if answer.error is not None:
+                yield {**record, "error": answer.reason}
+                continue
+            record |= {"words": answer.words, "ended": answer.ended}
             if self._args.rounds:
-                record["rounds"] = with_nulls([span.to_dict() for span in committed])
+                record["rounds"] = with_nulls([span.to_dict() for span in answer.rounds])
             yield record
 
     def _rounds(self, questions: Sequence[Question]) -> list[Any]:
@@ -88,37 +72,9 @@ class Answerer:
         return [rounds[line] for line in prompts]
 
     def _generate(self, prompts: list[str]) -> list[Any]:
-        tokenizer = self._tokenizers[0]
-        if self._args.chat:
-            inputs = chat_inputs([_chat(prompt) for prompt in prompts], self._tokenizers)
-        else:
-            inputs = pad_left([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer)
-        padding = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
-        output = self._model.generate(
-            **inputs.to(self._device),
-            max_new_tokens=self._args.max_new_tokens,
-            stop_strings=self._args.stop,
-            do_sample=False,
-            structured=self._args.structured,
-            return_dict_in_generate=True,
-            pad_token_id=padding[0] if padding else None,
-        )
-        return list(output.rounds)
-
-
-def _chat(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
-def _record(question: Question, text: str) -> dict[str, Any]:
-    return {"line": question.line, "input": question.record, "prompt": question.prompt, "text": text}
-
-
-def reason_of(error: Exception) -> str:
-    """Why a question could not be answered, for its record."""
-    if isinstance(error, AdaFuseDecodingError):
-        return f"{error.member} failed in round {error.round}: {error.reason}"
-    return str(error) or type(error).__name__
+        args = self._args
+        length = {"max_new_tokens": args.max_new_tokens, "stop_strings": args.stop}
+        return self._ensemble.rounds(prompts, chat=args.chat, structured=args.structured, do_sample=False, **length)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from ..config import WEIGHTINGS
+from ..members.templates import is_unicode
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
@@ -58,11 +59,6 @@ def seed(text: str) -> int:
 def weights(text: str) -> tuple[float, ...] | str:
     """Numbers with commas between, or the name of a weighting."""
     return text if text in WEIGHTINGS else _numbers(text)
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a tokenizer can read the text. Python reads a byte that is not UTF-8 as half of a surrogate pair."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def unescaped(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import string
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .flag_types import is_unicode, unescaped
+from ..members.templates import PromptTemplate
+from .flag_types import unescaped
 
 
 @dataclass(frozen=True)
@@ -37,49 +37,17 @@ class Question:
     repeat: int = 0
 
 
-class Template:
+class Template(PromptTemplate):
     """
-    A text with fields in braces, `Question: {question}`; `{{` and `}}` are braces. A newline, a tab and a backslash may
-    be written as `\\n`, `\\t` and `\\\\`, as a shell passes them on.
+    A template from the command line. In it a newline, a tab and a backslash may be written as `\\n`, `\\t` and `\\\\`,
+    as a shell passes them on.
 
     Raises:
         ValueError: it has no field, or one that is not just a name.
     """
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        try:
-            self._parts = [(unescaped(part), field) for part, field in _parsed(text)]
-        except ValueError as error:
-            raise ValueError(
-                f"`--template` must be text with fields as {{name}}, but is {text!r}: {error}. Write other "
-                "braces twice."
-            ) from None
-        if not any(field for _, field in self._parts):
-            raise ValueError(f"`--template` must have a field as {{name}}, but is {text!r}. Name one of the input's.")
-
-    def fill(self, record: dict[str, Any]) -> str:
-        """The prompt of a record. Raises `ValueError` with what is wrong with it."""
-        prompt = ""
-        is_blank = True
-        for part, field in self._parts:
-            prompt += part
-            if field is None:
-                continue
-            if field in record and record[field] is None:
-                raise ValueError(f"must have a value in the field {field!r}, but it is null")
-            if field not in record:
-                have = ", ".join(map(str, record)) or "none"
-                raise ValueError(f"must have the field {field!r}, but its fields are: {have}")
-            value = record[field]
-            value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            prompt += value
-            is_blank = is_blank and not value.strip()
-        if is_blank:
-            raise ValueError("must make a prompt, but the template's fields are empty in it")
-        if not is_unicode(prompt):
-            raise ValueError("must be valid Unicode text, but has half of a surrogate pair")
-        return prompt
+        super().__init__(text, "--template", unescaped)
 
 
 def read_questions(
@@ -167,10 +135,3 @@ def _rows(name: str, split: str | None, subset: str | None) -> Iterator[bytes]:
         ) from error
     for row in load_dataset(name, subset, split=split):
         yield json.dumps(dict(row), default=str).encode()  # dates, images: what JSON does not know, as text
-
-
-def _parsed(text: str) -> Iterator[tuple[str, str | None]]:
-    for part, field, style, conversion in string.Formatter().parse(text):
-        if field is not None and (style or conversion or not field.isidentifier()):
-            raise ValueError(f"{field!r} is not just a name")
-        yield part, field

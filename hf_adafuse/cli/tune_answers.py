@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..call.answering import ask_each, reason_of
 from ..evaluation.candidates import Candidate
 from ..evaluation.metrics import METRICS, Metric, answers_of, f1
 from .answers import append, mend, read_records
-from .batches import reason_of
 from .questions import Question
 
 Ask = Callable[[Candidate, Sequence[str]], Sequence[str]]
@@ -108,16 +108,12 @@ class TuneAnswers:
         )
 
     def _asked(self, candidate: Candidate, batch: Sequence[Question]) -> list[Answer]:
-        """Where a batch fails, each question is asked alone, so that one that cannot be answered takes no other with
-        it."""
-        try:
-            return [Answer(text) for text in self._ask(candidate, [question.prompt or "" for question in batch])]
-        except _FAILURES as error:
-            reason = reason_of(error)
-        if len(batch) == 1:
-            return [Answer("", reason)]
-        # Not in the handler: the error holds on to what the pass that failed has allocated.
-        return [answer for question in batch for answer in self._asked(candidate, [question])]
+        """Those of a batch, in order."""
+        ask = lambda some: self._ask(candidate, [question.prompt or "" for question in some])  # noqa: E731
+        return [
+            Answer("", reason_of(made)) if isinstance(made, Exception) else Answer(made)
+            for made in ask_each(batch, ask, _FAILURES)
+        ]
 
     def tie_break(self, candidate: Candidate, lines: Sequence[int]) -> float:
         """The F1 of answers that are given already: among candidates that score the same, whose come closer."""

@@ -38,11 +38,14 @@ _kept: ContextVar[_Kept | None] = ContextVar("prefix_caching", default=None)
 
 
 @contextmanager
-def prefix_caching() -> Iterator[None]:
+def prefix_caching(kept: weakref.WeakKeyDictionary[Any, Any] | None = None) -> Iterator[None]:
     """
     Within this context each member keeps what it has read of the last prompts, and calls of `generate()` whose prompts
     begin alike do not read that again. The models must not be changed within it. It costs the keys and values of one
     prompt per member.
+
+    Args:
+        kept (`WeakKeyDictionary`, *optional*): where it is kept, at first empty: another such context goes on with it.
 
     Example:
 
@@ -60,7 +63,8 @@ def prefix_caching() -> Iterator[None]:
 
     ```
     """
-    token = _kept.set(weakref.WeakKeyDictionary() if (known := _kept.get()) is None else known)
+    known = _kept.get() if kept is None else kept
+    token = _kept.set(weakref.WeakKeyDictionary() if known is None else known)
     try:
         yield
     finally:

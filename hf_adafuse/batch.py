@@ -1,0 +1,236 @@
+"""The ensemble as a function of batches, for what cuts data into them: Ray Data, `datasets`, Spark. Must not know any
+of these, nor how an answer is decoded: a batch is a dict of columns or a DataFrame.
+
+```python
+# Ray Data: one ensemble per actor
+settings = dict(members=["A", "B"], adafuse_config="robust", template="Question: {question}\\nAnswer:")
+actors = ray.data.ActorPoolStrategy(size=4)
+ds.map_batches(AdaFusePredictor, fn_constructor_kwargs=settings, batch_size=16, num_gpus=1, compute=actors)
+
+# datasets
+dataset.map(AdaFusePredictor(["A", "B"]), batched=True, batch_size=16)
+
+# Spark: loaded by the workers, once per partition, not by the driver
+schema = "prompt string, text string, words long, ended boolean, error string"
+df.mapInPandas(AdaFusePredictor(["A", "B"], lazy=True).map_in_pandas, schema)
+```
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .call.answering import Answer, ask_each
+from .call.batch_columns import column_names, column_values, with_columns
+from .config import AdaFuseConfig
+from .decoding.strategies.registry import make_strategy
+from .ensemble import AdaFuseEnsemble, check_members
+from .members.structured import read_structured
+from .members.templates import PromptTemplate
+from .trees.shared_prefix import prefix_caching
+
+# What is added after the text, with its types; and what all of them are of an answer.
+_ADDED = {"words": "int64", "ended": "bool", "error": "str"}
+_SOURCES = ("text", "words", "ended", "reason")
+
+
+class AdaFusePredictor:
+    """
+    An ensemble that answers batches.
+
+    ```python
+    >>> from hf_adafuse import AdaFusePredictor
+    >>> from hf_adafuse.demo import load_pair
+
+    >>> predictor = AdaFusePredictor(load_pair(), template="Question: {question}\\nAnswer:")
+    >>> batch = predictor({"id": [7], "question": ["What is the capital of Peru?"]})
+    >>> batch["text"], batch["words"], batch["ended"], batch["error"]
+    ([' Lima'], [1], [True], [''])
+
+    ```
+
+    A batch gets four columns, of the same types whatever is in it: the text; `words`, how many it has; `ended`, whether
+    it came to its end by itself; `error`, why there is no answer, empty where there is one. Greedy texts do not depend
+    on how prompts are cut into batches (in half precision they may).
+
+    What the prompts of all batches begin with is read once: the models must not be changed between them. Pickled, it
+    takes along what it was made of, not what it has loaded: models by name are loaded again, at the first batch.
+
+    Args:
+        members (`list`): as of [`AdaFuseEnsemble`]; names, so that each process loads its own.
+        adafuse_config (`AdaFuseConfig`, `dict` or `str`, *optional*): as of `generate()`.
+        prompt_column (`str`, *optional*, defaults to `"prompt"`): holds the prompts.
+        template (`str`, *optional*): makes the prompt of any columns instead, `"Question: {question}\\nAnswer:"`.
+        chat (`bool`, *optional*, defaults to `False`): whether a prompt is a user's message, in each member's own chat
+            template.
+        output_column (`str`, *optional*, defaults to `"text"`): gets the texts.
+        max_new_tokens (`int`, *optional*, defaults to 128): of the main model, per answer.
+        stop (`str` or `list[str]`, *optional*): texts to stop after.
+        structured (`dict`, *optional*): what the texts must be, as of `generate()`.
+        seed (`int`, *optional*, defaults to 0): where words are sampled, the text follows from it and the prompt.
+        batch_size (`int`, *optional*, defaults to 16): most prompts decoded at a time; longer batches are cut.
+        on_error (`str`, *optional*, defaults to `"record"`): a prompt that cannot be answered has an `error`, and the
+            text until there; others of its batch do not suffer. A job that is resumed does not ask it again. `"raise"`:
+            the batch fails.
+        lazy (`bool`, *optional*, defaults to `False`): load at the first batch, not here.
+        options: of `from_pretrained`, for members by name; by default these are on the GPU where there is one.
+
+    Raises:
+        ValueError: an argument that cannot be used, before anything is loaded; a member that does not load, or members
+            that do not go together.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Any],
+        adafuse_config: AdaFuseConfig | Mapping[str, Any] | str | None = None,
+        *,
+        prompt_column: str = "prompt",
+        template: str | None = None,
+        chat: bool = False,
+        output_column: str = "text",
+        max_new_tokens: int = 128,
+        stop: str | Sequence[str] | None = None,
+        structured: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        batch_size: int = 16,
+        on_error: str = "record",
+        lazy: bool = False,
+        **options: Any,
+    ) -> None:
+        check_members(members)
+        _check_number("max_new_tokens", max_new_tokens, 1)
+        _check_number("batch_size", batch_size, 1)
+        _check_number("seed", seed, 0)
+        for name, column in [("prompt_column", prompt_column), ("output_column", output_column)]:
+            if not isinstance(column, str) or not column:
+                raise ValueError(f"`{name}` must be the name of a column, but is {column!r}. Give its name.")
+        if on_error not in ("record", "raise"):
+            raise ValueError(f'`on_error` must be "record" or "raise", but is {on_error!r}. Choose one of the two.')
+        self._members, self._config, self._options = list(members), _checked(adafuse_config), options
+        self._template = PromptTemplate.of_field(prompt_column) if template is None else PromptTemplate(template)
+        self._added = {output_column: "str", **_ADDED}
+        if output_column in (*_ADDED, *self._template.fields):
+            raise ValueError(
+                f"`output_column` must be a new column, but is {output_column!r}. Choose a name that is not taken."
+            )
+        read_structured(structured)
+        self._call: dict[str, Any] = {"chat": chat, "max_new_tokens": max_new_tokens, "stop_strings": _stops(stop)}
+        self._call |= {"structured": structured, "do_sample": False}
+        self._seed, self._batch_size, self._raises = seed, batch_size, on_error == "raise"
+        self._loaded: AdaFuseEnsemble | None = None
+        self._prefixes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        if not lazy:
+            self.load()
+
+    def load(self) -> AdaFuseEnsemble:
+        """Load the members, where that has not been done; the ensemble."""
+        if self._loaded is None:
+            placed = {"device_map": "cuda"} if torch.cuda.is_available() else {}
+            ensemble = AdaFuseEnsemble(self._members, self._config, **{**placed, **self._options})
+            if self._call["chat"]:
+                ensemble.encode(["?"], chat=True)  # a template that is missing is found before the first prompt
+            self._loaded = ensemble
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None, "_prefixes": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _prefixes=weakref.WeakKeyDictionary())
+
+    def __call__(self, batch: Any) -> Any:
+        """
+        A batch with its answers.
+
+        Args:
+            batch (`dict` or `pandas.DataFrame`): columns by name; in a dict lists or numpy arrays.
+
+        Returns:
+            a new one of the same kind: all of its columns, and those of the answers.
+
+        Raises:
+            ValueError: a column is missing or taken; with `on_error="raise"`, a prompt that cannot be answered.
+            AdaFuseDecodingError: with `on_error="raise"`, a member that failed.
+        """
+        self._check_columns(column_names(batch))
+        answers = self._answers(list(self._prompts(batch)))
+        sources = zip(self._added, _SOURCES, strict=True)
+        values = {name: [getattr(one, of) for one in answers] for name, of in sources}
+        return with_columns(batch, values, self._added)
+
+    def map_in_pandas(self, frames: Iterable[Any]) -> Iterator[Any]:
+        """
+        For Spark's `mapInPandas`, whose schema then names the columns of the frames and those of the answers.
+
+        Args:
+            frames (`Iterator[pandas.DataFrame]`)
+        """
+        return map(self, frames)
+
+    def _check_columns(self, have: Sequence[Any]) -> None:
+        problems = [f"have {name!r}" for name in self._template.fields if name not in have]
+        problems += [f"not have {name!r}" for name in self._added if name in have]
+        if problems:
+            raise ValueError(
+                f"The columns of a batch must {problems[0]}, but are: {', '.join(map(str, have)) or 'none'}. Rename "
+                "one, or name others in `prompt_column`, `template` or `output_column`."
+            )
+
+    def _prompts(self, batch: Any) -> Iterator[str | ValueError]:
+        """The prompts of the rows; of a row that makes none, the error."""
+        columns = {name: column_values(batch[name]) for name in self._template.fields}
+        for row in zip(*columns.values(), strict=True):
+            try:
+                yield self._template.fill(dict(zip(columns, row, strict=True)))
+            except ValueError as error:
+                if self._raises:
+                    raise
+                yield error
+
+    def _answers(self, prompts: Sequence[str | ValueError]) -> list[Answer]:
+        """What became of each prompt. One that comes more than once is asked once: what is sampled, too, follows from
+        the seed and the prompt alone."""
+        asked = list(dict.fromkeys(prompt for prompt in prompts if isinstance(prompt, str)))
+        made: dict[str, Answer] = {}
+        self.load()  # here, where no failure is one of a prompt
+        with prefix_caching(self._prefixes), torch.random.fork_rng(devices=[]):
+            for start in range(0, len(asked), self._batch_size):
+                some = asked[start : start + self._batch_size]
+                for prompt, rounds in zip(some, ask_each(some, self._rounds), strict=True):
+                    if self._raises and isinstance(rounds, Exception):
+                        raise rounds
+                    made[prompt] = Answer.of(rounds)
+        return [made[prompt] if isinstance(prompt, str) else Answer.of(prompt) for prompt in prompts]
+
+    def _rounds(self, prompts: Sequence[str]) -> Any:
+        torch.manual_seed(self._seed)
+        return self.load().rounds(prompts, **self._call)
+
+
+def _checked(adafuse_config: Any) -> AdaFuseConfig | None:
+    if adafuse_config is False:
+        raise ValueError("`adafuse_config` must not be False, but is. Leave it out for the defaults.")
+    config = AdaFuseConfig.coerce(adafuse_config)
+    if config is not None:
+        make_strategy(config)  # a method that there is not is found here
+    return config
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"`{name}` must be a whole number of at least {least}, but is {value!r}. Give one.")
+
+
+def _stops(stop: Any) -> list[str] | None:
+    stops = [stop] if isinstance(stop, str) else stop
+    is_list = isinstance(stops, (list, tuple)) and bool(stops)
+    if stops is not None and not (is_list and all(isinstance(text, str) and text for text in stops)):
+        raise ValueError(
+            f"`stop` must be a text or a list of texts, none empty, but is {stop!r}. Leave it out for none."
+        )
+    return None if stops is None else list(stops)

@@ -1,0 +1,84 @@
+"""A batch of questions of which one that cannot be answered takes no other with it. Knows rounds; calls no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..decoding.progress import AdaFuseDecodingError
+from ..outputs import AdaFuseRound
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+# What `generate()` raises where a prompt, or a pass, is too much for a member. Anything else is a bug.
+FAILURES: tuple[type[Exception], ...] = (AdaFuseDecodingError, ValueError)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """
+    What became of a question.
+
+    Attributes:
+        text (`str`): with an error, what was committed until there.
+        words (`int`, defaults to 0): how many words it has; 0 with an error.
+        ended (`bool`, defaults to `False`): whether the text came to its end by itself.
+        error (`Exception`, *optional*): why there is no answer.
+        rounds (`list[AdaFuseRound]`): empty with an error.
+    """
+
+    text: str
+    words: int = 0
+    ended: bool = False
+    error: Exception | None = None
+    rounds: Sequence[AdaFuseRound] = ()
+
+    @classmethod
+    def of(cls, made: Sequence[AdaFuseRound] | Exception) -> Answer:
+        """By the rounds of a question, or by what was raised instead; see [`ask_each`]."""
+        if isinstance(made, Exception):
+            is_begun = isinstance(made, AdaFuseDecodingError) and bool(made.texts)
+            return cls(made.texts[0] if is_begun else "", error=made)  # type: ignore[attr-defined]
+        text = "".join(committed.text for committed in made)
+        words = sum(len(committed.words) for committed in made)
+        return cls(text, words, bool(made) and made[-1].ends, rounds=made)
+
+    @property
+    def reason(self) -> str:
+        """The error in words; empty where there is none."""
+        return "" if self.error is None else reason_of(self.error)
+
+
+def ask_each(
+    questions: Sequence[Q], ask: Callable[[Sequence[Q]], Sequence[A]], failures: tuple[type[Exception], ...] = FAILURES
+) -> Iterator[A | Exception]:
+    """
+    What `ask` makes of each question, in order. Where it fails for all together, it is asked for each alone, and what
+    it raises for one stands in that one's place.
+
+    Args:
+        questions (`list`)
+        ask (`Callable`): from questions to as many answers.
+        failures (`tuple[type]`, *optional*): what it may raise.
+    """
+    try:
+        answers = ask(questions)
+    except failures as error:
+        if len(questions) == 1:
+            yield error
+            return
+    else:
+        yield from answers
+        return
+    # Not in the handler: the error holds on to what the pass that failed has allocated.
+    for question in questions:
+        yield from ask_each([question], ask, failures)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a question could not be answered."""
+    if isinstance(error, AdaFuseDecodingError):
+        return f"{error.member} failed in round {error.round}: {error.reason}"
+    return str(error) or type(error).__name__
