@@ -1,16 +1,18 @@
 """Stand-ins for servers: a real small model behind the endpoints of vLLM, SGLang and llama.cpp, in the shapes that
-these have (as vLLM 0.32 answered; SGLang by its documentation). Every request reads whole texts, uncached.
+these have (as vLLM 0.32 and llama.cpp b11549 answer; SGLang by its documentation). Every request reads whole texts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 class StandIn:
@@ -29,7 +31,7 @@ class StandIn:
     def __init__(self, model, tokenizer, kind="vllm", name="tiny", seconds=0.0, max_length=None, noise=0.0):
         self.model, self.tokenizer, self.kind, self.name = model, tokenizer, kind, name
         self.seconds, self.noise = seconds, noise
-        self.max_length = max_length or model.config.max_position_embeddings
+        self.max_length, self.num_slots = max_length or model.config.max_position_embeddings, 4
         eos = model.generation_config.eos_token_id
         self.eos = set([eos] if isinstance(eos, int) else eos or [])
         self.requests = []
@@ -47,7 +49,10 @@ class StandIn:
             "/get_model_info": lambda body, headers: {"model_path": self.name, "tokenizer_path": self.name},
             "/get_server_info": lambda body, headers: {"max_req_input_len": self.max_length},
             "/generate": self.generate,
-            "/props": lambda body, headers: {"default_generation_settings": {"n_ctx": self.max_length}},
+            "/props": lambda body, headers: {
+                "default_generation_settings": {"n_ctx": self.max_length},
+                "total_slots": self.num_slots,
+            },
             "/completion": self.completion,
         }.get(path)
         if handler is None:
@@ -68,14 +73,17 @@ class StandIn:
         noise = self.noise * len(self.requests) % 0.5
         return self._memory[key] - noise
 
-    def steps(self, ids, count):
-        """Greedy: per step the log-probabilities and the token."""
+    def steps(self, ids, count, bias=()):
+        """Greedy: per step the log-probabilities and the token, which is the best one with `bias` added."""
         ids, found = list(ids), []
         if len(ids) + count > self.max_length:
             raise PermissionError("the text is too long")
         while len(found) < count:
             row = self.log_probs(ids)
-            found.append((row, int(row.argmax())))
+            biased = row.clone()
+            for token, value in bias:
+                biased[token] += value
+            found.append((row, int(biased.argmax())))
             ids.append(found[-1][1])
             if ids[-1] in self.eos:
                 break
@@ -131,21 +139,52 @@ class StandIn:
         return answers
 
     def completion(self, body, headers):
+        sizes = sorted(len(ids) + body["n_predict"] for ids in body["prompt"])
+        if sum(sizes[-self.num_slots :]) > self.max_length:  # the slots share it
+            raise PermissionError("Context size has been exceeded.")
         answers = []
         for index, ids in enumerate(body["prompt"]):
-            entries = [
-                {
-                    "id": token,
-                    "logprob": float(row[token]),
-                    "top_logprobs": [
-                        {"id": t, "logprob": float(row[t])}
-                        for t in row.topk(min(body["n_probs"], len(row))).indices.tolist()
-                    ],
-                }
-                for row, token in self.steps(ids, body["n_predict"])
-            ]
-            answers.append({"index": index, "tokens_evaluated": len(ids), "completion_probabilities": entries})
+            data, tokens, entries = b"", [], []
+            for row, token in self.steps(ids, body["n_predict"], body.get("logit_bias", ())):
+                data += token_bytes(self.tokenizer, token)
+                tokens.append(token)
+                if not ends_within_character(data):  # else it says nothing of the token
+                    best = row.topk(min(body["n_probs"], len(row))).indices.tolist()
+                    top = [{"id": t, "logprob": self.said(row[t])} for t in best]
+                    entries.append({"id": token, "logprob": self.said(row[token]), "top_logprobs": top})
+            said = {"index": index, "model": self.name, "tokens": tokens, "tokens_evaluated": len(ids)}
+            said |= {"timings/cache_n": 0, "generation_settings/seed": body["seed"]}
+            if entries:
+                said["completion_probabilities"] = entries
+            answers.append({name: said[name] for name in body["response_fields"] if name in said})
         return answers if len(answers) > 1 else answers[0]
+
+    @staticmethod
+    def said(log_prob):
+        """The logarithm of a probability in 32 bits."""
+        return float(log_prob) if float(log_prob.exp()) else -3.4028234663852886e38
+
+
+def token_bytes(tokenizer, token):
+    """The text of a token, as bytes; none of special ones."""
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if token in tokenizer.all_special_ids:
+        return b""
+    if "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder):
+        byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
+        return bytes(byte_of[char] for char in piece) if all(char in byte_of for char in piece) else piece.encode()
+    if re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.encode()
+
+
+def ends_within_character(data):
+    """By the first byte of the last character, as llama.cpp looks at it."""
+    for length in range(1, min(4, len(data)) + 1):
+        first = data[-length]
+        if first >= 0xC0:
+            return length < (2 if first < 0xE0 else 3 if first < 0xF0 else 4)
+    return False
 
 
 @contextmanager

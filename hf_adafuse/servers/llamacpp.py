@@ -1,12 +1,14 @@
 """llama.cpp's server: its own `/completion` with prompts of token ids.
 
-It gives the most likely tokens only, as many as one asks for: where a token that is asked for is not among them, the
-whole vocabulary is asked for. Its numbers depend on how a text is cut into passes (by up to 0.1 nats in 8 bits).
+It gives the most likely tokens only, as many as one asks for, and the token that it goes on with. What else is asked
+for it is made to go on with, which changes none of its probabilities. It says nothing of a token that ends within a
+character. Where its slots share one context, as they do by default, its numbers depend on what else it reads at the
+time, by some tenths of a nat; with `llama-server --parallel 4` each slot has its own, and they do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +17,21 @@ from .queries import BadAnswer, Query, ServerError, Step, make_step
 
 # Tokens asked for at first: most of what other members propose is among them, and an answer stays small.
 _MANY = 64
+# Tokens of one text that are asked for one by one, which takes a request each; of more, the whole vocabulary is.
+_FEW = 16
+# Far above any logit: the token is the next one.
+_FORCED = 1e4
+# The logarithm of the smallest number that the server has; where a probability is smaller, it says -3.4e38.
+_LEAST = -103.28
+_FIELDS = ["index", "model", "tokens", "tokens_evaluated", "completion_probabilities", "timings/cache_n",
+           "generation_settings/seed"]  # fmt: skip
 
 
 class LlamaCppApi(ServerApi):
     """See [`ServerApi`]."""
 
     most_queries = 16
-    _vocab_size = 0
+    _vocab_size, _length, _num_slots, _letter = 0, 0, 1, 0
 
     def about(self) -> About:
         props = self.connection.get("/props", _mapping)
@@ -29,76 +39,153 @@ class LlamaCppApi(ServerApi):
         try:
             entry = models["data"][0]
             name, self._vocab_size = str(entry["id"]), int((entry.get("meta") or {})["n_vocab"])
-            length = int(props["default_generation_settings"]["n_ctx"])
+            self._length = int(props["default_generation_settings"]["n_ctx"])
+            self._num_slots = int(props["total_slots"])
         except (LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in what it says of the model"
             raise ServerError(f"the server at {self.connection.url} is not llama.cpp's: {reason}") from error
         if self.model is not None and self.model != name:
             raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
-        return About(name, name, length)
+        self._letter = self.tokenize("a")[-1]
+        return About(name, name, self._length)
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
-        most = min(self._vocab_size, max(num_top, _MANY if any(query.tokens for query in queries) else 0))
-        found = self._rows(queries, most)
-        for index, (query, rows) in enumerate(zip(queries, found, strict=True)):
-            if any(token not in rows[0][0] for token in query.tokens):
-                found[index][0] = self._rows([replace(query, num_steps=0)], self._vocab_size)[0][0]
+        most = min(self._vocab_size, max(num_top, _MANY if any(query.tokens for query in queries) else 1))
+        found: list[list[Step]] = [[] for _ in queries]
+        walks = [index for index, query in enumerate(queries) if query.num_steps > 1]
+        for index, steps in zip(walks, self._ask([queries[index] for index in walks], most), strict=True):
+            found[index] = steps
+        # A walk is empty where it begins within a character.
+        rest = [index for index, steps in enumerate(found) if not steps]
+        for index, steps in zip(rest, self._ask([_first(queries[i]) for i in rest], most, self._letter), strict=True):
+            found[index] = steps
+        self._add_named(queries, found)
         return [
-            [
-                make_step(row, () if number else query.tokens, num_top if query.num_steps else 0, chosen)
-                for number, (row, chosen) in enumerate(rows)
-            ]
-            for query, rows in zip(queries, found, strict=True)
+            [replace(step, top=step.top[:num_top] if query.num_steps else ()) for step in steps]
+            for query, steps in zip(queries, found, strict=True)
         ]
 
-    def tokenize(self, text: str) -> list[int] | None:
+    def tokenize(self, text: str) -> list[int]:
         body = {"content": text, "add_special": False, "parse_special": False}
         return self.connection.post("/tokenize", body, lambda answer, _: [int(token) for token in answer["tokens"]])
 
-    def _rows(self, queries: Sequence[Query], most: int) -> list[list[tuple[dict[int, float], int]]]:
-        """Per query and step, the log-probabilities of so many tokens, and the one it went on with."""
-        found: list[list[tuple[dict[int, float], int]]] = [[] for _ in queries]
-        for indices, group, _ in self.requests(queries):
-            body = {
+    def _add_named(self, queries: Sequence[Query], found: list[list[Step]]) -> None:
+        """Tokens that are asked for and are not among the most likely ones."""
+        missing = [
+            [token for token in query.tokens if token not in steps[0].log_probs]
+            for query, steps in zip(queries, found, strict=True)
+        ]
+        whole = {index for index, tokens in enumerate(missing) if len(tokens) > _FEW}
+        for token in sorted({token for tokens in missing for token in tokens}):
+            indices = [index for index, tokens in enumerate(missing) if token in tokens and index not in whole]
+            answers = self._ask([_first(queries[index]) for index in indices], 1, token)
+            for index, steps in zip(indices, answers, strict=True):
+                if steps:
+                    found[index][0] = _with(found[index][0], steps[0], [token])
+                else:
+                    whole.add(index)
+        for index in sorted(whole):
+            ((step,),) = self._ask([_first(queries[index])], self._vocab_size, self._letter)
+            found[index][0] = _with(found[index][0], step, missing[index])
+
+    def _ask(self, queries: Sequence[Query], most: int, forced: int | None = None) -> list[list[Step]]:
+        """Steps with so many of the most likely tokens, up to the first that ends within a character; with a token that
+        it is made to go on with, one step, which knows that token too."""
+        found: list[list[Step]] = [[] for _ in queries]
+        for indices, group in self._groups(queries):
+            body: dict[str, Any] = {
                 "prompt": [list(query.ids) for query in group],
                 "n_predict": max(1, group[0].num_steps),
                 "n_probs": most,
-                "temperature": -1,  # greedy, with the probabilities of the model itself
+                "temperature": 0,
+                "samplers": ["temperature"],  # whatever else the server was started with
                 "cache_prompt": True,
+                "return_tokens": True,
+                "response_fields": _FIELDS,
             }
+            if forced is not None:
+                body["logit_bias"] = [[forced, _FORCED]]
 
-            def read(answer: Any, _: str, group: list[Query] = group) -> list[Any]:
-                return self._read(answer, group, most)
+            def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[Step]]:
+                return self._read(answer, request_id, group, most, forced)
 
-            for index, rows in zip(indices, self.connection.post("/completion", body, read), strict=True):
-                found[index] = rows
+            answers = self.connection.post("/completion", body, read, _named)
+            for index, steps in zip(indices, answers, strict=True):
+                found[index] = steps
         return found
 
-    def _read(self, answer: Any, group: list[Query], most: int) -> list[list[tuple[dict[int, float], int]]]:
+    def _groups(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], list[Query]]]:
+        """As of `requests`; what is read at the same time must fit into the context, which texts may share."""
+        for indices, group, _ in self.requests([replace(query, tokens=()) for query in queries]):
+            start = 0
+            for end in range(1, len(group) + 1):
+                if end == len(group) or not self._fits(group[start : end + 1]):
+                    yield indices[start:end], group[start:end]
+                    start = end
+
+    def _fits(self, group: Sequence[Query]) -> bool:
+        sizes = sorted(len(query.ids) + max(1, query.num_steps) for query in group)
+        return sum(sizes[-self._num_slots :]) <= self._length
+
+    def _read(
+        self, answer: Any, request_id: str, group: list[Query], most: int, forced: int | None
+    ) -> list[list[Step]]:
         answers = answer if isinstance(answer, list) else [answer]
         answers = sorted(answers, key=lambda one: int(one["index"]))
         sent = [len(query.ids) for query in group]
-        if [int(one["tokens_evaluated"]) for one in answers] != sent:
+        if [int(one["index"]) for one in answers] != list(range(len(group))):
+            raise BadAnswer(f"it answers {len(answers)} of {len(group)} prompts")
+        if [int(one["tokens_evaluated"]) for one in answers] != sent or any(
+            one["generation_settings/seed"] != _seed(request_id) for one in answers
+        ):
             raise BadAnswer("it answers another request")
-        rows = [
-            [(_values(step["top_logprobs"]), int(step["id"])) for step in one["completion_probabilities"]]
-            for one in answers
-        ]
-        cached = sum(int((one.get("timings") or {}).get("cache_n") or 0) for one in answers)
-        for of_query, query in zip(rows, group, strict=True):
-            if not 1 <= len(of_query) <= max(1, query.num_steps) or any(len(row) < most for row, _ in of_query):
-                raise BadAnswer("it lacks tokens that were asked for")
+        if any(one["model"] != self.model for one in answers if self.model is not None):
+            raise BadAnswer("it answers for another model")
+        found = [_steps(one, query, most, forced) for one, query in zip(answers, group, strict=True)]
+        if forced == self._letter and not all(found):
+            raise BadAnswer("it lacks tokens that were asked for")
         self.traffic.num_requests += 1
         self.traffic.num_sent += sum(sent)
-        self.traffic.num_cached += cached
-        return rows
+        self.traffic.num_cached += sum(int(one["timings/cache_n"]) for one in answers)
+        return found
+
+
+def _first(query: Query) -> Query:
+    return replace(query, tokens=(), num_steps=0)
+
+
+def _with(step: Step, other: Step, tokens: Sequence[int]) -> Step:
+    """A step that knows these tokens too, as another of the same text does."""
+    return replace(step, log_probs={**{token: other.log_probs[token] for token in tokens}, **step.log_probs})
+
+
+def _steps(one: Any, query: Query, most: int, forced: int | None) -> list[Step]:
+    tokens = [int(token) for token in one["tokens"]]
+    if not 1 <= len(tokens) <= max(1, query.num_steps) or (forced is not None and tokens != [forced]):
+        raise BadAnswer("it goes on otherwise than asked")
+    steps = []
+    for token, entry in zip(tokens, one.get("completion_probabilities") or (), strict=False):
+        if int(entry["id"]) != token:
+            break  # it leaves out a token that ends within a character
+        values = {int(top["id"]): max(float(top["logprob"]), _LEAST) for top in entry["top_logprobs"]}
+        if len(values) < most:
+            raise BadAnswer("it lacks tokens that were asked for")
+        values[token] = max(float(entry["logprob"]), _LEAST)
+        chosen = token if forced is None else max(values, key=lambda known: values[known])
+        steps.append(make_step(values, (), most, chosen))
+    return steps
+
+
+def _named(body: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """The name of a request as its seed, which an answer repeats; nothing is drawn."""
+    return body | {"seed": _seed(request_id)}
+
+
+def _seed(request_id: str) -> int:
+    return int(request_id[:7], 16)
 
 
 def _mapping(answer: Any) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise BadAnswer("it says nothing of the model")
     return answer
-
-
-def _values(entries: Any) -> dict[int, float]:
-    return {int(entry["id"]): float(entry["logprob"]) for entry in entries}
