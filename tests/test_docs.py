@@ -14,6 +14,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from stand_in import StandIn, serving
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_adafuse.cli import main
@@ -91,7 +92,18 @@ def test_readme_is_short():
     assert len(README.splitlines()) <= MAX_README_LINES
 
 
-def test_readme_python_blocks_run(stand_ins, capsys):
+@pytest.fixture
+def server(monkeypatch):
+    """At the address of the README's server, one with the second member of the demo."""
+    model, tokenizer = (kind.from_pretrained(MODELS / NAMES[1]) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    with serving(StandIn(model.eval(), tokenizer)) as url:
+        monkeypatch.setattr(
+            "hf_adafuse.servers.connection._checked", lambda asked, _: url if "8000" in asked else asked
+        )
+        yield
+
+
+def test_readme_python_blocks_run(stand_ins, server, capsys):
     namespace = {"__name__": "__main__"}  # of all blocks: a later one may go on from an earlier one
     found = list(blocks(README, "python"))
     assert found
