@@ -38,10 +38,14 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 def add_member_arguments(parser: argparse.ArgumentParser) -> None:
     """Which models take part, and how they are loaded."""
-    group = parser.add_argument_group("members (Hub names or local folders)")
+    group = parser.add_argument_group("members (Hub names, local folders or servers)")
     group.add_argument("--model", metavar="NAME", help="the main model, which writes the text (default: the demo pair)")
     group.add_argument(
-        "--assistant", metavar="NAME", action="append", default=[], help="a further member; may be given several times"
+        "--assistant",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a further one, also vllm:URL#name; may be given several times",
     )
     group.add_argument("--dtype", choices=_DTYPES, default="auto", help="of all weights (default: auto, as saved)")
     group.add_argument(
