@@ -8,9 +8,8 @@ It prints its URL once it answers, and ends with Ctrl-C. Then, with the model of
     python tests/check_servers.py --kind llamacpp --url http://127.0.0.1:8080 --model FOLDER --other FOLDER \
         --data QUESTIONS.jsonl
 
-Each slot has a context of its own here, as with `llama-server --parallel 4`: what the server says of a text then does
-not depend on what else it reads. With `--shared` the slots share one, as with `llama-server` alone; it then differs
-from itself by some tenths of a nat.
+Each slot has a context of its own here, as with `llama-server --parallel 4`: what the server says of a text then
+depends less on what else it reads. With `--shared` the slots share one, as with `llama-server` alone.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 It gives the most likely tokens only, as many as one asks for, and the token that it goes on with. What else is asked
 for it is made to go on with, which changes none of its probabilities. It says nothing of a token that ends within a
-character. Where its slots share one context, as they do by default, its numbers depend on what else it reads at the
-time, by some tenths of a nat; with `llama-server --parallel 4` each slot has its own, and they do not.
+character. Its numbers depend on how a text is cut into passes and on what else it reads at the time, in 4 bits by some
+tenths of a nat; by less with `llama-server --parallel 4`, where each slot has a context of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LlamaCppApi(ServerApi):
         except (LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in what it says of the model"
             raise ServerError(f"the server at {self.connection.url} is not llama.cpp's: {reason}") from error
-        if self.model is not None and self.model != name:
+        names = [name, *(entry.get("aliases") or ())]
+        if self.model is not None and self.model not in names:
             raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
         self._letter = self.tokenize("a")[-1]
         return About(name, name, self._length)
