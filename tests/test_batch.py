@@ -14,6 +14,7 @@ import pytest
 import torch
 from chats import members as chat_members
 from jobs import NEW, PAIR, SETTINGS, answers_to, direct, lines_of, questions, write_lines
+from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
 import hf_adafuse
@@ -371,6 +372,15 @@ def test_settings_saved_with_the_main_model_are_taken_where_none_are_given(run):
     expected = [record["text"] for record in records]
     assert AdaFusePredictor(members, **FORM)(asked())["text"] == expected != answers_to(questions())
     assert AdaFusePredictor(members, {}, **FORM)(asked())["text"] == answers_to(questions())
+
+
+def test_a_member_behind_a_server_is_named(folders):
+    behind = StandIn(*PAIR()[1], name=folders[1])
+    with serving(behind) as url:
+        lazy = AdaFusePredictor([folders[0], f"vllm:{url}"], **FORM, lazy=True)
+        assert behind.requests == []
+        assert pickle.loads(pickle.dumps(lazy))(asked(4))["text"] == answers_to(questions()[:4])
+        assert behind.requests
 
 
 def test_no_engine_is_imported():
