@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,18 +33,16 @@ from hf_adafuse.demo.data import PROMPT
 NUMBER = 200
 ENOUGH = 50  # answers, after which the driver is killed
 
-# As in the README. `A` and `B` are folders; the cluster says that it has two GPUs, on which the members find none.
-JOB = r"""
+# Before the README's lines: with it, the job goes on where it was killed.
+CHECKPOINT = """
 import os
 import ray
-from hf_adafuse import AdaFusePredictor
 
 checkpoint = ray.data.checkpoint.CheckpointConfig("id", os.path.abspath("checkpoint"))
-ray.data.DataContext.get_current().checkpoint_config = checkpoint  # killed and started again, the job goes on
-settings = dict(members=["A", "B"], template="Question: {question}\nAnswer:")
-job = dict(fn_constructor_kwargs=settings, batch_size=16, num_gpus=1, compute=ray.data.ActorPoolStrategy(size=2))
-ray.data.read_json("questions.jsonl").map_batches(AdaFusePredictor, **job).write_json("answers")
+ray.data.DataContext.get_current().checkpoint_config = checkpoint
 """
+# The README's settings, as flags.
+FLAGS = ["--model", "A", "--assistant", "B", "--preset", "robust", "--template", PROMPT.replace("\n", "\\n")]
 
 
 def main() -> int:
@@ -53,12 +52,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_input(folder)
-        flags = ["--model", "A", "--assistant", "B", "--template", PROMPT.replace("\n", "\\n"), "--output", "run.jsonl"]
-        subprocess.run([sys.executable, "-m", "hf_adafuse", "run", "questions.jsonl", *flags], cwd=folder, check=True)
+        command = [sys.executable, "-m", "hf_adafuse", "run", "questions.jsonl", "--output", "run.jsonl", *FLAGS]
+        subprocess.run(command, cwd=folder, check=True)
         with cluster(folder) as (environment, head):
-            before = kill_in_the_middle(folder, environment, head)
-            subprocess.run([sys.executable, "-c", JOB], cwd=folder, env=environment, check=True)
+            job = [sys.executable, "-c", CHECKPOINT + readme_block()]
+            before = kill_in_the_middle(job, folder, environment, head)
+            subprocess.run(job, cwd=folder, env=environment, check=True)
         return 0 if holds(folder, before) else 1
+
+
+def readme_block() -> str:
+    """The README's lines. There `A` and `B` are names; here they are folders."""
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```py\n(import ray\n.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return str(block)
 
 
 def write_input(folder: Path) -> None:
@@ -94,9 +101,11 @@ def cluster(folder: Path) -> Iterator[tuple[dict[str, str], psutil.Process]]:
         started.wait()
 
 
-def kill_in_the_middle(folder: Path, environment: dict[str, str], head: psutil.Process) -> dict[Path, bytes]:
+def kill_in_the_middle(
+    job: list[str], folder: Path, environment: dict[str, str], head: psutil.Process
+) -> dict[Path, bytes]:
     """Kills the driver; the files of answers whose checkpoint says that they are whole."""
-    driver = subprocess.Popen([sys.executable, "-c", JOB], cwd=folder, env=environment)
+    driver = subprocess.Popen(job, cwd=folder, env=environment)
     wait(lambda: len(records(folder / "answers")) >= ENOUGH, driver, "the first answers")
     driver.send_signal(signal.SIGKILL)
     actors = [pid for pid, title in titles(head) if "AdaFusePredictor" in title]
