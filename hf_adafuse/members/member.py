@@ -137,7 +137,10 @@ class Member:
     @property
     def place(self) -> Any:
         """Where it works: members in different places can work at the same time."""
-        return self.backend if self.is_remote else str(self.device)
+        if self.is_remote:
+            return self.backend
+        # Autocast holds in one thread only.
+        return "this thread" if torch.is_autocast_enabled(self.device.type) else str(self.device)
 
     def prompt_cost(self, prompt_index: int) -> int:
         """About what reading a prompt costs: parameters times the tokens that it takes."""

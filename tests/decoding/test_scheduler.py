@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hf_adafuse.decoding.requests import Read, SideBySide, together, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
+from hf_adafuse.members.member import Member
 from hf_adafuse.members.passes import Pass
 from hf_adafuse.trees.pass_policy import Policy, pays_side_by_side
 
@@ -243,6 +246,16 @@ def test_an_error_of_a_member_elsewhere_comes_through():
     with pytest.raises(ZeroDivisionError):
         scheduler.run({0: prompt((1, "a")), 3: prompt((0, "b"), (1, "c"))})
     assert scheduler.served in ([0], [3])
+
+
+def test_members_under_autocast_work_in_one_thread():
+    here = SimpleNamespace(is_remote=False, device=torch.device("cpu"))
+    place = Member.place.fget
+    assert place(here) == "cpu"
+    with torch.autocast("cpu"):
+        assert place(here) == "this thread"
+    away = SimpleNamespace(is_remote=True, device=torch.device("cpu"), backend="its own")
+    assert place(away) == "its own"
 
 
 def test_side_by_side_where_it_is_less_waiting():
