@@ -14,6 +14,7 @@ from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding.proposer import Proposer
 from hf_adafuse.decoding.turns import Turns
 from hf_adafuse.members.member import Member
+from hf_adafuse.members.passes import Pass
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.packed_backend import PackedBackend
 from hf_adafuse.trees.pass_policy import Policy
@@ -160,23 +161,28 @@ def test_what_hangs_below_a_commit_stays(is_flat, other_counts, look_ahead):
 def test_what_is_prefetched_keeps_the_cache_small(monkeypatch, look_ahead):
     """With a prompt alone more may be prefetched the longer it is, but what has been run below its prefix counts."""
     look_ahead(2, is_flat=True)
-    read, propose, prefetched, rooms = Member.read, Proposer.propose, [], []
+    begin, propose, prefetched, rooms = Member.begin_pass, Proposer.propose, [], []
 
     def watched_propose(self, root, useful=()):
         if root is not self.member.root(0):  # ahead of the round
             rooms.append(self.member.room_in_tree(0))
         return propose(self, root, useful)
 
-    def watched_read(self, needs, likely):
+    def watched_pass(self, needs, likely):
         tree = self.backend.trees[0]
         num_before, num_due = len(tree.unsettled()), len({id(node) for node in needs[0][0] if node.reading is None})
-        nodes = read(self, needs, likely)
-        num_held = len(tree.unsettled())
-        if num_held > num_before + num_due:
-            prefetched.append((num_held, tree.root.position))
-        return nodes
+        passed = begin(self, needs, likely)
 
-    monkeypatch.setattr(Member, "read", watched_read)
+        def finish(result):
+            nodes = passed.finish(result)
+            num_held = len(tree.unsettled())
+            if num_held > num_before + num_due:
+                prefetched.append((num_held, tree.root.position))
+            return nodes
+
+        return Pass(passed.work, finish)
+
+    monkeypatch.setattr(Member, "begin_pass", watched_pass)
     monkeypatch.setattr(Proposer, "propose", watched_propose)
     largest = []
     for prompt in (PROMPTS[0], "Once upon a time there was a cat. " * 9):

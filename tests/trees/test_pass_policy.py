@@ -28,6 +28,8 @@ CONSTANTS = dict(
     padded_width=4,
     keeping_share=0.4,
     least_gain=0.0,
+    passes_to_propose=2.0,
+    agreement=0.5,
 )
 
 
