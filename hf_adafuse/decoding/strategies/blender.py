@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ...members.answer_fuser import load_answer_fuser
-from ...members.pair_ranker import load_pair_ranker
 from ..fusion import Choice, ScoredSpan
 from .majority import WholeAnswers
 from .strategy import check_number, lowest
@@ -59,6 +58,9 @@ class Blender(WholeAnswers):
                     f"`model_weights` must be left out where a PairRM ranks, but is {self.config.model_weights!r}. It "
                     'counts all members alike; weights go with `ranker="nll"`.'
                 )
+            # Not before: its base class takes long to import.
+            from ...members.pair_ranker import load_pair_ranker
+
             self._compare = load_pair_ranker(self.ranker, device)
         if self.fuser is not None:
             self._write = load_answer_fuser(self.fuser, device)
