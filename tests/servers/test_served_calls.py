@@ -179,7 +179,7 @@ def test_scoring_asks_for_what_is_scored_and_nothing_else(pair, servers):
 
 
 def test_members_work_at_the_same_time(pair):
-    """Two servers that take 100 ms a request beside the work: in a batch they wait for each other little."""
+    """Two servers that take 200 ms a request beside the work: in a batch they wait for each other little."""
     spans = []
 
     class Slow(StandIn):
@@ -191,7 +191,7 @@ def test_members_work_at_the_same_time(pair):
 
     case = case_of(pair, AdaFuseConfig(num_branches=2), PROMPTS[:4] * 2, 10)
     expected = case.fast()
-    with serving(Slow(*pair[0], seconds=0.1)) as first, serving(Slow(*pair[1], seconds=0.1)) as second:
+    with serving(Slow(*pair[0], seconds=0.2)) as first, serving(Slow(*pair[1], seconds=0.2)) as second:
         members = [served(url, *one, num_steps=6) for url, one in zip((first, second), pair, strict=True)]
         case_of(members, case.config, case.prompts, 10).fast()  # from here on the stand-ins know all answers
         spans.clear()
