@@ -17,4 +17,4 @@ if [[ ! -e $environment/made ]]; then
 fi
 export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-2} HF_HUB_OFFLINE=1
 exec "$environment/bin/vllm" serve "$folder" --dtype float32 --max-model-len 2048 --host 127.0.0.1 --port "$port" \
-    --enforce-eager --block-size "${VLLM_BLOCK_SIZE:-16}"
+    --enforce-eager --block-size "${VLLM_BLOCK_SIZE:-32}"
