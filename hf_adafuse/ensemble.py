@@ -8,15 +8,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import AutoModelForCausalLM
-
 from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .host_internals import execution_device
 from .members.chat import chat_inputs, pad_left
-from .members.loading import find_tokenizer, load_tokenizer
+from .members.loading import find_tokenizer, load_model, load_tokenizer
 from .outputs import AdaFuseRound
-from .servers.served_model import ServedModel, is_served_name
 
 
 class AdaFuseEnsemble:
@@ -132,11 +129,7 @@ def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any
     if isinstance(model, (str, os.PathLike)):
         name = os.fspath(model)
         try:
-            model = (
-                ServedModel.from_name(name)
-                if is_served_name(name)
-                else AutoModelForCausalLM.from_pretrained(name, **{"dtype": "auto", **options}).eval()
-            )
+            model = load_model(name, **{"dtype": "auto", **options})
         except (OSError, KeyError) as error:
             raise ValueError(
                 f"`{argument}` must be a model, its Hub name, a folder or a server, but {name!r} does not load "

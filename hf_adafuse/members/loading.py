@@ -64,6 +64,13 @@ def load_tokenizer(name: str, argument: str) -> Any:
         ) from error
 
 
+def load_model(name: str, **options: Any) -> Any:
+    """A model by its Hub name, its folder or its server; `options` are those of `from_pretrained`."""
+    if is_served_name(name):
+        return ServedModel.from_name(name)
+    return AutoModelForCausalLM.from_pretrained(name, **options).eval()
+
+
 def load_assistant(
     main_model: Any, name: str | os.PathLike[str], index: int, source: str | None = None, **options: Any
 ) -> Any:
@@ -82,10 +89,8 @@ def load_assistant(
     """
 
     def load(place: str) -> Any:
-        if is_served_name(place):
-            return ServedModel.from_name(place)
-        model = AutoModelForCausalLM.from_pretrained(place, **options).eval()
-        return model.to(execution_device(main_model))
+        model = load_model(place, **options)
+        return model if isinstance(model, ServedModel) else model.to(execution_device(main_model))
 
     return _load_once("model", load, main_model, name, index, source, options)
 

@@ -55,9 +55,7 @@ def planned_pass(
         )
     planned = plan_pass(prompts, costs, limits)
     nodes = [node for of_prompt in planned.values() for node in of_prompt]
-    forward, settle = (
-        _served(backend, nodes) if isinstance(backend, ServedBackend) else (lambda: backend.run(nodes), list)
-    )
+    forward, settle = _served(backend, nodes) if isinstance(backend, ServedBackend) else _here(backend, nodes)
 
     def work() -> Any:
         with costs.measured(len(nodes)):

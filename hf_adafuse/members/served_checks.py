@@ -75,9 +75,11 @@ def _compare_tokens(model: ServedModel, name: str, vocabulary: Vocabulary) -> No
     for text in _PROBES:
         ours = list(vocabulary.tokenizer(text, add_special_tokens=False)["input_ids"])
         # Nothing in an answer says to which text it is: one that differs is asked for again.
-        theirs = next((ids for ids in (model.api.tokenize(text) for _ in range(3)) if ids in (None, ours)), [])
-        if theirs == []:
+        for _ in range(3):
             theirs = model.api.tokenize(text)
+            if theirs is None or theirs == ours:
+                break
+        else:
             raise ValueError(
                 f"The tokenizer of {name} must be the server's, but for {text!r} the server has the ids {theirs}, and "
                 f"the tokenizer {ours}. Pass the served model's own tokenizer."

@@ -15,16 +15,14 @@ class SparseReading:
     As [`Reading`], as far as the log-probabilities are known.
 
     Attributes:
-        log_probs (`dict[int, float]`): in nats.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
     """
 
-    __slots__ = ("log_probs", "top", "top_log_probs")
+    __slots__ = ("top", "top_log_probs")
 
     def __init__(self, top: Sequence[int], log_probs: Mapping[int, float]) -> None:
-        self.log_probs = log_probs
         self.top = list(top)
-        self.top_log_probs = [self.log_probs[token] for token in top]
+        self.top_log_probs = [log_probs[token] for token in top]
 
     def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
         """The best tokens that are allowed, `count` at most, with their log-probabilities: among the known best."""

@@ -32,7 +32,6 @@ class ServedBackend(Backend):
     """
 
     keeps_keys = can_prefetch = False
-    is_remote = True
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
