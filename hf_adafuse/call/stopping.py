@@ -43,7 +43,8 @@ class StopCheck:
         ids, answers = torch.tensor([prompt.ids], device=self._device), []
         for criterion, num_rows in self._criteria[prompt.index]:
             scores = tuple(row.expand(num_rows, -1) for row in prompt.scores) if self._with_scores else None
-            answers.append(_answer(criterion(ids.repeat(num_rows, 1), scores), prompt.index))
+            rows = ids if num_rows == 1 else ids.repeat(num_rows, 1)
+            answers.append(_answer(criterion(rows, scores), prompt.index))
         return any(answers)
 
     def _own(self, criterion: Any) -> tuple[Any, int]:

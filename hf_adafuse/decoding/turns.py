@@ -47,6 +47,7 @@ class Turns:
         self._needs_logits = needs_logits
         self._proposers, self._foresights = proposers, foresights
         self._vocabularies = [member.vocabulary for member in members]
+        self._places = [member.place for member in members]
         self.record = WinRecord()  # of whoever goes first
 
     def propose(self, prompt: Prompt, pool: Pool) -> Requests[int]:
@@ -66,10 +67,12 @@ class Turns:
 
     def _work_together(self, order: list[int]) -> bool:
         """Whether the members shall propose at the same time: where they can, and less waiting is worth more passes."""
+        if len(set(self._places)) == 1:
+            return False
         places: dict[Any, list[float]] = {}
         for k in order:
-            places.setdefault(self.members[k].place, []).append(self.members[k].costs.seconds(1))
-        return len(places) > 1 and pays_side_by_side(list(places.values()))
+            places.setdefault(self._places[k], []).append(self.members[k].costs.seconds(1))
+        return pays_side_by_side(list(places.values()))
 
     def _take_turn(self, member_index: int, prompt: Prompt, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
         """
@@ -138,7 +141,7 @@ class Turns:
         if candidates is None:
             candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         parts = [self._score(k, prompt, pool, candidates) for k in range(len(self.members))]
-        if len({member.place for member in self.members}) > 1:
+        if len(set(self._places)) > 1:
             scored: Scored = yield SideBySide(parts)
         else:
             scored = []

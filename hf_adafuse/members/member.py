@@ -215,7 +215,9 @@ class Member:
     def commit(self, prompt_index: int, ids: list[int]) -> None:
         """Make these ids part of a prompt's prefix. What was read below a forbidden token is processed only now."""
         path = self.path(prompt_index, ids)
-        was_forbidden = any(above.reading and above.reading.forbids(node.token) for above, node in pairwise(path))
+        was_forbidden = self.has_processors and any(
+            above.reading and above.reading.forbids(node.token) for above, node in pairwise(path)
+        )
         if was_forbidden:
             self._read(lambda: [node for node in path[1:] if node.logits is not None], is_committed=True)
         self._reader.remember(path)

@@ -28,7 +28,7 @@ SERVED_PRIOR = {1: 0.05, 64: 0.1}
 CPU_BANDWIDTH, ACCELERATOR_BANDWIDTH = 1e10, 1e12
 # A size with fewer measurements is not trusted; older ones fade.
 _FEWEST, _FADING = 3, 32
-# The curve is drawn anew after so many passes: drawing it is not free.
+# The curve is drawn anew after so many passes.
 _RENEWED_EVERY = 4
 
 
@@ -46,8 +46,8 @@ class PassCosts:
         self._is_measured = is_measured
         self._means = dict.fromkeys(SIZES, 0.0)
         self._counts = dict.fromkeys(SIZES, 0)
-        self._of_prior = self._curve([])
-        self._of_all = self._of_prior
+        self._scales: dict[int, float] = {}  # of the prior, at the known sizes
+        self._seconds: dict[int, float] = {}  # by number of tokens, as far as asked for since the scales were taken
 
     @contextmanager
     def measured(self, num_tokens: int) -> Iterator[None]:
@@ -61,18 +61,22 @@ class PassCosts:
         weight = 1 / min(self._counts[size], _FADING)
         self._means[size] += weight * (time.perf_counter() - start - self._means[size])
         if sum(self._counts.values()) % _RENEWED_EVERY == 0:
-            self._of_all = self._curve([size for size in SIZES if self._counts[size] >= _FEWEST])
+            known = [size for size in SIZES if self._counts[size] >= _FEWEST]
+            self._scales = {size: self._means[size] / _on_line(self._prior, size) for size in known}
+            self._seconds = {}
 
     def seconds(self, num_tokens: int) -> float:
-        """Of a pass with that many tokens, or with `SIZES[-1]` where they are more."""
-        is_known = self._is_measured and not _is_distributed()
-        return (self._of_all if is_known else self._of_prior)[min(num_tokens, SIZES[-1])]
-
-    def _curve(self, known: list[int]) -> list[float]:
-        """Seconds by number of tokens: the prior, scaled by what has been measured at the known sizes near it."""
-        prior = [_on_line(self._prior, size) for size in range(SIZES[-1] + 1)]
-        scales = {size: self._means[size] / prior[size] for size in known}
-        return [seconds * _on_line(scales, size) for size, seconds in enumerate(prior)] if known else prior
+        """
+        Of a pass with that many tokens, or with `SIZES[-1]` where they are more: the prior, scaled by what has been
+        measured at the known sizes near it.
+        """
+        size = min(num_tokens, SIZES[-1])
+        if not self._is_measured or _is_distributed():
+            return _on_line(self._prior, size)
+        if size not in self._seconds:
+            scale = _on_line(self._scales, size) if self._scales else 1.0
+            self._seconds[size] = _on_line(self._prior, size) * scale
+        return self._seconds[size]
 
 
 def costs_of(model: Any, device: torch.device) -> PassCosts:
