@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from .call.answering import Answer, ask_each
+from .call.answering import BATCHES_A_CALL, Answer, ask_each
 from .call.batch_columns import column_names, column_values, with_columns
 from .config import AdaFuseConfig
 from .decoding.strategies.registry import make_strategy
@@ -199,8 +199,9 @@ class AdaFusePredictor:
         made: dict[str, Answer] = {}
         self.load()  # here, where no failure is one of a prompt
         with prefix_caching(self._prefixes), torch.random.fork_rng(devices=[]):
-            for start in range(0, len(asked), self._batch_size):
-                some = asked[start : start + self._batch_size]
+            size = BATCHES_A_CALL * self._batch_size
+            for start in range(0, len(asked), size):
+                some = asked[start : start + size]
                 for prompt, rounds in zip(some, ask_each(some, self._rounds), strict=True):
                     if self._raises and isinstance(rounds, Exception):
                         raise rounds
@@ -209,7 +210,7 @@ class AdaFusePredictor:
 
     def _rounds(self, prompts: Sequence[str]) -> Any:
         torch.manual_seed(self._seed)
-        return self.load().rounds(prompts, **self._call)
+        return self.load().rounds(prompts, max_batch_size=self._batch_size, **self._call)
 
 
 def _checked(adafuse_config: Any) -> AdaFuseConfig | None:

@@ -42,11 +42,12 @@ class AdaFuseGenerationMixin(GenerationMixin):
         assistant_tokenizers (`list`, *optional*): one per assistant; found by the models' names when not given.
         assistant_inputs (`list`, *optional*): per assistant, its own tokenized prompts (`input_ids`, `attention_mask`).
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's; found by its name when not given.
-        adafuse_config (`AdaFuseConfig` or `dict` or `bool`, *optional*): over the one in `generation_config`. `False`
-            switches AdaFuse off.
+        adafuse_config (`AdaFuseConfig`, `dict` or `bool`, *optional*): over that in `generation_config`; `False`: off.
         assistant_logits_processor (`list`, *optional*): per assistant, a list of logits processors over its own ids.
         structured (`dict`, *optional*): what the text must be: `{"json_schema": ...}`, `{"regex": ...}` or
-            `{"grammar": ...}`, for every member in its own tokens. Needs the `structured` extra.
+            `{"grammar": ...}`, for every member in its own tokens (needs the `structured` extra).
+        max_batch_size (`int`, *optional*): the most prompts decoded at a time; when one ends, the next takes its place.
+        on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when it has ended.
 
     With `do_sample=True` in the call, words are sampled: for each word a member is drawn by its weight, and draws the
     word by its own temperature, top-k and top-p (those of the call, where it names them).

@@ -25,17 +25,19 @@ PROMPTS = [
 
 @dataclass(repr=False)
 class Case:
-    """One random call: models and tokenizers (main first), settings, prompts, length."""
+    """One random call: models and tokenizers (main first), settings, prompts, length, places."""
 
     models: list
     tokenizers: list
     config: AdaFuseConfig
     prompts: list[str]
     max_new_tokens: int
+    max_batch_size: int | None = None
 
     def __repr__(self) -> str:
         members = [f"{type(m).__name__}/{len(t)}" for m, t in zip(self.models, self.tokenizers, strict=True)]
-        return f"Case({members}, {self.config}, {self.prompts}, max_new_tokens={self.max_new_tokens})"
+        length, places = self.max_new_tokens, self.max_batch_size
+        return f"Case({members}, {self.config}, {self.prompts}, max_new_tokens={length}, max_batch_size={places})"
 
     def main_ids(self):
         """Left-padded `input_ids` and `attention_mask`."""
@@ -64,6 +66,7 @@ class Case:
             assistant_tokenizers=self.tokenizers[1:],
             adafuse_config=self.config,
             max_new_tokens=self.max_new_tokens,
+            max_batch_size=self.max_batch_size,
             do_sample=False,
             return_dict_in_generate=True,
             **kwargs,
@@ -108,7 +111,8 @@ def random_case(number: int) -> Case:
         models.append(tiny_model(architecture, name, rng.randint(0, 2), rng.choice([2.0, 4.0])))
         tokenizers.append(TOKENIZERS[name]())
     prompts = rng.sample(PROMPTS, rng.randint(1, 4))
-    return Case(models, tokenizers, random_config(rng, count), prompts, rng.randint(6, 16))
+    config, length = random_config(rng, count), rng.randint(6, 16)
+    return Case(models, tokenizers, config, prompts, length, rng.choice([None, None, 1, 2, 3]))
 
 
 def assert_equal(case: Case) -> None:

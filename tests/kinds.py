@@ -141,11 +141,11 @@ def peaked(model):
     return model.eval()
 
 
-def case_of(model, role="main", batch=3, n=6, branches=2, seed=1, **config):
+def case_of(model, role="main", batch=3, n=6, branches=2, seed=1, places=None, **config):
     config = AdaFuseConfig(num_branches=branches, max_words=2, max_word_tokens=3, **config)
     members = [(model, BYTES), (tiny_model("llama", "characters", seed), TOKENIZERS["characters"]())]
     models, tokenizers = zip(*(members if role == "main" else members[::-1]), strict=True)
-    return Case(list(models), list(tokenizers), config, PROMPTS[:batch], n)
+    return Case(list(models), list(tokenizers), config, PROMPTS[:batch], n, places)
 
 
 def force(monkeypatch, backend):

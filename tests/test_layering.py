@@ -30,7 +30,7 @@ HOUSE = (
     ("decoding", "words scoring requests progress answer_stops proposer draft_sampler fusion pool trust"),
     ("decoding.strategies", "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender"),
     ("decoding.strategies", "token_strategy unite gac deepen registry"),
-    ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler committer"),
+    ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler places committer"),
     ("decoding", "word_sampler sampled_rounds token_rounds decoder"),
     ("call", "answering batch_columns sampling served_limits arguments inputs continuation stopping plan output run"),
     ("", "logits_process stopping_criteria generation"),

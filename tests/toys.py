@@ -60,7 +60,7 @@ def toy(tokenizer: PreTrainedTokenizerFast, probabilities: dict[str, dict[str, f
     return model
 
 
-def run(members, config, prompt="So It", max_new_tokens=8):
+def run(members, config, prompt="So It", max_new_tokens=8, **kwargs):
     (main, tokenizer), *others = members
     return enable_adafuse(main).generate(
         **tokenizer(prompt, return_tensors="pt", return_token_type_ids=False),
@@ -70,6 +70,7 @@ def run(members, config, prompt="So It", max_new_tokens=8):
         adafuse_config=config,
         max_new_tokens=max_new_tokens,
         return_dict_in_generate=True,
+        **kwargs,
     )
 
 

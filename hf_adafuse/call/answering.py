@@ -12,6 +12,9 @@ from ..outputs import AdaFuseRound
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+# Questions of so many batches go into one call, in which one that ends is replaced at once.
+BATCHES_A_CALL = 8
+
 # What `generate()` raises where a prompt, or a pass, is too much for a member. Anything else is a bug.
 FAILURES: tuple[type[Exception], ...] = (AdaFuseDecodingError, ValueError)
 
@@ -55,8 +58,8 @@ def ask_each(
     questions: Sequence[Q], ask: Callable[[Sequence[Q]], Sequence[A]], failures: tuple[type[Exception], ...] = FAILURES
 ) -> Iterator[A | Exception]:
     """
-    What `ask` makes of each question, in order. Where it fails for all together, it is asked for each alone, and what
-    it raises for one stands in that one's place.
+    What `ask` makes of each question, in order. Where it fails for all together, it is asked for each half of them,
+    down to one alone; what it raises for that one stands in its place.
 
     Args:
         questions (`list`)
@@ -73,8 +76,9 @@ def ask_each(
         yield from answers
         return
     # Not in the handler: the error holds on to what the pass that failed has allocated.
-    for question in questions:
-        yield from ask_each([question], ask, failures)
+    middle = len(questions) // 2
+    for half in (questions[:middle], questions[middle:]):
+        yield from ask_each(half, ask, failures)
 
 
 def reason_of(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..host_internals import execution_device
 from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
+from ..outputs import AdaFuseRound
 from ..trees.adapters import adapted, base_model
 from .sampling import SamplingAsked
 from .served_limits import check_served_settings
@@ -27,6 +28,8 @@ ARGUMENTS = (
     "adafuse_config",
     "assistant_logits_processor",
     "structured",
+    "max_batch_size",
+    "on_answer",
 )
 
 # Where a setting may be kept. The first place that has it wins: the arguments of the call; the generation config passed
@@ -66,6 +69,8 @@ class EnsembleArguments:
     adafuse_config: AdaFuseConfig | Mapping[str, Any] | bool | None = None
     assistant_logits_processor: Sequence[Any] | None = None
     structured: Mapping[str, Any] | None = None
+    max_batch_size: int | None = None
+    on_answer: Callable[[int, list[AdaFuseRound]], None] | None = None
 
     def __deepcopy__(self, memo: Any) -> EnsembleArguments:
         return self  # a copy of a model shares its assistants
@@ -95,6 +100,8 @@ class Ensemble:
         assistant_processors (`list[list]`): per assistant, the user's own logits processors; empty for none.
         structured (`tuple[str, str]`, *optional*): the grammar of the text.
         sampling (`dict`, *optional*): the settings of sampling that the call asks for; `None`: words are not sampled.
+        max_batch_size (`int`, *optional*): the most prompts decoded at a time.
+        on_answer (`Callable`, *optional*): told a prompt's row and its rounds when it has ended.
 
     Raises:
         ValueError: weights that are not one per member.
@@ -106,6 +113,8 @@ class Ensemble:
     assistant_processors: Sequence[Sequence[Any]] = ()
     structured: tuple[str, str] | None = None
     sampling: Mapping[str, Any] | None = None
+    max_batch_size: int | None = None
+    on_answer: Callable[[int, list[AdaFuseRound]], None] | None = None
 
     def __post_init__(self) -> None:
         weights = self.config.model_weights
@@ -167,6 +176,8 @@ def make_ensemble(
         assistant_processors=[_as_list([one] if callable(one) else one, "processors") for one in processors],
         structured=read_structured(arguments.structured),
         sampling=({} if asked is None else asked.settings) if samples else None,
+        max_batch_size=_places(arguments.max_batch_size),
+        on_answer=_callable(arguments.on_answer),
     )
 
 
@@ -202,6 +213,21 @@ def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:
             "assistant models. Use None in the list for a tokenizer to be found by the model's name."
         )
     return models, tokenizers
+
+
+def _places(given: Any) -> int | None:
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+        raise ValueError(
+            f"`max_batch_size` must be a whole number of at least 1, but is {given!r}. Leave it out to decode all "
+            "prompts at the same time."
+        )
+    return given
+
+
+def _callable(given: Any) -> Any:
+    if given is not None and not callable(given):
+        raise ValueError(f"`on_answer` must be a function of a row and its rounds, but is {given!r}. Leave it out.")
+    return given
 
 
 def _as_list(given: Any, argument: str) -> list[Any]:

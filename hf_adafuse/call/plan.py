@@ -68,6 +68,7 @@ class CallPlan:
         stop_check (`StopCheck`): asked after each committed token.
         warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn; `None`: words are not sampled.
         has_grammar (`bool`): whether the text must follow one.
+        max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`Ensemble`].
     """
 
     members: list[MemberPlan]
@@ -77,6 +78,8 @@ class CallPlan:
     stop_check: StopCheck
     warpers: list[Warper] | None = None
     has_grammar: bool = False
+    max_batch_size: int | None = None
+    on_answer: Any = None
 
     @property
     def keeps_logits(self) -> bool:
@@ -110,7 +113,9 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     _check_cache(members[0], inputs)
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None
-    plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), has_grammar)
+    _check_places(ensemble.max_batch_size, inputs)
+    places = ensemble.max_batch_size, ensemble.on_answer
+    plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), has_grammar, *places)
     for index, member in enumerate(members):
         check_served_call(member.participant, member.processors, plan.keeps_logits and index == 0)
     return plan
@@ -169,6 +174,14 @@ def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
         raise ValueError(
             "`past_key_values` must be left out where the main model runs without keys and values, but is given for a "
             f"{type(main.participant.model).__name__}. Pass all ids alone."
+        )
+
+
+def _check_places(number: int | None, inputs: MainInputs) -> None:
+    if number is not None and number < len(inputs.prompts) and inputs.past is not None and inputs.cache is not None:
+        raise ValueError(
+            f"`max_batch_size` must be at least the number of prompts, {len(inputs.prompts)}, with `past_key_values`, "
+            f"but is {number}. Leave one of them out."
         )
 
 

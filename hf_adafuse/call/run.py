@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from ..decoding.decoder import Decoder
-from ..decoding.progress import AdaFuseDecodingError, Prompt
+from ..decoding.progress import Prompt
 from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import Strategy
-from ..members.member import Member, MemberError
+from ..members.member import Member
 from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
 from ..trees.self_test import BACKENDS
+from ..trees.shared_prefix import prefix_caching
 from .output import make_output, pad_right
 from .plan import CallPlan, MemberPlan
 from .sampling import Warper, random_streams
@@ -36,9 +38,10 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
             weights = plan.config.model_weights
             weighting = weights if isinstance(weights, str) else None
             member.start(planned.prompts, planned.processors, num_top, planned.cache, weighting, planned.can_share)
-        _make_decoder(plan, members, prompts).run()
-    except MemberError as error:
-        raise AdaFuseDecodingError.of(error, 0, prompts) from error.__cause__
+        # Prompts that are read later need not read again what all begin with.
+        has_later = plan.max_batch_size is not None and plan.max_batch_size < len(prompts)
+        with prefix_caching() if has_later else nullcontext():
+            _make_decoder(plan, members, prompts).run()
     finally:
         if call.streamer is not None:
             call.streamer.end()  # also after an error: who waits for the text gets what there is
@@ -58,8 +61,10 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         max_length=call.generation_config.max_length,
         keep_logits=plan.keeps_logits,
         keep_cache=call.returns_dict,
-        prompt_nlls=[member.prompt_nlls for member in members if member.prompt_nlls],
+        prompt_nlls=[member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else [],
         is_strict=plan.has_grammar,
+        max_batch_size=plan.max_batch_size,
+        on_answer=plan.on_answer,
         **_sampling(plan),
     )
 

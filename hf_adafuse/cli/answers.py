@@ -96,10 +96,12 @@ class Answers:
         is_next = self._position < len(self._order) and record["line"] == self._order[self._position]
         if not (self._is_main and is_next):
             append(self._own, record)
+            if self._is_main:
+                self._pending[record["line"]] = record
             return self.collect()
         append(self.path, record)
         self._position += 1
-        return [record, *self.collect()]
+        return [record, *([] if record.get("stopped") else self.collect())]
 
     def collect(self) -> list[Record]:
         """Main process: move the records whose turn it is from the parts into `NAME`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,41 +40,57 @@ class Answerer:
         if args.chat:
             self._ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first prompt
 
-    def answer(self, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+    def answer(self, questions: Sequence[Question], on_record: Callable[[dict[str, Any]], None]) -> None:
         """
-        The records of a batch, in order. Where the batch fails, each question is asked alone, so that one that cannot
-        be answered takes no other with it; its record has an `error`, and the text until there.
+        Make the records of these questions; `on_record` is told each as soon as it is made. Where something fails, the
+        questions are asked in smaller batches, down to one alone, so that one that cannot be answered takes no other
+        with it; its record has an `error`, and the text until there.
         """
-        for question, made in zip(questions, ask_each(questions, self._rounds), strict=True):
-            answer = Answer.of(made)
-            record = {
-                "line": question.line, "input": question.record, "prompt": question.prompt, "text": answer.text,
-            }  # fmt: skip
-            if answer.error is not None:
-                yield {**record, "error": answer.reason}
-                continue
-            record |= {"words": answer.words, "ended": answer.ended}
-            if self._args.rounds:
-                record["rounds"] = with_nulls([span.to_dict() for span in answer.rounds])
-            yield record
+        done: set[int] = set()
 
-    def _rounds(self, questions: Sequence[Question]) -> list[Any]:
+        def ask(some: Sequence[Question]) -> list[None]:
+            self._ask([question for question in some if question.line not in done], tell)
+            return [None] * len(some)
+
+        def tell(question: Question, made: Any) -> None:
+            done.add(question.line)
+            on_record(self._record(question, Answer.of(made)))
+
+        for question, failure in zip(questions, ask_each(questions, ask), strict=True):
+            if failure is not None:
+                tell(question, failure)
+
+    def _record(self, question: Question, answer: Answer) -> dict[str, Any]:
+        record = {"line": question.line, "input": question.record, "prompt": question.prompt, "text": answer.text}
+        if answer.error is not None:
+            return {**record, "error": answer.reason}
+        record |= {"words": answer.words, "ended": answer.ended}
+        if self._args.rounds:
+            record["rounds"] = with_nulls([span.to_dict() for span in answer.rounds])
+        return record
+
+    def _ask(self, questions: Sequence[Question], tell: Callable[[Question, Any], None]) -> None:
         """The rounds of each. A sampled answer follows from the seed, the prompt and how often that has come before."""
-        prompts = {question.line: question.prompt or "" for question in questions}
         if not self._samples:
-            return self._generate([*prompts.values()])
+            self._generate(questions, tell)
+            return
         seed = self._args.seed or 0
-        rounds: dict[int, Any] = {}
         for repeat in sorted({question.repeat for question in questions}):
-            some = [question.line for question in questions if question.repeat == repeat]
             torch.manual_seed(random.Random(f"{seed} {repeat}").getrandbits(63) if repeat else seed)
-            rounds.update(zip(some, self._generate([prompts[line] for line in some]), strict=True))
-        return [rounds[line] for line in prompts]
+            self._generate([question for question in questions if question.repeat == repeat], tell)
 
-    def _generate(self, prompts: list[str]) -> list[Any]:
+    def _generate(self, questions: Sequence[Question], tell: Callable[[Question, Any], None]) -> None:
         args = self._args
-        length = {"max_new_tokens": args.max_new_tokens, "stop_strings": args.stop}
-        return self._ensemble.rounds(prompts, chat=args.chat, structured=args.structured, do_sample=False, **length)
+        self._ensemble.rounds(
+            [question.prompt or "" for question in questions],
+            chat=args.chat,
+            structured=args.structured,
+            do_sample=False,
+            max_new_tokens=args.max_new_tokens,
+            stop_strings=args.stop,
+            max_batch_size=args.batch_size,
+            on_answer=lambda row, rounds: tell(questions[row], rounds),
+        )
 
 
 @dataclass(frozen=True)

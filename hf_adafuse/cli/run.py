@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,36 +111,53 @@ def _answer_all(
     args: argparse.Namespace, left: list[Question], answers: Answers, processes: Processes, report: _Report
 ) -> bool:
     """Answer this process's share of the questions; whether it has stopped at an error."""
-    batches = [left[start : start + args.batch_size] for start in range(0, len(left), args.batch_size)]
-    answer = None
-    for batch in batches[processes.index :: processes.count]:
-        answer = answer or _load(args)
-        for record in _records(batch, answer):
-            stops = "error" in record and args.on_error == "stop"
-            if stops:
-                record["stopped"] = True  # the next run asks it again
-            report.add(answers.write(record))
+    from ..call.answering import BATCHES_A_CALL
+
+    num_batches = min(BATCHES_A_CALL, len(left) // (args.batch_size * processes.count))
+    size = args.batch_size * max(1, num_batches)
+    batches = [left[start : start + size] for start in range(0, len(left), size)]
+    job = _Job(args, answers, report)
+    return any(job.answer(batch) for batch in batches[processes.index :: processes.count])
+
+
+class _Job:
+    """Answers questions and writes what comes of them."""
+
+    def __init__(self, args: argparse.Namespace, answers: Answers, report: _Report) -> None:
+        self._args, self._answers, self._report = args, answers, report
+        self._answer: Callable[..., None] | None = None
+
+    def answer(self, batch: list[Question]) -> bool:
+        """Answer some questions; whether the job has stopped at one that failed."""
+        errors: list[dict[str, Any]] = []
+
+        def write(record: dict[str, Any]) -> None:
             if "error" in record:
-                problem = _problem(record["line"], args.questions, record["error"])
-                advice = f" The answers before it are in {args.output}; started again, the run goes on."
-                report.say(f"error: {problem}{advice}" if stops else f"warning: {problem}")
-            if stops:
-                return True
-    return False
+                errors.append(record)  # written last: the job may stop there
+            else:
+                self._report.add(self._answers.write(record))
+
+        for question in batch:
+            if question.error is not None:
+                write({"line": question.line, "input": question.record, "text": "", "error": question.error})
+        if good := [question for question in batch if question.error is None]:
+            self._answer = self._answer or _load(self._args)
+            self._answer(good, write)
+        return any(self._fails(record) for record in sorted(errors, key=lambda record: record["line"]))
+
+    def _fails(self, record: dict[str, Any]) -> bool:
+        """Write an error; whether the job stops there."""
+        stops: bool = self._args.on_error == "stop"
+        if stops:
+            record["stopped"] = True  # the next run asks it again
+        self._report.add(self._answers.write(record))
+        problem = _problem(record["line"], self._args.questions, record["error"])
+        advice = f" The answers before it are in {self._args.output}; started again, the run goes on."
+        self._report.say(f"error: {problem}{advice}" if stops else f"warning: {problem}")
+        return stops
 
 
-def _records(batch: list[Question], answer: Callable[..., Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """The records of a batch in order, those of its bad lines among them."""
-    good = [question for question in batch if question.error is None]
-    made = answer(good) if good else iter(())
-    for question in batch:
-        if question.error is None:
-            yield next(made)
-        else:
-            yield {"line": question.line, "input": question.record, "text": "", "error": question.error}
-
-
-def _load(args: argparse.Namespace) -> Callable[..., Iterator[dict[str, Any]]]:
+def _load(args: argparse.Namespace) -> Callable[..., None]:
     from .batches import Answerer
     from .members import load_members
 

@@ -6,7 +6,6 @@ How members take their turns is in `turns`, what a method makes of the scores in
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..members.member import Member, MemberError, Span
+from ..outputs import AdaFuseRound
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .committer import Committer
@@ -22,6 +22,7 @@ from .foresight import Foresight
 from .fused_answers import FusedAnswers
 from .fused_drafts import FusedDrafts
 from .judge import Judge
+from .places import Places
 from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt
 from .proposer import Proposals
@@ -44,7 +45,7 @@ class Decoder:
     Decodes a batch of prompts with an ensemble.
 
     Args:
-        members (`list[Member]`): the main model first; all have read their prompts.
+        members (`list[Member]`): the main model first; all have the prompts, and have read none.
         prompts (`list[Prompt]`)
         config (`AdaFuseConfig`)
         strategies (`list`): the method that the settings name, a [`SpanStrategy`] or [`TokenStrategy`] per prompt.
@@ -57,6 +58,7 @@ class Decoder:
             [`WordSampler`] and [`DraftSampler`], where the call samples.
         prompt_nlls (`list[list[float]]`, *optional*): as of [`Judge`].
         is_strict (`bool`): as of [`Committer`].
+        max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`Places`].
     """
 
     members: list[Member]
@@ -73,6 +75,8 @@ class Decoder:
     is_greedy: bool = False
     prompt_nlls: Sequence[Sequence[float]] = ()
     is_strict: bool = False
+    max_batch_size: int | None = None
+    on_answer: Callable[[int, list[AdaFuseRound]], None] | None = None
 
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
@@ -83,9 +87,7 @@ class Decoder:
         self._vocabularies = [member.vocabulary for member in self.members]
         self._committer = Committer(self.members, self.should_stop, self.on_commit, self.keep_logits, self.is_strict)
         self._judge = Judge(self._vocabularies, self.config, self.strategies, rule, self.prompt_nlls)
-        self._turns = Turns(
-            self.members, self._proposers, self._foresights, self.prompts, self.max_length, method.needs_logits
-        )
+        self._turns = Turns(self.members, self._proposers, self._foresights, self.max_length, method.needs_logits)
         self._fused_answers = FusedAnswers(self.members, self._turns, self._judge)
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
@@ -94,6 +96,11 @@ class Decoder:
                 proposer.draft = DraftSampler(proposer.member_index, draw, self.streams)
                 proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
+        # Where words are sampled, others than the main model may have had the last ones.
+        reads_to_end = self.draws is not None
+        self._places = Places(
+            self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache, reads_to_end
+        )
 
     def _answer_stops(self) -> AnswerStops:
         return AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
@@ -110,23 +117,32 @@ class Decoder:
 
     def run(self) -> None:
         """
-        Every prompt runs its own rounds; those that finish leave the batch.
+        Every prompt runs its own rounds; those that finish leave the batch, and waiting ones come into it.
 
         Raises:
             AdaFuseDecodingError: a member failed.
         """
         likely = [foresight.add_likely_nodes for foresight in self._foresights] or [_nothing] * len(self.members)
-        scheduler = Scheduler(self.members, likely, self._leave)
-        decode: Callable[[Prompt], Requests[None]] = self._decode
-        if isinstance(self.strategies[0], TokenStrategy):
-            decode = self._decode_tokens
-        elif self.draws is not None and self.strategies[0].samples == "words":
-            decode = functools.partial(self._sample, self._sampled_rounds())
+        scheduler = Scheduler(self.members, likely, self._move_on)
         try:
-            scheduler.run({prompt.index: decode(prompt) for prompt in self.prompts})
+            scheduler.run(self._move_on())
         except MemberError as error:
-            number = max(len(self.prompts[index].rounds) for index in scheduler.served) + 1
+            served = [] if self._places.is_reading else scheduler.served
+            number = max((len(self.prompts[index].rounds) + 1 for index in served), default=0)
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
+
+    def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:
+        """Of these prompts, those that are finished leave; what those that come in their place do."""
+        self._places.leave(paused)
+        return {prompt.index: self._decoding(prompt) for prompt in self._places.fill()}
+
+    def _decoding(self, prompt: Prompt) -> Requests[None]:
+        """What one prompt does, by the method."""
+        if isinstance(self.strategies[0], TokenStrategy):
+            return self._decode_tokens(prompt)
+        if self.draws is not None and self.strategies[0].samples == "words":
+            return self._sample(prompt)
+        return self._decode(prompt)
 
     def _decode(self, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt."""
@@ -157,13 +173,11 @@ class Decoder:
             yield from rounds.run_round()
         rounds.finish()
 
-    def _sampled_rounds(self) -> SampledRounds:
-        weights = [self._judge.trust(prompt).weights for prompt in self.prompts]
-        sampler = WordSampler(self._proposers, weights, self.draws or [], self.is_greedy, self.streams)
-        return SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, self.keep_logits)
-
-    def _sample(self, rounds: SampledRounds, prompt: Prompt) -> Requests[None]:
+    def _sample(self, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt where words are sampled: one member's word, committed by all."""
+        weights, numbers = self._judge.trust(prompt).weights, self.streams[prompt.index]
+        sampler = WordSampler(prompt.index, self._proposers, weights, self.draws or [], self.is_greedy, numbers)
+        rounds = SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, self.keep_logits)
         while self._has_room(prompt):
             pool, winner = yield from rounds.draw(prompt)
             if winner.dropped is None:
@@ -226,18 +240,6 @@ class Decoder:
             UserWarning,
             stacklevel=2,
         )
-
-    def _leave(self, paused: Iterable[int]) -> None:
-        """Of these prompts, those that are finished leave the batch."""
-        finished = {index for index in paused if self.prompts[index].is_finished}
-        if self.keep_cache and self.draws is not None:
-            self.members[0].read_to_end(finished)  # others may have had the last words
-        for member in self.members:
-            if self.keep_cache:
-                for index in sorted(finished):
-                    backend = member.backend
-                    self.prompts[index].states.append((backend.trees[index].ids, backend.keys_values(index)))
-            member.backend.drop(finished)
 
 
 def _nothing(prompt_index: int) -> list[Node]:

@@ -45,7 +45,7 @@ class SampledRounds:
     def draw(self, prompt: Prompt) -> Requests[tuple[Pool, Candidate]]:
         """A candidate, alone in its pool; `dropped` where it does not fit into a context."""
         for num_refused in itertools.count():
-            member_index, word = yield from self._sampler.sample(prompt, 0 if num_refused == _MOST_REFUSED else None)
+            member_index, word = yield from self._sampler.sample(0 if num_refused == _MOST_REFUSED else None)
             proposal = self._proposers[member_index].proposal([word])
             pool = Pool([member.vocabulary for member in self._members])
             pool.add(member_index, Proposals([proposal], []))
@@ -62,7 +62,7 @@ class SampledRounds:
                 candidate.nlls[member_index] = span_nll(log_probs)
                 candidate.score = candidate.nlls[member_index] or 0.0
                 candidate.dropped = None  # also a special token of the main model's own, which has no text
-                self._sampler.keep(prompt, member_index, word)
+                self._sampler.keep(member_index, word)
                 return pool, candidate
         raise AssertionError("unreachable: the main model's own words are accepted")
 

@@ -45,7 +45,8 @@ class Scheduler:
     Args:
         members (`list[Member]`)
         likely (`list[Callable]`): per member, the nodes that a prompt may need when the member is asked next.
-        on_pause (`Callable`): told, before each pass, the prompts that have moved on since the last one.
+        on_pause (`Callable`): told, before each pass, the prompts that have moved on since the last one; returns what
+            further prompts do, by their indices.
 
     Attributes:
         served (`list[int]`): the prompts of the pass that is run, or that has failed.
@@ -55,7 +56,7 @@ class Scheduler:
         self,
         members: Sequence[Member],
         likely: Sequence[Callable[[int], list[Node]]],
-        on_pause: Callable[[Iterable[int]], None],
+        on_pause: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
     ) -> None:
         self._members, self._likely, self._on_pause = members, likely, on_pause
         self._waiting: list[_Waiting] = [{} for _ in members]
@@ -67,7 +68,7 @@ class Scheduler:
 
     def run(self, prompts: Mapping[int, Requests[None]]) -> None:
         """
-        Run them all.
+        Run them all, and those that come while they run.
 
         Args:
             prompts (`dict`): by the prompt's index, what it does.
@@ -75,12 +76,14 @@ class Scheduler:
         Raises:
             MemberError: a forward pass failed.
         """
-        ready = [_Task(prompt_index, requests) for prompt_index, requests in prompts.items()]
+        ready = _tasks(prompts)
         try:
             while True:
                 for task in ready:
                     self._advance(task)
-                self._on_pause([task.prompt_index for task in ready])
+                ready = _tasks(self._on_pause([task.prompt_index for task in ready]))
+                if ready:
+                    continue
                 if not self._running and not any(self._waiting):
                     return
                 ready = self._serve()
@@ -167,3 +170,7 @@ class Scheduler:
             else:
                 ready.append(task)
         return ready
+
+
+def _tasks(prompts: Mapping[int, Requests[None]]) -> list[_Task]:
+    return [_Task(prompt_index, requests) for prompt_index, requests in prompts.items()]

@@ -29,7 +29,6 @@ class Turns:
 
     Args:
         members (`list[Member]`), proposers (`list[Proposer]`), foresights (`list[Foresight]`): the main model first.
-        prompts (`list[Prompt]`): all of the batch.
         max_length (`int`, *optional*): how many ids a prompt has at the end.
         needs_logits (`bool`): whether candidates are given the logits of their ids.
     """
@@ -39,11 +38,10 @@ class Turns:
         members: Sequence[Member],
         proposers: Sequence[Proposer],
         foresights: Sequence[Foresight],
-        prompts: Sequence[Prompt],
         max_length: int | None,
         needs_logits: bool = False,
     ) -> None:
-        self.members, self.prompts, self.max_length = members, prompts, max_length
+        self.members, self.max_length = members, max_length
         self._needs_logits = needs_logits
         self._proposers, self._foresights = proposers, foresights
         self._vocabularies = [member.vocabulary for member in members]
@@ -102,7 +100,7 @@ class Turns:
             length = len(prompt.ids) + sum(len(self._vocabularies[0].encode(text).ids) for text in texts)
             return self.max_length is not None and length >= self.max_length
 
-        is_alone = sum(not other.is_finished for other in self.prompts) == 1
+        is_alone = self.members[first].num_active == 1
         if not (others and sizes and is_alone and self._proposers[first].looks_ahead):
             return []
         readers = [self.members[k] for k in others]

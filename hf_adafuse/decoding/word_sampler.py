@@ -14,65 +14,65 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..members.passes import unread
 from ..trees.nodes import Node
-from .progress import Prompt
 from .proposer import GrowingWord, Proposer
 from .requests import Read, Requests
 
 
 class WordSampler:
     """
-    Draws words.
+    Draws the words of one prompt.
 
     Args:
+        prompt_index (`int`)
         proposers (`list[Proposer]`): of all members.
-        weights (`list[list[float]]`): per prompt, of the members.
+        weights (`list[float]`): of the members.
         draws (`list[Callable]`): per member, `draw(node, numbers, allow)`: a token after a node that has been read, by
             random numbers from 0 to 1, among those that `allow` lets through where it does any.
         is_greedy (`bool`): whether the words are the heaviest member's, the first one's of equals; none is drawn.
-        streams (`list[Iterator[float]]`): per prompt, random numbers from 0 to 1.
+        numbers (`Iterator[float]`): random ones from 0 to 1.
     """
 
     def __init__(
         self,
+        prompt_index: int,
         proposers: Sequence[Proposer],
-        weights: Sequence[Sequence[float]],
+        weights: Sequence[float],
         draws: Sequence[Callable[[Node, Iterator[float], Callable[[int], bool] | None], int]],
         is_greedy: bool,
-        streams: Sequence[Iterator[float]],
+        numbers: Iterator[float],
     ) -> None:
-        self._proposers, self._draws = proposers, draws
-        self._is_greedy, self._streams = is_greedy, streams
+        self._prompt_index, self._proposers, self._draws = prompt_index, proposers, draws
+        self._is_greedy, self._numbers = is_greedy, numbers
         self._weights = weights
-        self._last: dict[int, bytes] = {}  # per prompt, its last word, where that might go on
+        self._last: bytes | None = None  # the last word, where that might go on
 
-    def sample(self, prompt: Prompt, member_index: int | None = None) -> Requests[tuple[int, GrowingWord]]:
+    def sample(self, member_index: int | None = None) -> Requests[tuple[int, GrowingWord]]:
         """The word that a member draws, and the member's index; of one drawn by its weight where it is not given."""
         if member_index is None:
-            member_index = self._draw_member(prompt.index)
+            member_index = self._draw_member()
         proposer = self._proposers[member_index]
         word = GrowingWord()
-        node = proposer.member.root(prompt.index)
+        node = proposer.member.root(self._prompt_index)
         while not word.is_done:
             if missing := unread([node]):
                 yield Read(member_index, missing)
-            self._grow(word, node, member_index, prompt.index)
+            self._grow(word, node, member_index)
             node = word.nodes[-1] if word.nodes else node
         return member_index, word
 
-    def keep(self, prompt: Prompt, member_index: int, word: GrowingWord) -> None:
+    def keep(self, member_index: int, word: GrowingWord) -> None:
         """The word becomes part of the text."""
-        self._last.pop(prompt.index, None)
-        if not word.ends and not self._proposers[member_index].is_closed(word):
-            self._last[prompt.index] = word.data
+        is_over = word.ends or self._proposers[member_index].is_closed(word)
+        self._last = None if is_over else word.data
 
-    def _grow(self, word: GrowingWord, node: Node, member_index: int, prompt_index: int) -> None:
+    def _grow(self, word: GrowingWord, node: Node, member_index: int) -> None:
         """Draw a token after `node`, the end of the word so far; the word is done where it begins another one."""
-        proposer, last = self._proposers[member_index], self._last.get(prompt_index)
+        proposer, last = self._proposers[member_index], self._last
         allow = None
         if not word.nodes and last is not None:
             over = GrowingWord((node,), last)
             allow = lambda token: proposer.ends_before(over, token)  # noqa: E731
-        token = self._draws[member_index](node, self._streams[prompt_index], allow)
+        token = self._draws[member_index](node, self._numbers, allow)
         if not word.nodes:
             begun = proposer.begin(node, token)
             word.nodes, word.data = begun.nodes, begun.data
@@ -83,10 +83,10 @@ class WordSampler:
             proposer.append(word, token)
         word.is_done = word.is_done or proposer.is_closed(word)
 
-    def _draw_member(self, prompt_index: int) -> int:
-        weights = self._weights[prompt_index]
+    def _draw_member(self) -> int:
+        weights = self._weights
         if self._is_greedy:
             return weights.index(max(weights))
         bounds = list(itertools.accumulate(weights))
-        number = next(self._streams[prompt_index]) * bounds[-1]
+        number = next(self._numbers) * bounds[-1]
         return min(bisect.bisect_right(bounds, number), len(bounds) - 1)

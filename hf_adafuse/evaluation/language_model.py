@@ -26,6 +26,7 @@ from lm_eval.api.registry import register_model
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import StopStringCriteria
 
+from ..call.answering import BATCHES_A_CALL
 from ..call.arguments import Ensemble, EnsembleArguments, resolve_participants
 from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
@@ -199,8 +200,9 @@ class AdaFuseLM(LM):
         bar.update(len(requests) - sum(map(len, groups.values())))
         for group in groups.values():
             ordered = sorted(group.values(), key=lambda arguments: -sum(map(len, arguments[:2])))
-            for start in range(0, len(ordered), self._batch_size):
-                yield ordered[start : start + self._batch_size]
+            size = self._batch_size * (BATCHES_A_CALL if is_text else 1)
+            for start in range(0, len(ordered), size):
+                yield ordered[start : start + size]
 
     def _generate(self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Rounds]], int]:
         options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
@@ -218,6 +220,7 @@ class AdaFuseLM(LM):
             assistant_tokenizers=self._tokenizers[1:],
             assistant_inputs=inputs[1:] or None,
             adafuse_config=self.config,
+            max_batch_size=self._batch_size,
             max_new_tokens=max_new_tokens,
             stop_strings=[stop for stop in until if self._can_write(stop)] or None,
             return_dict_in_generate=True,

@@ -15,11 +15,9 @@ from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import room_in_tree
 from ..trees.served_backend import ServedBackend
-from .passes import Pass, planned_pass, unread
+from .passes import Pass, planned_pass, reader_of, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
-from .readings import Reader
-from .sparse_readings import SparseReader, SparseReading
 from .vocabulary import Vocabulary
 
 
@@ -55,7 +53,7 @@ class Member:
     Attributes:
         costs (`PassCosts`): what its passes have cost so far.
         num_proposals (`int`), num_wins (`int`): of this call.
-        prompt_nlls (`list[float]`): per prompt, where they were asked for; see [`prompt_nll`].
+        prompt_nlls (`list[float]`): per prompt that has been read, where they were asked for; see [`prompt_nll`].
     """
 
     def __init__(
@@ -95,33 +93,36 @@ class Member:
         can_share: bool = True,
     ) -> None:
         """
-        Read the prompts.
+        Take the prompts of a call; none is read before `read_prompts`, and all at once where a cache holds their
+        beginnings.
 
         Args:
-            prompts (`list[list[int]]`): ids per prompt.
-            processors (`list[PromptProcessors]`): per prompt.
+            prompts, processors, cache, can_share: as of `MemberPlan`.
             num_top (`int`): how many of the best tokens are read after each token.
-            cache (`KeysValues`, *optional*): holds the first columns of the prompts, left-padded.
             weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, `"prompt"` or `"examples"`.
-            can_share (`bool`, *optional*, defaults to `True`): whether what all prompts begin with may be read apart.
+        """
+        self._reader = reader_of(self.backend, self.eos_ids, processors, num_top)
+        self._prompts, self._cache, self._weighting, self._can_share = prompts, cache, weighting, can_share
+
+    def read_prompts(self, number: int) -> None:
+        """
+        Read the next so many prompts, while those before go on.
 
         Raises:
-            MemberError: its forward pass failed.
+            MemberError: a forward pass failed.
         """
-        trees = self.backend
-        self._reader = self._make_reader(processors, num_top)
-        self._num_prompt_tokens = [len(ids) for ids in prompts]
-        self._read(lambda: trees.prefill(prompts, cache, weighting is not None, can_share))
+        trees, first, weighting = self.backend, len(self.backend.trees), self._weighting
+        prompts = self._prompts[first : first + number]
+        options = weighting is not None, self._can_share
+        self._read(lambda: trees.admit(prompts, *options) if first else trees.prefill(prompts, self._cache, *options))
         if weighting is not None:
             pairs = zip(prompts, trees.prompt_log_probs, strict=True)
-            self.prompt_nlls = [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
+            self.prompt_nlls += [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
 
-    def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
-        trees = self.backend
-        if isinstance(trees, ServedBackend):
-            trees.num_top, trees.make_reading = num_top, SparseReading
-            return SparseReader(self.eos_ids, trees.wanted)
-        return Reader(processors, num_top, lambda node: trees.trees[node.prompt_index].ids_to(node))
+    @property
+    def num_active(self) -> int:
+        """How many prompts are being decoded."""
+        return len(self.backend.active)
 
     @property
     def has_processors(self) -> bool:
@@ -144,7 +145,7 @@ class Member:
 
     def prompt_cost(self, prompt_index: int) -> int:
         """About what reading a prompt costs: parameters times the tokens that it takes."""
-        return self.num_parameters * self._num_prompt_tokens[prompt_index]
+        return self.num_parameters * len(self._prompts[prompt_index])
 
     def root(self, prompt_index: int) -> Node:
         """The last node of a prompt's prefix."""
@@ -211,6 +212,14 @@ class Member:
         """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
         tree = self.backend.trees[prompt_index]
         return room_in_tree(len(tree.unsettled()), tree.root.position)
+
+    def state(self, prompt_index: int) -> tuple[list[int], Any]:
+        """All ids of a prompt, and a copy of their keys and values where they are kept."""
+        return self.backend.trees[prompt_index].ids, self.backend.keys_values(prompt_index)
+
+    def drop(self, finished: set[int]) -> None:
+        """These prompts need no more passes."""
+        self.backend.drop(finished)
 
     def commit(self, prompt_index: int, ids: list[int]) -> None:
         """Make these ids part of a prompt's prefix. What was read below a forbidden token is processed only now."""

@@ -10,6 +10,9 @@ from ..trees.nodes import Node
 from ..trees.pass_costs import PassCosts
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass
 from ..trees.served_backend import ServedBackend
+from .processors import PromptProcessors
+from .readings import Reader
+from .sparse_readings import SparseReader, SparseReading
 
 
 class Pass(NamedTuple):
@@ -73,6 +76,14 @@ def _served(backend: ServedBackend, nodes: list[Node]) -> tuple[Callable[[], Any
     """The request for these nodes, and what gives its answer to them."""
     asked = backend.prepare(nodes)
     return lambda: backend.ask([query for _, query in asked]), lambda answers: backend.settle(asked, answers)
+
+
+def reader_of(backend: Backend, eos_ids: list[int], processors: list[PromptProcessors], num_top: int) -> Any:
+    """What makes readings of what a backend runs, `num_top` of the best tokens in each."""
+    if isinstance(backend, ServedBackend):
+        backend.num_top, backend.make_reading = num_top, SparseReading
+        return SparseReader(eos_ids, backend.wanted)
+    return Reader(processors, num_top, lambda node: backend.trees[node.prompt_index].ids_to(node))
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from .kv_cache import KeysValues
 from .nodes import Node, TokenTree
+
+Self = TypeVar("Self", bound="Backend")
 
 
 class ForwardError(Exception):
@@ -27,10 +30,11 @@ class Backend:
 
     Attributes:
         trees (`list[TokenTree]`): one per prompt.
+        first_index (`int`): the index of the first prompt that `prefill` reads.
         active (`list[int]`): the indices of the prompts that still need passes.
         num_forwards (`int`), num_tokens (`int`): what has been run so far.
-        prompt_log_probs (`list[list[float]]`): per prompt, the log-probability (nats) of each of its last ids given
-            those before, as far as `prefill` was asked for them and has read both.
+        prompt_log_probs (`list[list[float]]`): per prompt that was read last, the log-probability (nats) of each of its
+            last ids given those before, as far as that was asked for and both have been read.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
     """
@@ -40,6 +44,7 @@ class Backend:
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model, self.device = model, device
         self.trees: Sequence[TokenTree] = []
+        self.first_index = 0
         self.active: list[int] = []
         self.num_forwards = 0
         self.num_tokens = 0
@@ -71,6 +76,21 @@ class Backend:
         """
         raise NotImplementedError
 
+    def admit(self, prompts: list[list[int]], with_log_probs: bool = False, can_share: bool = True) -> list[Node]:
+        """Read further prompts, while others are being decoded; see `prefill`. Their indices follow those before."""
+        newcomers = copy.copy(self)
+        newcomers.first_index, newcomers.prompt_log_probs = len(self.trees), []
+        roots = newcomers.prefill(prompts, None, with_log_probs, can_share)
+        self.num_forwards, self.num_tokens = newcomers.num_forwards, newcomers.num_tokens
+        self.trees = [*self.trees, *newcomers.trees]
+        self.prompt_log_probs = newcomers.prompt_log_probs
+        self._take_in(newcomers)
+        self.active = [*self.active, *newcomers.active]
+        return roots
+
+    def _take_in(self: Self, newcomers: Self) -> None:
+        """What has been read of further prompts becomes this backend's, where that is more than their trees."""
+
     def run(self, wanted: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them; returns the nodes newly run."""
         raise NotImplementedError
@@ -89,6 +109,11 @@ class Backend:
         for prompt_index in finished.intersection(self.active):
             self.trees[prompt_index].close()
         self.active = [prompt_index for prompt_index in self.active if prompt_index not in finished]
+
+    def _plant(self, prompts: list[list[int]]) -> None:
+        """A tree for each of these prompts, and nothing else."""
+        self.active = [self.first_index + number for number in range(len(prompts))]
+        self.trees = [TokenTree(index, list(ids)) for index, ids in zip(self.active, prompts, strict=True)]
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
         """Give nodes that have been run their logits, of shape `(num_nodes, vocab_size)`."""

@@ -17,7 +17,7 @@ from .backend import Backend, ForwardError, log_probs_of
 from .columns import Columns
 from .kv_cache import KeysValues, join_rows
 from .model_call import ModelCall
-from .nodes import Node, TokenTree
+from .nodes import Node
 from .pass_policy import Policy
 from .shared_prefix import SharedPrefix, common_length, is_caching, keep_prefix, kept_prefix, worth_sharing
 from .tree_cache import TreeCache
@@ -54,15 +54,14 @@ class ColumnBackend(Backend):
         if shared is not None:
             cache = _left_padded(shared, pads)
         start = cache[0][0].shape[2] if cache else 0
-        self.trees = [TokenTree(prompt_index, list(row)) for prompt_index, row in enumerate(prompts)]
-        self.active = list(range(len(prompts)))
+        self._plant(prompts)
         num_shared = 0 if shared is None else len(shared.ids)
         self.columns = Columns(len(prompts), num_shared)
         self.cache = TreeCache(len(prompts))
         self.cache.fill(cache or [])
-        for prompt_index, pad in enumerate(pads):
-            taken = self.columns.take(prompt_index, width)
-            self.columns.add_prompt(prompt_index, prompt_index, taken[pad:])
+        for row, (prompt_index, pad) in enumerate(zip(self.active, pads, strict=True)):
+            taken = self.columns.take(row, width)
+            self.columns.add_prompt(prompt_index, row, taken[pad:])
         logits = self._read_prompts(ids, positions, mask if any(pads) else None, start, with_log_probs)
         if with_log_probs:
             known = [] if shared is None else shared.log_probs or []
@@ -70,13 +69,22 @@ class ColumnBackend(Backend):
             rows = zip(heads, self.prompt_log_probs, pads, strict=True)
             self.prompt_log_probs = [head + row[pad + len(head) :] for head, row, pad in rows]
         self.num_tokens += sum(width - pad - max(num_shared, start - pad) for pad in pads)
-        for prompt_index, pad in enumerate(pads):
-            self.columns.release(prompt_index, range(pad))
+        for row, pad in enumerate(pads):
+            self.columns.release(row, range(pad))
         if is_caching() and can_share:
             self._keep(prompts[0], pads[0], with_log_probs)
         if len(prompts) > 1 and self._shares_row(self.columns.num_distinct):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
+
+    def _take_in(self, newcomers: ColumnBackend) -> None:
+        if not self.active:
+            self.columns, self.cache = newcomers.columns, newcomers.cache
+            return
+        ids = [self.trees[index].ids for index in (self.active[0], newcomers.active[0])]
+        self.columns.take_in(newcomers.columns, common_length(ids))
+        self.cache.take_in(newcomers.cache)
+        self._rearrange([*self.active, *newcomers.active])
 
     def _shared_prefix(self, prompts: list[list[int]], with_log_probs: bool) -> SharedPrefix | None:
         """What all prompts begin with, read; `None` where that is not worth it."""
@@ -170,10 +178,11 @@ class ColumnBackend(Backend):
         """Whether prompts that hold so many columns share a row of the cache."""
         return num_columns <= self.most_shared_columns
 
-    def _rearrange(self) -> None:
+    def _rearrange(self, prompts: list[int] | None = None) -> None:
         """Lay all columns out anew, without holes: in one row, or one for each prompt."""
+        prompts = self.active if prompts is None else prompts
         is_one = self._shares_row(self.columns.num_distinct)
-        rows = [self.active] if is_one else [[prompt_index] for prompt_index in self.active]
+        rows = [prompts] if is_one else [[prompt_index] for prompt_index in prompts]
         self.cache.rearrange(self.columns.rearrange(rows))
 
     def _forward(

@@ -54,7 +54,7 @@ class Columns:
     @property
     def num_distinct(self) -> int:
         """As many as would be used if all prompts were in one row."""
-        copies = 0 if self.num_rows == 1 else len(self.row_of) - 1
+        copies = max(0, len({*self.row_of.values()}) - 1)
         return self.num_used - copies * self.num_shared
 
     def add_prompt(self, prompt_index: int, row: int, columns: Iterable[int]) -> None:
@@ -101,6 +101,16 @@ class Columns:
         row, columns = self.row_of.pop(prompt_index), self.held(prompt_index)
         del self.prefix[prompt_index], self._below[prompt_index]
         self.release(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
+
+    def take_in(self, others: Columns, num_common: int) -> None:
+        """Rows of other prompts come after these; `num_common` first tokens are the same in both."""
+        self.num_shared = min(self.num_shared, others.num_shared, num_common)
+        self.row_of.update({prompt: self.num_rows + row for prompt, row in others.row_of.items()})
+        self.prefix.update(others.prefix)
+        self._below.update(others._below)
+        self.num_rows += others.num_rows
+        self._ends = [*self._ends, *others._ends]
+        self._free = [*self._free, *others._free]
 
     def held(self, prompt_index: int) -> list[int]:
         """The columns of a prompt: of its prefix, then of its nodes below."""

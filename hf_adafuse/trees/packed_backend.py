@@ -40,9 +40,11 @@ class PackedBackend(ColumnBackend):
             batch[self.columns.row_of[node.prompt_index]].append(node)
         fillers = self._fill_up(batch)
         queries = [node for nodes in batch for node in nodes]
-        inputs = [[[node.token, node.position, node.prompt_index] for node in nodes] for nodes in batch]
+        asking = {node.prompt_index for node in queries}
+        numbers = self._masks.place({index: self.columns.prefix[index] for index in asking}, self.cache.width)
+        inputs = [[[node.token, node.position, numbers[node.prompt_index]] for node in nodes] for nodes in batch]
         ids, positions, prompts = torch.tensor(inputs).unbind(-1)
-        mask = self._mask(prompts, positions, queries)
+        mask = self._masks.make(prompts, positions, self._seen(queries), self.cache.width)
         logits = self._forward(ids.to(self.device), positions.to(self.device), mask, self.cache).flatten(0, 1)
         self.num_tokens += len(missing)
         if fillers:
@@ -69,16 +71,18 @@ class PackedBackend(ColumnBackend):
             self.columns.release(row, unused)
         return fillers
 
-    def _mask(self, prompts: torch.Tensor, positions: torch.Tensor, queries: list[Node]) -> Any:
-        for prompt_index in sorted({node.prompt_index for node in queries}, reverse=True):  # makes room for all at once
-            self._masks.place(prompt_index, self.columns.prefix[prompt_index], self.cache.width)
-        seen = [
+    def _seen(self, queries: list[Node]) -> list[tuple[int, int, int]]:
+        """What the queries see below the prefixes, as `MaskMaker.make` takes it."""
+        return [
             (number, column, node.position - above.position)
             for number, node in enumerate(queries)
             for column, above in self.columns.above(node)
         ]
-        return self._masks.make(prompts, positions, seen, self.cache.width)
 
-    def _rearrange(self) -> None:
-        super()._rearrange()
+    def _take_in(self, newcomers: ColumnBackend) -> None:
+        super()._take_in(newcomers)
+        self._masks.forget()
+
+    def _rearrange(self, prompts: list[int] | None = None) -> None:
+        super()._rearrange(prompts)
         self._masks.forget()

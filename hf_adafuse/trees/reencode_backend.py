@@ -10,7 +10,7 @@ import torch
 from .backend import Backend, log_probs_of
 from .kv_cache import KeysValues
 from .model_call import ModelCall
-from .nodes import Node, TokenTree, leaves_of, missing_nodes
+from .nodes import Node, leaves_of, missing_nodes
 
 
 class ReencodeBackend(Backend):
@@ -32,8 +32,7 @@ class ReencodeBackend(Backend):
         can_share: bool = True,
     ) -> list[Node]:
         """Read the prompts in one forward pass; returns the roots, one per prompt. There is no `cache`."""
-        self.trees = [TokenTree(prompt_index, list(ids)) for prompt_index, ids in enumerate(prompts)]
-        self.active = list(range(len(prompts)))
+        self._plant(prompts)
         roots = [tree.root for tree in self.trees]
         self._keeps_log_probs = with_log_probs
         try:
@@ -49,7 +48,7 @@ class ReencodeBackend(Backend):
 
     def _read(self, nodes: list[Node], leaves: list[Node]) -> list[Node]:
         """Run the nodes: each leaf's whole sequence is a row of the batch, padded on the right, where nothing looks."""
-        sequences = [self.trees[leaf.prompt_index].ids_to(leaf) for leaf in leaves]
+        sequences = [self.trees[leaf.prompt_index - self.first_index].ids_to(leaf) for leaf in leaves]
         width = max(map(len, sequences))
         ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in sequences], device=self.device)
         positions = torch.arange(width, device=self.device).expand_as(ids)

@@ -15,7 +15,7 @@ import torch
 from ..servers.queries import ServerError
 from .backend import Backend, ForwardError
 from .kv_cache import KeysValues
-from .nodes import Node, TokenTree
+from .nodes import Node
 
 # ids of a text, tokens asked for after it, greedy steps
 Asked = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -47,8 +47,7 @@ class ServedBackend(Backend):
         can_share: bool = True,
     ) -> list[Node]:
         """Make the trees. The server reads the prompts with the first request."""
-        self.trees = [TokenTree(prompt_index, list(ids)) for prompt_index, ids in enumerate(prompts)]
-        self.active = list(range(len(prompts)))
+        self._plant(prompts)
         if with_log_probs:
             try:
                 self.prompt_log_probs = [

@@ -98,10 +98,9 @@ class SnapshotBackend(Backend):
         can_share = can_share and not with_log_probs and self._max_tokens is None
         shared = self._shared_prefix(prompts) if can_share else None
         num_shared = 0 if shared is None else len(shared.ids)
-        self.active = list(range(len(prompts)))
         trees: dict[int, SnapshotTree] = {}
         log_probs: dict[int, list[float]] = {}
-        while waiting := [index for index in self.active if index not in trees]:
+        while waiting := [index for index in range(len(prompts)) if index not in trees]:
             batch = [index for index in waiting if len(prompts[index]) == len(prompts[waiting[0]])][: self._max_rows]
             rows = [prompts[index][num_shared:] for index in batch]
             memory = None if shared is None else join([shared.memory] * len(batch))
@@ -110,9 +109,10 @@ class SnapshotBackend(Backend):
                 values = log_probs_of(logits[:, :-1], torch.tensor(rows)[:, 1:]).tolist()
                 log_probs.update(zip(batch, values, strict=True))
             for index, part in zip(batch, parts, strict=True):
-                trees[index] = SnapshotTree(index, list(prompts[index]), part)
+                trees[index] = SnapshotTree(self.first_index + index, list(prompts[index]), part)
             self._store([trees[index].root for index in batch], logits[:, -1])
-        self.trees = [trees[index] for index in self.active]
+        self.trees = [trees[index] for index in sorted(trees)]
+        self.active = [self.first_index + index for index in sorted(trees)]
         self.prompt_log_probs = [log_probs[index] for index in sorted(log_probs)]
         return [tree.root for tree in self.trees]
 

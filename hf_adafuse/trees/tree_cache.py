@@ -114,6 +114,12 @@ class TreeCache(DynamicCache):
         for layer in self.layers:
             yield _pick(layer.keys, index), _pick(layer.values, index)
 
+    def take_in(self, other: TreeCache) -> None:
+        """The rows of another cache come after these."""
+        self.num_rows, self.width = self.num_rows + other.num_rows, max(self.width, other.width)
+        for layer, new in zip(self.layers, other.layers, strict=True):
+            layer.keys, layer.values = _stacked(layer.keys, new.keys), _stacked(layer.values, new.values)
+
     def append(self, other: DynamicCache, sources: list[Place], columns: list[int], width: int) -> None:
         """Write what another cache holds at these places into these columns of the only row."""
         self.open([columns], width)
@@ -129,6 +135,12 @@ def _pick(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         return picked.view(len(picked), *columns.shape, picked.shape[-1]).transpose(0, 1)
     # Indexing by two tensors apart puts their dimensions first: (batch_size, num_columns, num_heads, head_dim).
     return tensor[rows, :, columns].transpose(1, 2)
+
+
+def _stacked(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The rows of both, as wide as the wider."""
+    width = max(first.shape[2], second.shape[2])
+    return torch.cat([torch.nn.functional.pad(one, (0, 0, 0, width - one.shape[2])) for one in (first, second)])
 
 
 def _spare(like: torch.Tensor, width: int) -> torch.Tensor:

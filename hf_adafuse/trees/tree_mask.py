@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,28 +51,37 @@ class MaskMaker:
 
     def forget(self) -> None:
         """The columns are laid out anew."""
-        self._num_placed: dict[int, int] = {}
-        # Per prompt, the position of each column that holds its prefix, -1 for the others; on CPU: few numbers.
+        self._row_of: dict[int, int] = {}  # by prompt, in the table below
+        self._num_placed: list[int] = []
+        # Per row, the position of each column that holds the prompt's prefix, -1 for the others; on CPU: few numbers.
         self._prefixes = torch.full((0, 0), -1, dtype=torch.int32)
 
-    def place(self, prompt_index: int, columns: list[int], width: int) -> None:
-        """The prefix of a prompt is in these of `width` columns, in this order; it only grows."""
+    def place(self, prefixes: Mapping[int, list[int]], width: int) -> dict[int, int]:
+        """The prefixes of prompts are in these of `width` columns, in this order; they only grow. Returns the number by
+        which each prompt is known to `make`."""
+        for prompt_index in prefixes:
+            if prompt_index not in self._row_of:
+                self._row_of[prompt_index] = len(self._row_of)
+                self._num_placed.append(0)
         rows, room = self._prefixes.shape
-        if prompt_index >= rows or width > room:
-            larger = (0, max(room, width + width // 4) - room, 0, max(rows, prompt_index + 1) - rows)
+        if len(self._row_of) > rows or width > room:
+            larger = (0, max(room, width + width // 4) - room, 0, len(self._row_of) - rows)
             self._prefixes = torch.nn.functional.pad(self._prefixes, larger, value=-1)
-        known, number = self._num_placed.get(prompt_index, 0), len(columns)
-        if known < number:
-            self._prefixes[prompt_index, columns[known:]] = torch.arange(known, number, dtype=torch.int32)
-            self._num_placed[prompt_index] = number
+        for prompt_index, columns in prefixes.items():
+            row, number = self._row_of[prompt_index], len(columns)
+            known = self._num_placed[row]
+            if known < number:
+                self._prefixes[row, columns[known:]] = torch.arange(known, number, dtype=torch.int32)
+                self._num_placed[row] = number
+        return self._row_of
 
     def make(
         self, prompts: torch.Tensor, positions: torch.Tensor, seen: list[tuple[int, int, int]], width: int
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """
         Args:
-            prompts (`torch.LongTensor` of shape `(num_rows, num_queries)`): the prompt of each query, which has been
-                placed; on CPU.
+            prompts (`torch.LongTensor` of shape `(num_rows, num_queries)`): the number of each query's prompt, as of
+                `place`; on CPU.
             positions (`torch.LongTensor` of shape `(num_rows, num_queries)`): of the queries, on CPU.
             seen (`list[tuple[int, int, int]]`): what queries see below the prefix, themselves among it: the query's
                 number, over all rows, the column, and how far before the query it is.

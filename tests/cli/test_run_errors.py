@@ -51,10 +51,10 @@ def failing(monkeypatch):
     """The fourth question fails in its third round, in a batch and alone."""
     generate = Answerer._generate
 
-    def fail(self, prompts):
-        if any(questions()[3] in prompt for prompt in prompts):
-            raise AdaFuseDecodingError("assistant 1", "out of memory", 3, [" half an"] * len(prompts), [])
-        return generate(self, prompts)
+    def fail(self, asked, tell):
+        if any(questions()[3] in question.prompt for question in asked):
+            raise AdaFuseDecodingError("assistant 1", "out of memory", 3, [" half an"] * len(asked), [])
+        return generate(self, asked, tell)
 
     with monkeypatch.context() as patch:
         patch.setattr(Answerer, "_generate", fail)

@@ -26,6 +26,7 @@ def test_the_cases_cover_what_they_should(monkeypatch):
     cases = [random_case(number) for number in range(160)]
     assert {len(case.models) for case in cases} == {1, 2, 3, 4}
     assert {len(case.prompts) for case in cases} == {1, 2, 3, 4}
+    assert sum(len(case.prompts) > (case.max_batch_size or 9) for case in cases) > 20  # some must wait
     configs = [case.config for case in cases]
     assert {config.margin_threshold for config in configs} == {0.0, 0.2, 0.7, 1.1}
     assert {config.max_words for config in configs} == {1, 2, 3, 4}

@@ -47,7 +47,7 @@ def prompt(*requests, events=None, name=""):
             events.append(name)
 
 
-def run(prompts, num_members=2, most=100, on_pause=lambda ready: None):
+def run(prompts, num_members=2, most=100, on_pause=lambda ready: {}):
     """The passes: of which member, and what each prompt waited for."""
     log = []
     members = [FakeMember("AB"[index], log, most) for index in range(num_members)]
@@ -82,7 +82,7 @@ def test_what_is_read_for_another_prompt_or_by_chance_need_not_be_read_again():
             return ["a", "b", "x"]
 
     member = Generous("A", log)
-    Scheduler([member], [None], lambda ready: None).run({0: prompt((0, "ab")), 1: prompt((0, "b"))})
+    Scheduler([member], [None], lambda ready: {}).run({0: prompt((0, "ab")), 1: prompt((0, "b"))})
     assert log == [("A", {0: ["a", "b"], 1: ["b"]})]
 
 
@@ -135,7 +135,7 @@ def test_whoever_is_on_pause_is_told_before_each_pass():
     told, log = [], []
     members = [FakeMember("A", log), FakeMember("B", log, most=1)]
     prompts = {0: prompt((0, "a"), (1, "bc")), 1: prompt((0, "d")), 2: prompt((0, "e"), (1, "f"))}
-    scheduler = Scheduler(members, [None, None], lambda ready: told.append((list(ready), len(log))))
+    scheduler = Scheduler(members, [None, None], lambda ready: told.append((list(ready), len(log))) or {})
     scheduler.run(prompts)
     # Who has moved on, and how many passes had been run by then: at first all; of the second pass prompt 0 waits on for
     # its second node; and once more at the end.
@@ -150,7 +150,7 @@ def test_the_prompts_of_the_pass_that_is_run_are_known():
             served.append(scheduler.served)
             return super().read(needs, likely)
 
-    scheduler = Scheduler([Watched("A", []), Watched("B", [])], [None, None], lambda ready: None)
+    scheduler = Scheduler([Watched("A", []), Watched("B", [])], [None, None], lambda ready: {})
     assert scheduler.served == []
     scheduler.run({4: prompt((0, "a"), (1, "b")), 7: prompt((0, "c"))})
     assert served == [[4, 7], [4]]
@@ -162,7 +162,7 @@ def test_what_is_useful_and_likely_goes_with_the_pass():
         yield Read(1, ["b"])
 
     members, likely = [FakeMember("A", []), FakeMember("B", [])], [lambda row: ["x"], lambda row: ["y"]]
-    Scheduler(members, likely, lambda ready: None).run({6: asks()})
+    Scheduler(members, likely, lambda ready: {}).run({6: asks()})
     assert (members[0].useful, members[1].useful) == ({6: ["u", "v"]}, {6: []})
     assert [member.likely for member in members] == likely  # each its own
 
@@ -172,7 +172,7 @@ def test_an_error_of_a_member_comes_through():
         def read(self, needs, likely):
             raise RuntimeError("no memory left")
 
-    scheduler = Scheduler([Broken("A", [])], [None], lambda ready: None)
+    scheduler = Scheduler([Broken("A", [])], [None], lambda ready: {})
     with pytest.raises(RuntimeError, match="no memory left"):
         scheduler.run({2: prompt((0, "a"))})
     assert scheduler.served == [2]
@@ -202,7 +202,7 @@ class Elsewhere(FakeMember):
 def test_members_in_different_places_work_at_the_same_time(is_remote):
     log = []
     members = [Elsewhere("A", log, 0.05, is_remote), Elsewhere("B", log, 0.1, is_remote)]
-    Scheduler(members, [None, None], lambda ready: None).run({0: prompt((0, "a")), 1: prompt((1, "b"))})
+    Scheduler(members, [None, None], lambda ready: {}).run({0: prompt((0, "a")), 1: prompt((1, "b"))})
     assert sorted(log[:2]) == ["A begins", "B begins"] and log[2:] == ["A ends", "B ends"]
 
 
@@ -210,7 +210,7 @@ def test_a_member_here_goes_on_while_one_behind_a_server_works():
     log = []
     members = [FakeMember("A", log), Elsewhere("B", log, 0.2)]
     prompts = {0: prompt((1, "b")), 1: prompt((0, "c"), (0, "d"), (1, "e"))}
-    Scheduler(members, [None, None], lambda ready: None).run(prompts)
+    Scheduler(members, [None, None], lambda ready: {}).run(prompts)
     assert [entry if isinstance(entry, str) else entry[0] for entry in log if entry != "B begins"] == [
         "A", "A", "B ends", "B ends",
     ]  # fmt: skip
@@ -230,7 +230,7 @@ def test_parts_side_by_side_go_on_each_at_its_own_pace():
         yield Read(0, ["f"])
 
     members = [FakeMember("A", log), Elsewhere("B", log, 0.1)]
-    Scheduler(members, [None, None], lambda ready: None).run({0: whole()})
+    Scheduler(members, [None, None], lambda ready: {}).run({0: whole()})
     assert made == [[1, 2], [3, 4]]
     passes = [entry[1][0] for entry in log if not isinstance(entry, str)]
     assert passes == [["a"], ["b"], ["c"], ["e"], ["f"]] and log.index("B ends") == 4  # A did not wait for B
@@ -242,7 +242,7 @@ def test_an_error_of_a_member_elsewhere_comes_through():
             return Pass(lambda: 1 / 0, lambda result: result())
 
     members = [FakeMember("A", []), Broken("B", [], 0)]
-    scheduler = Scheduler(members, [None, None], lambda ready: None)
+    scheduler = Scheduler(members, [None, None], lambda ready: {})
     with pytest.raises(ZeroDivisionError):
         scheduler.run({0: prompt((1, "a")), 3: prompt((0, "b"), (1, "c"))})
     assert scheduler.served in ([0], [3])

@@ -20,7 +20,8 @@ from hf_adafuse.trees.self_test import choose_backend
 @pytest.mark.parametrize("role", ["main", "assistant"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_every_kind_equals_the_oracle(name, role, monkeypatch, look_ahead):
-    """Alone, with the first member proposing ahead; in a batch, with linear layers that multiply by parts."""
+    """Alone, with the first member proposing ahead; in a batch, with linear layers that multiply by parts;
+    in one with fewer places."""
     model, backend = model_of(name), MODELS[name][-1]
     assert choose_backend(model, CPU) == backend
     with warnings.catch_warnings():
@@ -30,6 +31,7 @@ def test_a_model_of_every_kind_equals_the_oracle(name, role, monkeypatch, look_a
         assert_equal(case_of(model, role, batch=1))
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         assert_equal(case_of(model, role, batch=3))
+        assert_equal(case_of(model, role, batch=4, places=2))
 
 
 @pytest.mark.parametrize("backend", ["rows", MANY, ONE, ONE_ROW, "reencode"])

@@ -1,0 +1,72 @@
+"""Which prompts are decoded at a time: one that ends leaves, and a waiting one takes its place. Knows members and
+prompts; no word, round or request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..members.member import Member
+from ..outputs import AdaFuseRound
+from .progress import Prompt
+
+
+class Places:
+    """
+    The places of a batch.
+
+    Args:
+        members (`list[Member]`): all have the prompts, and have read none.
+        prompts (`list[Prompt]`)
+        number (`int`, *optional*): how many places there are; one for each prompt by default.
+        on_answer (`Callable`, *optional*): told the index and the rounds of each prompt that leaves.
+        keep_cache (`bool`): keep the members' keys and values of each prompt.
+        reads_to_end (`bool`): whether the main model has yet to read the end of a prompt whose cache is kept.
+
+    Attributes:
+        is_reading (`bool`): whether prompts are being read.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        prompts: Sequence[Prompt],
+        number: int | None,
+        on_answer: Callable[[int, list[AdaFuseRound]], None] | None,
+        keep_cache: bool,
+        reads_to_end: bool,
+    ) -> None:
+        self._members, self._prompts, self._waiting = members, prompts, list(prompts)
+        self._number = len(prompts) if number is None else number
+        self._on_answer, self._keep_cache, self._reads_to_end = on_answer, keep_cache, reads_to_end
+        self.is_reading = False
+
+    def fill(self) -> list[Prompt]:
+        """
+        Every member reads as many waiting prompts as there are free places; returns these.
+
+        Raises:
+            MemberError: a forward pass failed.
+        """
+        num_free = self._number - self._members[0].num_active
+        admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
+        if admitted:
+            self.is_reading = True
+            for member in self._members:
+                member.read_prompts(len(admitted))
+            self.is_reading = False
+        return admitted
+
+    def leave(self, paused: Iterable[int]) -> None:
+        """Of these prompts, those that are finished leave the batch."""
+        finished = {index for index in paused if self._prompts[index].is_finished}
+        if self._keep_cache and self._reads_to_end:
+            self._members[0].read_to_end(finished)
+        for member in self._members:
+            if self._keep_cache:
+                for index in sorted(finished):
+                    self._prompts[index].states.append(member.state(index))
+            member.drop(finished)
+        if self._on_answer is not None:
+            for index in sorted(finished):
+                self._on_answer(index, self._prompts[index].rounds)
