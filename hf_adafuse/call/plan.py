@@ -95,6 +95,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         ValueError: inputs that cannot be used, or a model that no backend can run.
     """
     inputs = read_inputs(call)
+    _check_places(ensemble.max_batch_size, inputs)
     _check_criteria(call, ensemble.config)
     stop_check = StopCheck(call.stopping_criteria, len(inputs.prompts), call.input_ids.device, call.gives_scores)
     request = replace(call.processors, assistants=ensemble.assistant_processors)
@@ -113,7 +114,6 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     _check_cache(members[0], inputs)
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None
-    _check_places(ensemble.max_batch_size, inputs)
     places = ensemble.max_batch_size, ensemble.on_answer
     plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), has_grammar, *places)
     for index, member in enumerate(members):
