@@ -49,7 +49,7 @@ class ColumnBackend(Backend):
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        can_share = can_share and cache is None  # what a caller's cache holds is not all read here
+        self._can_share = can_share = can_share and cache is None  # what a caller's cache holds is not all read here
         shared = self._shared_prefix(prompts, with_log_probs) if can_share else None
         if shared is not None:
             cache = _left_padded(shared, pads)
@@ -91,7 +91,10 @@ class ColumnBackend(Backend):
         known = kept_prefix(self.model)
         if known is None or (with_log_probs and known.log_probs is None):
             known = SharedPrefix([], [], [])
-        num_known = min(common_length([*prompts, known.ids]), min(map(len, prompts)) - 1)
+        known_ids = (
+            known.ids if known.log_probs is None or not with_log_probs else known.ids[: len(known.log_probs) + 1]
+        )
+        num_known = min(common_length([*prompts, known_ids]), min(map(len, prompts)) - 1)
         number = worth_sharing(prompts, num_known)
         num_known = min(num_known, number)
         if number == 0:
@@ -123,6 +126,12 @@ class ColumnBackend(Backend):
             keep_prefix(
                 self.model, SharedPrefix(list(ids), layers, self.prompt_log_probs[0] if with_log_probs else None)
             )
+
+    def _keep_text(self, prompt_index: int) -> None:
+        """Keep all of a text that has ended: a conversation may go on with it."""
+        ids = self.trees[prompt_index].ids[: len(self.columns.prefix[prompt_index])]
+        log_probs = self.prompt_log_probs[prompt_index] if self.prompt_log_probs else None
+        keep_prefix(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs))
 
     def _read_prompts(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, with_log_probs: bool
@@ -165,6 +174,8 @@ class ColumnBackend(Backend):
         leaving = finished.intersection(self.active)
         if not leaving:
             return
+        if is_caching() and self._can_share and len(self.trees) == 1:
+            self._keep_text(0)
         is_shared = self.columns.num_rows == 1
         for prompt_index in leaving:
             self.columns.drop(prompt_index)

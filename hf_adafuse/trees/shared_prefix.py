@@ -24,7 +24,8 @@ class SharedPrefix:
     Args:
         ids (`list[int]`)
         memory (`KeysValues` or a snapshot): what the model remembers of them, as a batch of one.
-        log_probs (`list[float]`, *optional*): of all but the first (nats); `None` where nobody asked.
+        log_probs (`list[float]`, *optional*): of those after the first (nats), as far as they are known; `None` where
+            nobody asked.
     """
 
     ids: list[int]
@@ -41,8 +42,8 @@ _kept: ContextVar[_Kept | None] = ContextVar("prefix_caching", default=None)
 def prefix_caching(kept: weakref.WeakKeyDictionary[Any, Any] | None = None) -> Iterator[None]:
     """
     Within this context each member keeps what it has read of the last prompts, and calls of `generate()` whose prompts
-    begin alike do not read that again. The models must not be changed within it. It costs the keys and values of one
-    prompt per member.
+    begin alike do not read that again: of a conversation each call reads the new message. The models must not be
+    changed within it. It costs the keys and values of one prompt per member.
 
     Args:
         kept (`WeakKeyDictionary`, *optional*): where it is kept, at first empty: another such context goes on with it.

@@ -12,7 +12,7 @@ import cases
 import pytest
 import torch
 from cases import Case, assert_equal, counts, random_case
-from kinds import BYTES, MODELS, case_of, force, model_of
+from kinds import BYTES, CPU, MODELS, case_of, force, model_of
 from reference_rules import decode_by_rule
 from test_longrope import SWITCH, phi
 from tiny import TOKENIZERS, tiny_model
@@ -23,6 +23,7 @@ from hf_adafuse.trees.columns import Columns
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.shared_prefix import common_length, kept_prefix, worth_sharing
+from hf_adafuse.trees.snapshot_backend import SnapshotBackend
 
 SHOTS = "Question: what is the capital? Answer: a big tree.\n\nQuestion: "
 
@@ -268,3 +269,47 @@ def test_shared_columns_are_free_when_the_last_prompt_leaves(seed):
         columns.drop(gone)
         content = {place: thing for place, thing in content.items() if place[0] != row or place[1] not in freed}
     assert columns.num_used == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "is_all_known"),
+    [("bloom", {}, True), ("bloom", {"model_weights": "prompt"}, False)],
+)
+def test_of_a_conversation_only_what_is_new_is_read(name, config, is_all_known):
+    """At the tenth turn, by every member. Trust that follows from the prompt needs the last answer read again."""
+    case = case_of(model_of(name), role="assistant", batch=1, n=8, **config)  # the main model's tokens are characters
+    case.prompts = ["Once upon a time there was a cat. "]
+
+    def answer():
+        output = case.fast()
+        return "".join(committed.text for committed in output.rounds[0]), output.sequences[0].tolist(), counts(output)
+
+    with hf_adafuse.prefix_caching():
+        for _ in range(9):
+            before, (text, known, _) = case.prompts[0], answer()
+            case.prompts = [before + text + " The tree. "]
+        last, _, cached = answer()
+    expected, _, anew = answer()
+    assert last == expected
+    saved = [num_anew - num_cached for (_, num_cached), (_, num_anew) in zip(cached, anew, strict=True)]
+    if not is_all_known:
+        known = case.tokenizers[0](before).input_ids
+    assert len(known) > 150 and case.main_ids()[0][0][: len(known)] == known
+    assert saved[0] >= len(known) - 2  # the last token of a text has not been read
+    assert saved[1] > 40  # what is left of the assistant's is where it cuts its own text into other tokens
+
+
+def test_a_snapshot_of_a_text_that_has_ended_is_gone_on_with():
+    first, message = list(range(20, 60)), [70, 71, 72]
+    with hf_adafuse.prefix_caching():
+        backend = SnapshotBackend(model_of("mamba"), CPU)
+        (root,) = backend.prefill([first])
+        path = root.add_path([60, 61, 62])
+        backend.run(path)
+        backend.commit(0, path)
+        backend.drop({0})
+        later, anew = SnapshotBackend(model_of("mamba"), CPU), SnapshotBackend(model_of("mamba"), CPU)
+        (end,) = later.prefill([[*first, 60, 61, 62, *message]])
+        assert later.num_tokens == len(message)
+    (expected,) = anew.prefill([[*first, 60, 61, 62, *message]])
+    assert torch.allclose(end.logits, expected.logits, atol=1e-5)
