@@ -156,7 +156,7 @@ class SnapshotBackend(Backend):
         """These prompts need no more passes, and hold no memory from here on."""
         for prompt_index in finished.intersection(self.active):
             tree = self.trees[prompt_index]
-            if len(self.trees) == 1:  # a conversation may go on with it
+            if len(self.trees) == 1 and self._max_tokens is None:  # a conversation may go on with it
                 keep_prefix(self.model, SharedPrefix(tree.ids[: tree.num_read], tree.snapshot))
             tree.snapshot = tree.root.snapshot = None
         super().drop(finished)

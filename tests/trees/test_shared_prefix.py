@@ -299,16 +299,17 @@ def test_of_a_conversation_only_what_is_new_is_read(name, config, is_all_known):
     assert saved[1] > 40  # what is left of the assistant's is where it cuts its own text into other tokens
 
 
-def test_a_snapshot_of_a_text_that_has_ended_is_gone_on_with():
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "lfm2"])
+def test_a_snapshot_of_a_text_that_has_ended_is_gone_on_with(name):
     first, message = list(range(20, 60)), [70, 71, 72]
     with hf_adafuse.prefix_caching():
-        backend = SnapshotBackend(model_of("mamba"), CPU)
+        backend = SnapshotBackend(model_of(name), CPU)
         (root,) = backend.prefill([first])
         path = root.add_path([60, 61, 62])
         backend.run(path)
         backend.commit(0, path)
         backend.drop({0})
-        later, anew = SnapshotBackend(model_of("mamba"), CPU), SnapshotBackend(model_of("mamba"), CPU)
+        later, anew = SnapshotBackend(model_of(name), CPU), SnapshotBackend(model_of(name), CPU)
         (end,) = later.prefill([[*first, 60, 61, 62, *message]])
         assert later.num_tokens == len(message)
     (expected,) = anew.prefill([[*first, 60, 61, 62, *message]])
