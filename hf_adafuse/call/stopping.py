@@ -11,7 +11,7 @@ import torch
 
 from ..decoding.progress import Prompt
 from ..members.forks import check_forks
-from ..members.histories import LiveCopy, has_history, is_per_row
+from ..members.histories import LiveCopy, has_history, is_of_transformers, is_per_row
 
 
 class StopCheck:
@@ -20,7 +20,8 @@ class StopCheck:
 
     A prompt alone asks the caller's own objects, in the order of the ordinary loop. In a batch prompts come to each
     length at different times: criteria that may be made for the batch are asked with as many rows as it has, all of
-    them one prompt's, and those that remember earlier calls are copied for each prompt.
+    them one prompt's, and those that remember earlier calls are copied for each prompt. transformers' own are asked on
+    the host: nobody waits for a device then.
 
     Args:
         criteria (`list`): of the call.
@@ -40,10 +41,11 @@ class StopCheck:
 
     def __call__(self, prompt: Prompt) -> bool:
         """Whether one of them stops the prompt; all are asked, as in the ordinary loop."""
-        ids, answers = torch.tensor([prompt.ids], device=self._device), []
+        ids, answers = torch.tensor([prompt.ids]), []
         for criterion, num_rows in self._criteria[prompt.index]:
             scores = tuple(row.expand(num_rows, -1) for row in prompt.scores) if self._with_scores else None
-            rows = ids if num_rows == 1 else ids.repeat(num_rows, 1)
+            rows = ids if is_of_transformers(type(criterion)) else ids.to(self._device)
+            rows = rows if num_rows == 1 else rows.repeat(num_rows, 1)
             answers.append(_answer(criterion(rows, scores), prompt.index))
         return any(answers)
 

@@ -202,7 +202,7 @@ class Decoder:
         scored = Span(winner.ids[0], winner.ends)
         if needed := main.needed_to_score(prompt.index, [scored]):  # of the end only the most likely id is known
             yield Read(0, needed)
-        winner.nlls[0] = span_nll(main.log_probs(prompt.index, scored))
+        winner.nlls[0] = span_nll(main.log_probs(prompt.index, [scored])[0])
         winner.score = winner.nlls[0] or 0.0
         main.num_proposals += 1
         self._committer.commit(prompt, sure, winner)

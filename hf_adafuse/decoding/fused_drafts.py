@@ -73,6 +73,6 @@ class FusedDrafts:
             spans = [Span([*taken[k], *pool.encode_for(k, candidate)], candidate.ends) for candidate in candidates]
             if needed := member.needed_to_score(prompt.index, spans):
                 yield Read(k, needed)
-            log_probs = [member.log_probs(prompt.index, span)[len(taken[k]) :] for span in spans]
+            log_probs = [values[len(taken[k]) :] for values in member.log_probs(prompt.index, spans)]
             scored.append(dict(zip(candidates, log_probs, strict=True)))
         return scored

@@ -55,7 +55,7 @@ class SampledRounds:
             member.num_proposals += 1
             if candidate.dropped is not None and candidate.reaches_caller:
                 return pool, candidate
-            log_probs = member.log_probs(prompt.index, Span(candidate.ids[member_index], candidate.ends))
+            (log_probs,) = member.log_probs(prompt.index, [Span(candidate.ids[member_index], candidate.ends)])
             if member_index == 0:
                 candidate.end_token = word.end_token
             if member_index == 0 or (yield from self._is_accepted(prompt, pool, candidate, log_probs)):
@@ -79,4 +79,4 @@ class SampledRounds:
         span = Span(pool.encode_for(0, candidate), candidate.ends)
         if needed := main.needed_to_score(prompt.index, [span]):
             yield Read(0, needed)
-        return -math.inf not in main.log_probs(prompt.index, span)
+        return -math.inf not in main.log_probs(prompt.index, [span])[0]

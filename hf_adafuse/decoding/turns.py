@@ -160,5 +160,4 @@ class Turns:
         ends = member.ends_of(prompt.index, spans)
         if needed := member.needed_to_score(prompt.index, spans):
             yield Read(member_index, needed, ends)
-        log_probs = [member.log_probs(prompt.index, span) for span in spans]
-        return dict(zip(candidates, log_probs, strict=True))
+        return dict(zip(candidates, member.log_probs(prompt.index, spans), strict=True))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .member import Member
-from .readings import Reading
+from .readings import Reading, look_up, span_log_probs
 from .vocabulary import Vocabulary
 
 
@@ -38,14 +38,16 @@ class Distribution:
 
     def log_prob(self, token: int) -> float:
         """In nats; minus infinity where a processor forbids it."""
-        return float(self.reading.scores[token]) - self.reading.log_total
+        look_up([(self.reading, token)])
+        return self.reading.known[token] - self.reading.log_total
 
     @functools.cached_property
     def end_log_prob(self) -> float:
         """Of the end of the text: the sum over all of its end-of-sequence ids."""
         if not self.eos_ids:
             return -math.inf
-        return float(self.reading.scores[self.eos_ids].logsumexp(0)) - self.reading.log_total
+        (value,) = span_log_probs([self.reading], [], self.eos_ids)
+        return value
 
     @functools.cached_property
     def best_end(self) -> int:

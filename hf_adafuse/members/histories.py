@@ -43,7 +43,7 @@ def has_history(thing: Any) -> bool:
     if isinstance(thing, list):  # `StoppingCriteriaList` in another
         return any(map(has_history, thing))
     cls = type(thing)
-    if _is_of_transformers(cls):
+    if is_of_transformers(cls):
         return cls.__name__ in WITH_STATE
     return not isinstance(thing, _FUNCTIONS) and not getattr(cls, "is_function_of_ids", False)
 
@@ -53,7 +53,7 @@ def is_per_row(thing: Any) -> bool:
     if isinstance(thing, list):
         return any(map(is_per_row, thing))
     cls = type(thing)
-    return isinstance(thing, _FUNCTIONS) or (_is_of_transformers(cls) and cls.__name__ in PER_ROW)
+    return isinstance(thing, _FUNCTIONS) or (is_of_transformers(cls) and cls.__name__ in PER_ROW)
 
 
 class ForkError(Exception):
@@ -135,5 +135,6 @@ class LiveCopy:
         return self._copy(*arguments, **options)
 
 
-def _is_of_transformers(cls: type) -> bool:
+def is_of_transformers(cls: type) -> bool:
+    """Whether a class is transformers' own."""
     return cls.__module__.partition(".")[0] == "transformers"

@@ -176,11 +176,12 @@ class Member:
             node.ends_candidate = True
         return ends
 
-    def log_probs(self, prompt_index: int, span: Span) -> list[float]:
-        """The log-probability (nats) of each id of a span that has been read, and of the end of the text after it."""
-        path, eos_ids = self.path(prompt_index, span.ids), self.eos_ids if span.ends else None
-        found: list[float] = self._reader.span_log_probs(path, span.ids, eos_ids)
-        return found
+    def log_probs(self, prompt_index: int, spans: Iterable[Span]) -> list[list[float]]:
+        """Per span that has been read, the log-probability (nats) of each id, and of the end of the text after it."""
+        paths = [(self.path(prompt_index, span.ids), span) for span in spans]
+        self._reader.look_up(pair for path, span in paths for pair in zip(path, span.ids, strict=False))
+        read = self._reader.span_log_probs
+        return [read(path, span.ids, self.eos_ids if span.ends else None) for path, span in paths]
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
         """The most likely of its end-of-sequence ids after these ids, which have been scored with the end."""

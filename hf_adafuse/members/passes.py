@@ -11,7 +11,7 @@ from ..trees.pass_costs import PassCosts
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass
 from ..trees.served_backend import ServedBackend
 from .processors import PromptProcessors
-from .readings import Reader
+from .reader import Reader
 from .sparse_readings import SparseReader, SparseReading
 
 
@@ -83,7 +83,7 @@ def reader_of(backend: Backend, eos_ids: list[int], processors: list[PromptProce
     if isinstance(backend, ServedBackend):
         backend.num_top, backend.make_reading = num_top, SparseReading
         return SparseReader(eos_ids, backend.wanted)
-    return Reader(processors, num_top, lambda node: backend.trees[node.prompt_index].ids_to(node))
+    return Reader(processors, num_top, lambda node: backend.trees[node.prompt_index].ids_to(node), eos_ids)
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:

@@ -1,15 +1,19 @@
-"""What a member reads off the logits of nodes, after its logits processors. Calls no model and knows no cache."""
+"""What a member reads off the logits of nodes, after its logits processors. Calls no model and knows no cache.
+
+Numbers leave the device once a pass, all together: each time the host would wait for it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 
-from ..trees.nodes import Node
-from .processors import PromptProcessors, States
+from ..trees.backend import ForwardError
+from .processors import States
 
 Allow = Callable[[int], bool]
 
@@ -30,16 +34,20 @@ def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, to
         scores and ids, each of shape `(num_rows, num_tokens)`.
     """
     num_tokens = min(num_tokens, scores.shape[-1])
-    # `topk` leaves the order of equal values open: take one more, so that a tie at the edge shows.
-    values, ids = scores.topk(min(num_tokens + 1, scores.shape[-1]), dim=-1)
-    tied = values[:, 1:] == values[:, :-1]
-    if tied.any():
-        values, ids = values.clone(), ids.clone()
-        for row in tied.any(dim=-1).nonzero().flatten().tolist():
-            sorted_row = scores[row].sort(descending=True, stable=True)
-            values[row] = sorted_row.values[: values.shape[-1]]
-            ids[row] = sorted_row.indices[: ids.shape[-1]]
+    values, ids = _one_more(scores, num_tokens)
+    for row in (values[:, 1:] == values[:, :-1]).any(-1).nonzero().flatten().tolist():
+        ids[row] = _in_order(scores[row], ids.shape[-1])
     return values[:, :num_tokens], ids[:, :num_tokens]
+
+
+def _one_more(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`topk` leaves the order of equal values open: one more, so that a tie at the edge shows."""
+    return scores.topk(min(num_tokens + 1, scores.shape[-1]), dim=-1)
+
+
+def _in_order(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The best ids, equals in their order."""
+    return scores.sort(descending=True, stable=True).indices[:count]
 
 
 class Reading:
@@ -50,11 +58,12 @@ class Reading:
         scores (`torch.FloatTensor` of shape `(vocab_size,)`): processed logits.
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
+        known (`dict[int, float]`): by token, scores that have left the device.
         states (`list`, *optional*): where the processors with a history are; `None` where there are none.
         is_forbidden (`bool`): whether a token on the way here has been forbidden and not committed.
     """
 
-    __slots__ = ("is_forbidden", "log_total", "scores", "states", "top", "top_log_probs")
+    __slots__ = ("is_forbidden", "known", "log_total", "scores", "states", "top", "top_log_probs")
 
     def __init__(
         self,
@@ -64,8 +73,10 @@ class Reading:
         top_log_probs: list[float],
         states: States | None = None,
         is_forbidden: bool = False,
+        known: dict[int, float] | None = None,
     ) -> None:
         self.scores = scores
+        self.known = {} if known is None else known
         self.states = states
         self.is_forbidden = is_forbidden
         self.log_total = log_total
@@ -86,12 +97,22 @@ class Reading:
 
     def forbids(self, token: int) -> bool:
         """Whether the processors rule a token out."""
-        return bool(self.scores[token] == -math.inf)
+        look_up([(self, token)])
+        return self.known[token] == -math.inf
 
     def best_of(self, tokens: Sequence[int]) -> int:
         """The most likely of these tokens; the first of equals."""
-        scores: list[float] = self.scores[list(tokens)].tolist()
-        return tokens[scores.index(max(scores))]
+        look_up([(self, token) for token in tokens])
+        return max(tokens, key=lambda token: self.known[token])
+
+
+def look_up(asked: Iterable[tuple[Reading, int]]) -> None:
+    """Make these scores known, all at once."""
+    unknown = [(reading, token) for reading, token in asked if token not in reading.known]
+    if unknown:
+        scores = torch.stack([reading.scores[token] for reading, token in unknown]).tolist()
+        for (reading, token), score in zip(unknown, scores, strict=True):
+            reading.known[token] = score
 
 
 def draw_token(
@@ -143,110 +164,50 @@ def span_log_probs(readings: list[Reading], ids: list[int], eos_ids: Sequence[in
         eos_ids (`list[int]`, *optional*): where the text ends after it, what may end it: their probabilities are
             summed.
     """
-    scores = [reading.scores[token] for reading, token in zip(readings, ids, strict=False)]
+    pairs = list(zip(readings, ids, strict=False))
+    look_up([*pairs, *[(readings[-1], token) for token in eos_ids or ()]])
+    log_probs = [reading.known[token] - reading.log_total for reading, token in pairs]
     if eos_ids is not None:
-        scores.append(readings[-1].scores[list(eos_ids)].logsumexp(0))
-    values = torch.stack(scores).tolist() if scores else []
-    return [value - reading.log_total for value, reading in zip(values, readings, strict=False)]
+        log_probs.append(_log_sum([readings[-1].known[token] for token in eos_ids]) - readings[-1].log_total)
+    return log_probs
 
 
-class Reader:
+def _log_sum(values: Sequence[float]) -> float:
+    """The log of the sum of their exponentials."""
+    most = max(values, default=-math.inf)
+    return most if most == -math.inf else most + math.log(math.fsum(math.exp(value - most) for value in values))
+
+
+def numbers_of(
+    scores: torch.Tensor, largest: torch.Tensor, num_top: int, asked: list[list[int]]
+) -> Iterator[tuple[float, list[int], list[float], dict[int, float]]]:
     """
-    Reads what one member's trees have run.
+    What leaves the device: of each row the log of the total of the exponentials, the best tokens with their
+    log-probabilities, and by token the scores that are asked for.
 
-    Args:
-        processors (`list[PromptProcessors]`): per prompt.
-        num_top (`int`): how many of the best tokens a reading holds.
-        ids_to (`Callable`): all ids of a node's prompt up to it.
+    Raises:
+        ForwardError: logits that are NaN or infinite, by the largest of each row.
     """
+    values, ids = _one_more(scores, num_top)
+    # The largest score is taken out first and put back in float64: large logits must not cost digits.
+    totals = (scores - values[:, :1]).exp().sum(-1).log().double() + values[:, 0].double()
+    rows = [row for row, tokens in enumerate(asked) for _ in tokens]
+    tokens_asked = [token for tokens in asked for token in tokens]
+    where = torch.tensor([rows, tokens_asked], dtype=torch.long, device=scores.device)
+    parts = [largest, totals, values.flatten(), ids.flatten(), scores[where[0], where[1]]]
+    numbers = iter(torch.cat([part.double() for part in parts]).tolist())
+    num_rows, width = values.shape
 
-    def __init__(self, processors: list[PromptProcessors], num_top: int, ids_to: Callable[[Node], list[int]]) -> None:
-        self._processors, self._num_top, self._ids_to = processors, num_top, ids_to
-        self.has_processors = any(processors)
-        self._committed: dict[int, set[Node]] = {}  # per prompt, what has been committed before it was read
-        self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread
+    def take(count: int) -> list[float]:
+        return list(itertools.islice(numbers, count))
 
-    def read(self, nodes: list[Node], is_committed: bool = False) -> None:
-        """Give the nodes, which have logits, their readings; `is_committed`: also those below forbidden tokens."""
-        if not nodes:
-            return
-        scores, states, forbidden = self._process(nodes, is_committed)
-        values, ids = best_tokens(scores, self._num_top)
-        # The largest score is taken out first and put back in float64: large logits must not cost digits.
-        largest = values[:, :1]
-        totals = (scores - largest).exp().sum(-1).log().double() + largest[:, 0].double()
-        totals = totals.nan_to_num(0.0)  # where every token is forbidden
-        log_probs = values.double() - totals[:, None]
-        rows = zip(nodes, scores, totals.tolist(), ids.tolist(), log_probs.tolist(), strict=True)
-        for node, row_scores, total, top, top_log_probs in rows:
-            node.reading = Reading(row_scores, total, top, top_log_probs, states.get(node), node in forbidden)
-
-    def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
-        """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
-        return [node for node in path if node.reading is None]
-
-    def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
-        """As of the function, by the nodes before the ids, and after them."""
-        return span_log_probs([node.reading for node in path], ids, eos_ids)
-
-    def best_of(self, node: Node, tokens: Sequence[int]) -> int:
-        """The most likely of these tokens after a node that has been read; the first of equals."""
-        best: int = node.reading.best_of(tokens)
-        return best
-
-    def remember(self, path: list[Node]) -> None:
-        """This path becomes part of the prefix, and what is not read of it is parted from what is."""
-        prompt_index = path[0].prompt_index
-        for above, node in pairwise(path):
-            if node.reading is None and above.reading is not None:
-                self._settled[prompt_index] = above.reading.states
-        committed = {*self._committed.get(prompt_index, ()), *path}
-        self._committed[prompt_index] = {node for node in committed if node.reading is None}
-
-    def _process(self, nodes: list[Node], is_committed: bool) -> tuple[torch.Tensor, dict[Node, States], set[Node]]:
-        """The processed logits, where processors with a history are, and which nodes are below forbidden tokens."""
-        logits = torch.stack([node.logits for node in nodes if node.logits is not None])
-        states, forbidden = dict[Node, States](), set[Node]()
-        if not self.has_processors:
-            return logits, states, forbidden
-        order = {id(node): index for index, node in enumerate(nodes)}
-        groups: dict[tuple[int, int], list[int]] = {}  # texts of equal length go through the processors together
-        for index, node in enumerate(nodes):
-            groups.setdefault((node.prompt_index, node.position), []).append(index)
-        for (prompt_index, _), indices in sorted(groups.items()):  # by position: what forbids a token comes before it
-            # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
-            if not is_committed:
-                committed = self._committed.get(prompt_index, set())
-                below = [nodes[i] for i in indices if _is_forbidden(nodes[i], order, logits, committed, forbidden)]
-                forbidden.update(below)
-                indices = [index for index in indices if nodes[index] not in forbidden]
-            processors = self._processors[prompt_index]
-            if processors.has_history:
-                for index in indices:
-                    logits[index], states[nodes[index]] = self._follow(nodes[index], logits[index], states)
-            elif indices and processors:
-                ids = [self._ids_to(nodes[index]) for index in indices]
-                logits[indices] = processors(ids, logits[indices])
-        return logits, states, forbidden
-
-    def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
-        """The processed logits of one node, where the processors have a history: that of the node above goes on."""
-        processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
-        settled = self._settled.get(node.prompt_index)
-        before = settled if above is None else states.get(above) or above.reading.states
-        return processors.begin(ids, logits) if before is None else processors.advance(ids, logits, before)
-
-
-def _is_forbidden(
-    node: Node, order: dict[int, int], logits: torch.Tensor, committed: set[Node], forbidden: set[Node]
-) -> bool:
-    """Whether a token on the way to the node, but for committed ones, has been forbidden, here or in an earlier
-    reading; what is known of the node above it is not looked for again."""
-    above = node.parent
-    if above is None or node in committed:
-        return False  # all before a committed token is committed
-    is_new = id(above) in order
-    if above in forbidden if is_new else above.reading.is_forbidden:
-        return True
-    scores = logits[order[id(above)]] if is_new else above.reading.scores
-    return bool(scores[node.token] == -math.inf)
+    if not all(map(math.isfinite, most := take(num_rows))):
+        raise ForwardError("its logits are NaN" if any(map(math.isnan, most)) else "its logits are infinite")
+    of_totals = [0.0 if math.isnan(total) else total for total in take(num_rows)]  # where every token is forbidden
+    of_values, of_ids = [[take(width) for _ in range(num_rows)] for _ in range(2)]
+    for row, (total, best, tokens) in enumerate(zip(of_totals, of_values, of_ids, strict=True)):
+        if any(one == other for one, other in pairwise(best)):
+            tokens = _in_order(scores[row], width).tolist()
+        top, top_scores = [int(token) for token in tokens[:num_top]], best[:num_top]
+        known = dict(zip(asked[row], take(len(asked[row])), strict=True)) | dict(zip(top, top_scores, strict=True))
+        yield total, top, [value - total for value in top_scores], known

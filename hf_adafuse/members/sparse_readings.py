@@ -5,7 +5,7 @@ asked is unknown, never taken for impossible. Knows nodes; no server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..trees.nodes import Node
 
@@ -69,6 +69,9 @@ class SparseReader:
     def best_of(self, node: Node, tokens: Sequence[int]) -> int:
         """As of [`Reader`]; the tokens are known."""
         return max(tokens, key=lambda token: float(node.snapshot[token]))
+
+    def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
+        """What is known, is known here."""
 
     def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
         """As of [`Reader`]."""

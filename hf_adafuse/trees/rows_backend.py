@@ -37,23 +37,21 @@ class RowsBackend(ColumnBackend):
         width, length = max(map(len, pasts)), max(map(len, chains))
         fork = make_cache(list(self.cache.gather([[(_ROW, c) for c in [0] * (width - len(p)) + p] for p in pasts])))
         ids = [[node.token for node in chain] + [0] * (length - len(chain)) for chain in chains]
-        mask = torch.tensor(
-            [
-                [0] * (width - len(past)) + [1] * (len(past) + len(chain)) + [0] * (length - len(chain))
-                for past, chain in zip(pasts, chains, strict=True)
-            ],
-            device=self.device,
-        )
+        rows = [
+            [0] * (width - len(past)) + [1] * (len(past) + len(chain)) + [0] * (length - len(chain))
+            for past, chain in zip(pasts, chains, strict=True)
+        ]
+        mask = torch.tensor(rows, device=self.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, width:]
         logits = self._forward(
-            torch.tensor(ids, device=self.device), positions, None if bool(mask.all()) else mask, fork
+            torch.tensor(ids, device=self.device), positions, None if all(map(all, rows)) else mask, fork
         )
         self.num_tokens += sum(map(len, chains))
         found = _places(missing, chains)
         columns = self.columns.place(missing)
         self.cache.append(fork, [(row, width + offset) for row, offset in found], columns, self.columns.width)
-        rows, offsets = torch.tensor(found, device=logits.device).unbind(1)
-        return self._store(missing, logits[rows, offsets])
+        entries, offsets = torch.tensor(found, device=logits.device).unbind(1)
+        return self._store(missing, logits[entries, offsets])
 
     def _columns_above(self, node: Node) -> list[int]:
         """The columns of all that a node sees before it, in order."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_adafuse.members.processors import PromptProcessors, Step
-from hf_adafuse.members.readings import Reader
+from hf_adafuse.members.reader import Reader
 from hf_adafuse.trees.nodes import TokenTree
 
 PROMPT = [1, 2]

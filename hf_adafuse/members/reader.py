@@ -1,0 +1,125 @@
+"""Reads what one member's trees have run: makes readings of logits, after its logits processors, in which tokens may be
+forbidden. Calls no model and knows no cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+import torch
+
+from ..trees.nodes import Node
+from .processors import PromptProcessors, States
+from .readings import Reading, look_up, numbers_of, span_log_probs
+
+
+class Reader:
+    """
+    Reads what one member's trees have run.
+
+    Args:
+        processors (`list[PromptProcessors]`): per prompt.
+        num_top (`int`): how many of the best tokens a reading holds.
+        ids_to (`Callable`): all ids of a node's prompt up to it.
+        eos_ids (`list[int]`, *optional*): of the member; their scores are of use at the end of every candidate.
+    """
+
+    def __init__(
+        self,
+        processors: list[PromptProcessors],
+        num_top: int,
+        ids_to: Callable[[Node], list[int]],
+        eos_ids: Sequence[int] = (),
+    ) -> None:
+        self._processors, self._num_top, self._ids_to, self._eos_ids = processors, num_top, ids_to, list(eos_ids)
+        self.has_processors = any(processors)
+        self._committed: dict[int, set[Node]] = {}  # per prompt, what has been committed before it was read
+        self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread
+
+    def read(self, nodes: list[Node], is_committed: bool = False) -> None:
+        """Give the nodes, which have logits, their readings; `is_committed`: also those below forbidden tokens."""
+        if not nodes:
+            return
+        logits = torch.stack([node.logits for node in nodes if node.logits is not None])
+        largest = logits.amax(-1)  # NaN where any is
+        scores, states, forbidden = self._process(logits, nodes, is_committed)
+        asked = [list({*node.children, *self._eos_ids}) for node in nodes]  # what will be asked of each
+        for node, row, found in zip(nodes, scores, numbers_of(scores, largest, self._num_top, asked), strict=True):
+            node.reading = Reading(row, *found[:3], states.get(node), node in forbidden, found[3])
+
+    def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
+        """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
+        return [node for node in path if node.reading is None]
+
+    def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
+        """As of the function, by the nodes before the ids, and after them."""
+        return span_log_probs([node.reading for node in path], ids, eos_ids)
+
+    def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
+        """Tokens of which the probability after a node that has been read will be asked."""
+        look_up((node.reading, token) for node, token in asked)
+
+    def best_of(self, node: Node, tokens: Sequence[int]) -> int:
+        """The most likely of these tokens after a node that has been read; the first of equals."""
+        best: int = node.reading.best_of(tokens)
+        return best
+
+    def remember(self, path: list[Node]) -> None:
+        """This path becomes part of the prefix, and what is not read of it is parted from what is."""
+        prompt_index = path[0].prompt_index
+        for above, node in pairwise(path):
+            if node.reading is None and above.reading is not None:
+                self._settled[prompt_index] = above.reading.states
+        committed = {*self._committed.get(prompt_index, ()), *path}
+        self._committed[prompt_index] = {node for node in committed if node.reading is None}
+
+    def _process(
+        self, logits: torch.Tensor, nodes: list[Node], is_committed: bool
+    ) -> tuple[torch.Tensor, dict[Node, States], set[Node]]:
+        """The processed logits, where processors with a history are, and which nodes are below forbidden tokens."""
+        states, forbidden = dict[Node, States](), set[Node]()
+        if not self.has_processors:
+            return logits, states, forbidden
+        order = {id(node): index for index, node in enumerate(nodes)}
+        groups: dict[tuple[int, int], list[int]] = {}  # texts of equal length go through the processors together
+        for index, node in enumerate(nodes):
+            groups.setdefault((node.prompt_index, node.position), []).append(index)
+        for (prompt_index, _), indices in sorted(groups.items()):  # by position: what forbids a token comes before it
+            # A processor is not asked what may follow a text that it has forbidden: a grammar has no answer.
+            if not is_committed:
+                committed = self._committed.get(prompt_index, set())
+                below = [nodes[i] for i in indices if _is_forbidden(nodes[i], order, logits, committed, forbidden)]
+                forbidden.update(below)
+                indices = [index for index in indices if nodes[index] not in forbidden]
+            processors = self._processors[prompt_index]
+            if processors.has_history:
+                for index in indices:
+                    logits[index], states[nodes[index]] = self._follow(nodes[index], logits[index], states)
+            elif indices and processors:
+                ids = [self._ids_to(nodes[index]) for index in indices]
+                logits[indices] = processors(ids, logits[indices])
+        return logits, states, forbidden
+
+    def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
+        """The processed logits of one node, where the processors have a history: that of the node above goes on."""
+        processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
+        settled = self._settled.get(node.prompt_index)
+        before = settled if above is None else states.get(above) or above.reading.states
+        return processors.begin(ids, logits) if before is None else processors.advance(ids, logits, before)
+
+
+def _is_forbidden(
+    node: Node, order: dict[int, int], logits: torch.Tensor, committed: set[Node], forbidden: set[Node]
+) -> bool:
+    """Whether a token on the way to the node, but for committed ones, has been forbidden, here or in an earlier
+    reading; what is known of the node above it is not looked for again."""
+    above = node.parent
+    if above is None or node in committed:
+        return False  # all before a committed token is committed
+    is_new = id(above) in order
+    if above in forbidden if is_new else above.reading.is_forbidden:
+        return True
+    scores = logits[order[id(above)]] if is_new else above.reading.scores
+    return bool(scores[node.token] == -math.inf)
