@@ -19,12 +19,12 @@ df.mapInPandas(AdaFusePredictor(["A", "B"], lazy=True).map_in_pandas, schema)
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .call.answering import BATCHES_A_CALL, Answer, ask_each
+from .call.answering import BATCHES_A_CALL, Answer, answer_each
 from .call.batch_columns import column_names, column_values, with_columns
 from .config import AdaFuseConfig
 from .decoding.strategies.registry import make_strategy
@@ -202,15 +202,16 @@ class AdaFusePredictor:
             size = BATCHES_A_CALL * self._batch_size
             for start in range(0, len(asked), size):
                 some = asked[start : start + size]
-                for prompt, rounds in zip(some, ask_each(some, self._rounds), strict=True):
-                    if self._raises and isinstance(rounds, Exception):
-                        raise rounds
-                    made[prompt] = Answer.of(rounds)
+                tell = lambda prompt, rounds: made.update({prompt: Answer.of(rounds)})  # noqa: E731
+                for prompt, error in answer_each(some, self._ask, tell):
+                    if self._raises:
+                        raise error
+                    made[prompt] = Answer.of(error)
         return [made[prompt] if isinstance(prompt, str) else Answer.of(prompt) for prompt in prompts]
 
-    def _rounds(self, prompts: Sequence[str]) -> Any:
+    def _ask(self, prompts: Sequence[str], on_answer: Callable[[int, Any], None]) -> None:
         torch.manual_seed(self._seed)
-        return self.load().rounds(prompts, max_batch_size=self._batch_size, **self._call)
+        self.load().rounds(prompts, max_batch_size=self._batch_size, on_answer=on_answer, **self._call)
 
 
 def _checked(adafuse_config: Any) -> AdaFuseConfig | None:

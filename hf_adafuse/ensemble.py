@@ -100,6 +100,7 @@ class AdaFuseEnsemble:
         padding = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
         kwargs = {"pad_token_id": padding[0] if padding else None, **kwargs}
         inputs = self.encode(prompts, chat)
+        kwargs = {"use_cache": False, **kwargs}  # which is: do not hand it out
         output = self.model.generate(**inputs, return_dict_in_generate=True, **kwargs)
         return list(output.rounds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..decoding.progress import AdaFuseDecodingError
 from ..outputs import AdaFuseRound
@@ -79,6 +79,52 @@ def ask_each(
     middle = len(questions) // 2
     for half in (questions[:middle], questions[middle:]):
         yield from ask_each(half, ask, failures)
+
+
+class _TellError(Exception):
+    """Whoever is told an answer has raised: that is no failure of a question."""
+
+
+def answer_each(
+    questions: Sequence[Q],
+    ask: Callable[[Sequence[Q], Callable[[int, Any], None]], Any],
+    tell: Callable[[Q, Any], None],
+    failures: tuple[type[Exception], ...] = FAILURES,
+) -> Iterator[tuple[Q, Exception]]:
+    """
+    Ask questions together and tell each answer as soon as it is there. Where that fails, those without an answer are
+    asked by halves, down to one alone; yields those that fail even so, and why.
+
+    Args:
+        questions (`list`)
+        ask (`Callable`): `ask(some, on_answer)` answers some questions and calls `on_answer(row, answer)` for each.
+        tell (`Callable`): `tell(question, answer)`.
+        failures (`tuple[type]`, *optional*): what `ask` may raise.
+    """
+    done: set[int] = set()
+
+    def on_answer(row: int, made: Any) -> None:
+        try:
+            tell(questions[row], made)
+        except Exception as error:
+            raise _TellError from error
+        done.add(row)
+
+    try:
+        ask(questions, on_answer)
+        return
+    except _TellError as error:
+        raise (error.__cause__ or error) from None
+    except failures as error:
+        if len(questions) == 1:
+            yield questions[0], error
+            return
+    # Not in the handler: the error holds on to what the pass that failed has allocated.
+    left = [question for row, question in enumerate(questions) if row not in done]
+    middle = (len(left) + 1) // 2
+    for half in (left[:middle], left[middle:]):
+        if half:
+            yield from answer_each(half, ask, tell, failures)
 
 
 def reason_of(error: Exception) -> str:

@@ -53,6 +53,10 @@ class HostCall:
         return bool(self.generation_config.return_dict_in_generate)
 
     @property
+    def returns_cache(self) -> bool:
+        return self.returns_dict and self.generation_config.use_cache is not False
+
+    @property
     def gives_scores(self) -> bool:
         return self.returns_dict and bool(self.generation_config.output_scores)
 

@@ -33,7 +33,7 @@ def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], 
         sequences=sequences,
         scores=_stack([prompt.scores for prompt in prompts], new_tokens) if config.output_scores else None,
         logits=_stack([prompt.logits for prompt in prompts], new_tokens) if config.output_logits else None,
-        past_key_values=final_cache(sequences, members, prompts),
+        past_key_values=final_cache(sequences, members, prompts) if plan.call.returns_cache else None,
         rounds=rounds,
         stats={**count_words(rounds), "members": [_stats(member) for member in members]},
     )

@@ -95,13 +95,13 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         ValueError: inputs that cannot be used, or a model that no backend can run.
     """
     inputs = read_inputs(call)
-    _check_places(ensemble.max_batch_size, inputs)
     _check_criteria(call, ensemble.config)
     stop_check = StopCheck(call.stopping_criteria, len(inputs.prompts), call.input_ids.device, call.gives_scores)
     request = replace(call.processors, assistants=ensemble.assistant_processors)
     request.check(len(ensemble.participants) - 1)
     participants = ensemble.participants
     prompts, caches = _prompts(ensemble, call, inputs)
+    _check_places(ensemble.max_batch_size, len(inputs.prompts), any(cache is not None for cache in caches))
     for participant, ids in zip(participants, prompts, strict=True):
         participant.check_mode()
         check_prompts(participant, ids)
@@ -177,10 +177,10 @@ def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
         )
 
 
-def _check_places(number: int | None, inputs: MainInputs) -> None:
-    if number is not None and number < len(inputs.prompts) and inputs.past is not None and inputs.cache is not None:
+def _check_places(number: int | None, num_prompts: int, has_cache: bool) -> None:
+    if number is not None and number < num_prompts and has_cache:
         raise ValueError(
-            f"`max_batch_size` must be at least the number of prompts, {len(inputs.prompts)}, with `past_key_values`, "
+            f"`max_batch_size` must be at least the number of prompts, {num_prompts}, with `past_key_values`, "
             f"but is {number}. Leave one of them out."
         )
 

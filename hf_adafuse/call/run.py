@@ -60,7 +60,7 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         on_commit=_streaming(call.streamer),
         max_length=call.generation_config.max_length,
         keep_logits=plan.keeps_logits,
-        keep_cache=call.returns_dict,
+        keep_cache=call.returns_cache,
         prompt_nlls=[member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else [],
         is_strict=plan.has_grammar,
         max_batch_size=plan.max_batch_size,

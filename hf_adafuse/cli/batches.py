@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..call.answering import Answer, ask_each
+from ..call.answering import Answer, answer_each
 from ..ensemble import AdaFuseEnsemble
 from .arguments import adafuse_config
 from .members import Pair
@@ -40,25 +40,21 @@ class Answerer:
         if args.chat:
             self._ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first prompt
 
-    def answer(self, questions: Sequence[Question], on_record: Callable[[dict[str, Any]], None]) -> None:
+    def answer(self, questions: Sequence[Question], on_record: Callable[[dict[str, Any]], bool]) -> bool:
         """
-        Make the records of these questions; `on_record` is told each as soon as it is made. Where something fails, the
-        questions are asked in smaller batches, down to one alone, so that one that cannot be answered takes no other
-        with it; its record has an `error`, and the text until there.
+        Make the records of these questions; `on_record` is told each as soon as it is made, and says whether to stop.
+        Where something fails, the questions are asked in smaller batches, down to one alone, so that one that cannot be
+        answered takes no other with it; its record has an `error`, and the text until there.
+
+        Returns:
+            whether `on_record` said so.
         """
-        done: set[int] = set()
 
-        def ask(some: Sequence[Question]) -> list[None]:
-            self._ask([question for question in some if question.line not in done], tell)
-            return [None] * len(some)
+        def tell(question: Question, rounds: Any) -> None:
+            on_record(self._record(question, Answer.of(rounds)))
 
-        def tell(question: Question, made: Any) -> None:
-            done.add(question.line)
-            on_record(self._record(question, Answer.of(made)))
-
-        for question, failure in zip(questions, ask_each(questions, ask), strict=True):
-            if failure is not None:
-                tell(question, failure)
+        failed = answer_each(questions, self._ask, tell)
+        return any(on_record(self._record(question, Answer.of(error))) for question, error in failed)
 
     def _record(self, question: Question, answer: Answer) -> dict[str, Any]:
         record = {"line": question.line, "input": question.record, "prompt": question.prompt, "text": answer.text}
@@ -69,7 +65,7 @@ class Answerer:
             record["rounds"] = with_nulls([span.to_dict() for span in answer.rounds])
         return record
 
-    def _ask(self, questions: Sequence[Question], tell: Callable[[Question, Any], None]) -> None:
+    def _ask(self, questions: Sequence[Question], tell: Callable[[int, Any], None]) -> None:
         """The rounds of each. A sampled answer follows from the seed, the prompt and how often that has come before."""
         if not self._samples:
             self._generate(questions, tell)
@@ -77,9 +73,11 @@ class Answerer:
         seed = self._args.seed or 0
         for repeat in sorted({question.repeat for question in questions}):
             torch.manual_seed(random.Random(f"{seed} {repeat}").getrandbits(63) if repeat else seed)
-            self._generate([question for question in questions if question.repeat == repeat], tell)
+            rows = [row for row, question in enumerate(questions) if question.repeat == repeat]
+            some = [questions[row] for row in rows]
+            self._generate(some, lambda row, rounds, rows=rows: tell(rows[row], rounds))  # type: ignore[misc]
 
-    def _generate(self, questions: Sequence[Question], tell: Callable[[Question, Any], None]) -> None:
+    def _generate(self, questions: Sequence[Question], tell: Callable[[int, Any], None]) -> None:
         args = self._args
         self._ensemble.rounds(
             [question.prompt or "" for question in questions],
@@ -89,7 +87,7 @@ class Answerer:
             max_new_tokens=args.max_new_tokens,
             stop_strings=args.stop,
             max_batch_size=args.batch_size,
-            on_answer=lambda row, rounds: tell(questions[row], rounds),
+            on_answer=tell,
         )
 
 

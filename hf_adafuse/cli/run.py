@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -113,9 +114,10 @@ def _answer_all(
     """Answer this process's share of the questions; whether it has stopped at an error."""
     from ..call.answering import BATCHES_A_CALL
 
-    num_batches = min(BATCHES_A_CALL, len(left) // (args.batch_size * processes.count))
-    size = args.batch_size * max(1, num_batches)
-    batches = [left[start : start + size] for start in range(0, len(left), size)]
+    share = math.ceil(len(left) / args.batch_size / processes.count)  # of a process, in batches
+    num_calls = math.ceil(share / BATCHES_A_CALL)
+    size = args.batch_size * math.ceil(share / max(1, num_calls))
+    batches = [left[start : start + size] for start in range(0, len(left), size or 1)]
     job = _Job(args, answers, report)
     return any(job.answer(batch) for batch in batches[processes.index :: processes.count])
 
@@ -125,25 +127,25 @@ class _Job:
 
     def __init__(self, args: argparse.Namespace, answers: Answers, report: _Report) -> None:
         self._args, self._answers, self._report = args, answers, report
-        self._answer: Callable[..., None] | None = None
+        self._ask: Callable[..., bool] | None = None
 
     def answer(self, batch: list[Question]) -> bool:
         """Answer some questions; whether the job has stopped at one that failed."""
-        errors: list[dict[str, Any]] = []
-
-        def write(record: dict[str, Any]) -> None:
-            if "error" in record:
-                errors.append(record)  # written last: the job may stop there
-            else:
-                self._report.add(self._answers.write(record))
-
         for question in batch:
             if question.error is not None:
-                write({"line": question.line, "input": question.record, "text": "", "error": question.error})
-        if good := [question for question in batch if question.error is None]:
-            self._answer = self._answer or _load(self._args)
-            self._answer(good, write)
-        return any(self._fails(record) for record in sorted(errors, key=lambda record: record["line"]))
+                self._write({"line": question.line, "input": question.record, "text": "", "error": question.error})
+        good = [question for question in batch if question.error is None]
+        if not good:
+            return False
+        self._ask = self._ask or _load(self._args)
+        return self._ask(good, self._write)
+
+    def _write(self, record: dict[str, Any]) -> bool:
+        """Write a record; whether the job stops there."""
+        if "error" in record:
+            return self._fails(record)
+        self._report.add(self._answers.write(record))
+        return False
 
     def _fails(self, record: dict[str, Any]) -> bool:
         """Write an error; whether the job stops there."""
@@ -157,7 +159,7 @@ class _Job:
         return stops
 
 
-def _load(args: argparse.Namespace) -> Callable[..., None]:
+def _load(args: argparse.Namespace) -> Callable[..., bool]:
     from .batches import Answerer
     from .members import load_members
 

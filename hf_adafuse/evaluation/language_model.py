@@ -117,7 +117,6 @@ class AdaFuseLM(LM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, without the text that they stop at."""
-        # The worked examples of a task are read once.
         with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
                 for participant in self.participants:
@@ -224,6 +223,7 @@ class AdaFuseLM(LM):
             max_new_tokens=max_new_tokens,
             stop_strings=[stop for stop in until if self._can_write(stop)] or None,
             return_dict_in_generate=True,
+            use_cache=False,  # which is: do not hand it out
             pad_token_id=padding[0] if padding else None,
             **options,
         )

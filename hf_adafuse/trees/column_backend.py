@@ -19,7 +19,15 @@ from .kv_cache import KeysValues, join_rows
 from .model_call import ModelCall
 from .nodes import Node
 from .pass_policy import Policy
-from .shared_prefix import SharedPrefix, common_length, is_caching, keep_prefix, kept_prefix, worth_sharing
+from .shared_prefix import (
+    SharedPrefix,
+    common_length,
+    is_caching,
+    keep_prefix,
+    kept_prefix,
+    kept_prefixes,
+    worth_sharing,
+)
 from .tree_cache import TreeCache
 
 # Logits of prompts held at a time: 256 MB in float32.
@@ -88,9 +96,8 @@ class ColumnBackend(Backend):
 
     def _shared_prefix(self, prompts: list[list[int]], with_log_probs: bool) -> SharedPrefix | None:
         """What all prompts begin with, read; `None` where that is not worth it."""
-        known = kept_prefix(self.model)
-        if known is None or (with_log_probs and known.log_probs is None):
-            known = SharedPrefix([], [], [])
+        usable = [one for one in kept_prefixes(self.model) if one.log_probs is not None or not with_log_probs]
+        known = max(usable, key=lambda one: common_length([*prompts, one.ids]), default=SharedPrefix([], [], []))
         known_ids = (
             known.ids if known.log_probs is None or not with_log_probs else known.ids[: len(known.log_probs) + 1]
         )
@@ -131,7 +138,7 @@ class ColumnBackend(Backend):
         """Keep all of a text that has ended: a conversation may go on with it."""
         ids = self.trees[prompt_index].ids[: len(self.columns.prefix[prompt_index])]
         log_probs = self.prompt_log_probs[prompt_index] if self.prompt_log_probs else None
-        keep_prefix(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs))
+        keep_prefix(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs), is_text=True)
 
     def _read_prompts(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, with_log_probs: bool

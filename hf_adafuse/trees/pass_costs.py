@@ -73,10 +73,10 @@ class PassCosts:
         size = min(num_tokens, SIZES[-1])
         if not self._is_measured or _is_distributed():
             return _on_line(self._prior, size)
-        if size not in self._seconds:
-            scale = _on_line(self._scales, size) if self._scales else 1.0
-            self._seconds[size] = _on_line(self._prior, size) * scale
-        return self._seconds[size]
+        scales, known = self._scales, self._seconds  # another thread may renew them
+        if size not in known:
+            known[size] = _on_line(self._prior, size) * (_on_line(scales, size) if scales else 1.0)
+        return known[size]
 
 
 def costs_of(model: Any, device: torch.device) -> PassCosts:

@@ -43,7 +43,7 @@ def prefix_caching(kept: weakref.WeakKeyDictionary[Any, Any] | None = None) -> I
     """
     Within this context each member keeps what it has read of the last prompts, and calls of `generate()` whose prompts
     begin alike do not read that again: of a conversation each call reads the new message. The models must not be
-    changed within it. It costs the keys and values of one prompt per member.
+    changed within it. It costs the keys and values of two prompts per member.
 
     Args:
         kept (`WeakKeyDictionary`, *optional*): where it is kept, at first empty: another such context goes on with it.
@@ -77,17 +77,22 @@ def is_caching() -> bool:
     return _kept.get() is not None
 
 
-def kept_prefix(model: Any) -> SharedPrefix | None:
-    """What the model has kept, if anything."""
+def kept_prefix(model: Any, is_text: bool = False) -> SharedPrefix | None:
+    """What the model has kept, if anything: of prompts, or all of a text that has ended."""
     kept = _kept.get()
-    return None if kept is None else kept.get(base_model(model), {}).get(_state(model))
+    return None if kept is None else kept.get(base_model(model), {}).get((is_text, _state(model)))
 
 
-def keep_prefix(model: Any, prefix: SharedPrefix) -> None:
+def keep_prefix(model: Any, prefix: SharedPrefix, is_text: bool = False) -> None:
     """Keep what the model has read, instead of what it has kept so far."""
     kept = _kept.get()
     if kept is not None:
-        kept.setdefault(base_model(model), {})[_state(model)] = prefix
+        kept.setdefault(base_model(model), {})[is_text, _state(model)] = prefix
+
+
+def kept_prefixes(model: Any) -> list[SharedPrefix]:
+    """All that the model has kept."""
+    return [one for one in (kept_prefix(model), kept_prefix(model, is_text=True)) if one is not None]
 
 
 def _state(model: Any) -> Any:

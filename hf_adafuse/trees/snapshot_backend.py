@@ -16,7 +16,7 @@ from .backend import Backend, log_probs_of
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
-from .shared_prefix import SharedPrefix, keep_prefix, kept_prefix, worth_sharing
+from .shared_prefix import SharedPrefix, keep_prefix, kept_prefixes, worth_sharing
 from .snapshots import fork, grows, join, split
 
 _Below = dict[int, list[Node]]  # by a node's id: the nodes to read after it
@@ -119,9 +119,8 @@ class SnapshotBackend(Backend):
     def _shared_prefix(self, prompts: list[list[int]]) -> SharedPrefix | None:
         """What all prompts begin with, read; `None` where that is not worth it. A snapshot cannot be cut: what was kept
         is of use where all of it is at the beginning of all prompts."""
-        known = kept_prefix(self.model)
-        if known is not None and not all(_begins_with(ids, known.ids) for ids in prompts):
-            known = None
+        fitting = [one for one in kept_prefixes(self.model) if all(_begins_with(ids, one.ids) for ids in prompts)]
+        known = max(fitting, key=lambda one: len(one.ids), default=None)
         number = worth_sharing(prompts, 0 if known is None else len(known.ids))
         if number == 0 or (known is not None and number == len(known.ids)):
             return known if number else None
@@ -157,7 +156,7 @@ class SnapshotBackend(Backend):
         for prompt_index in finished.intersection(self.active):
             tree = self.trees[prompt_index]
             if len(self.trees) == 1 and self._max_tokens is None:  # a conversation may go on with it
-                keep_prefix(self.model, SharedPrefix(tree.ids[: tree.num_read], tree.snapshot))
+                keep_prefix(self.model, SharedPrefix(tree.ids[: tree.num_read], tree.snapshot), is_text=True)
             tree.snapshot = tree.root.snapshot = None
         super().drop(finished)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs import answers_to, lines_of, questions, rewrite
 
-from hf_adafuse import AdaFuseDecodingError
+from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble
 from hf_adafuse.cli import members
 from hf_adafuse.cli.batches import Answerer
 
@@ -75,6 +75,64 @@ def test_a_failure_stops_and_the_next_run_asks_again(job, failing, capsys):
     records = lines_of(job.output)
     assert [record["text"] for record in records] == answers_to(questions())
     assert not any("error" in record or "stopped" in record for record in records)
+
+
+def test_answers_that_are_there_are_not_asked_for_again(job, monkeypatch, capsys):
+    """Of a call that fails late: what has been written stays, and the failure is named where it is."""
+    generate, asked = Answerer._generate, []
+
+    def fail(self, questions_, tell):
+        asked.append([question.line for question in questions_])
+        failing = [row for row, question in enumerate(questions_) if questions()[6] in question.prompt]
+        if begun := questions_[: failing[0]] if failing else questions_:
+            generate(self, begun, tell)
+        if failing:
+            raise AdaFuseDecodingError("assistant 1", "out of memory", 3, [" half an"] * len(questions_), [])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Answerer, "_generate", fail)
+        patch.setattr(AdaFuseEnsemble, "rounds", at_most_once(AdaFuseEnsemble.rounds))
+        assert job("--batch-size", "2", "--on-error", "skip") == 0
+    records = lines_of(job.output)
+    assert [record["line"] for record in records if "error" in record] == [7]
+    assert [record["text"] for record in records[:6] + records[7:]] == answers_to(questions()[:6] + questions()[7:])
+    assert asked[0] == list(range(1, 15)) and all(min(lines) >= 7 for lines in asked[1:])
+    assert capsys.readouterr().err.count("warning") == 1
+
+
+def at_most_once(rounds):
+    """Fails where a prompt is answered twice, or none is given."""
+    seen = []
+
+    def asked(self, prompts, **kwargs):
+        assert prompts and not {*prompts} & {*seen}
+        seen.extend(prompts)
+        return rounds(self, prompts, **kwargs)
+
+    return asked
+
+
+def test_the_first_failure_stops(job, monkeypatch, capsys):
+    """Not after all others have been asked."""
+    calls = []
+
+    def fail(self, questions_, tell):
+        calls.append(len(questions_))
+        raise AdaFuseDecodingError("assistant 1", "out of memory", 3, [], [])
+
+    monkeypatch.setattr(Answerer, "_generate", fail)
+    assert job() == 1
+    assert calls == [14, 7, 4, 2, 1]
+    assert "error: line 1 of" in capsys.readouterr().err
+
+
+def test_an_answer_that_cannot_be_written_is_no_failure_of_a_question(job, monkeypatch, capsys):
+    def refuse(self, record):
+        raise ValueError("the disk is full")
+
+    monkeypatch.setattr("hf_adafuse.cli.answers.Answers.write", refuse)
+    assert job("--on-error", "skip") == 2
+    assert "error: the disk is full" in capsys.readouterr().err
 
 
 def test_a_failure_is_skipped_when_asked(job, failing, capsys):

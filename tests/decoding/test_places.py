@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from calls import BYTES, CHARS, LEFT, arguments, assert_refused, inputs_of, own
 from cases import PROMPTS, Case, assert_equal, counts
+from kinds import case_of, model_of
 from tiny import tiny_model
 from toys import run, toy, word_tokenizer
 
@@ -114,3 +117,22 @@ def test_a_cache_needs_all_places():
     longer = {"input_ids": first.sequences, "attention_mask": LEFT, "past_key_values": first.past_key_values}
     assert_refused(arguments(**longer, max_batch_size=1), "`max_batch_size` must be at least the number of", main=main)
     assert main.generate(**arguments(**longer, max_batch_size=2)).shape[0] == 2
+
+
+def test_the_cache_of_an_assistant_needs_all_places_too():
+    """Also where the main model keeps no keys."""
+    case = case_of(model_of("bamba"), batch=2)
+    case.prompts = case.prompts[:1] * 2
+    first, longer = case.fast(), copy.copy(case)
+    longer.main_ids = lambda: (None, first.sequences, torch.ones_like(first.sequences))
+    longer.max_new_tokens = 3
+    assert longer.fast(past_key_values=first.past_key_values).sequences.shape[1] > first.sequences.shape[1]
+    longer.max_batch_size = 1
+    with pytest.raises(ValueError, match="`max_batch_size` must be at least the number of prompts, 2, with `past_key"):
+        longer.fast(past_key_values=first.past_key_values)
+
+
+def test_without_use_cache_none_is_handed_out(monkeypatch):
+    monkeypatch.setattr(Backend, "keys_values", lambda *args: pytest.fail("nobody asked for it"))
+    output = case(2).fast(use_cache=False)
+    assert output.past_key_values is None and len(output.rounds) == 4

@@ -22,8 +22,14 @@ from hf_adafuse import AdaFuseConfig
 from hf_adafuse.trees.columns import Columns
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.pass_policy import Policy
+from hf_adafuse.trees.self_test import BACKENDS, choose_backend
 from hf_adafuse.trees.shared_prefix import common_length, kept_prefix, worth_sharing
 from hf_adafuse.trees.snapshot_backend import SnapshotBackend
+
+
+def choose(model):
+    return BACKENDS[choose_backend(model, CPU)](model, CPU)
+
 
 SHOTS = "Question: what is the capital? Answer: a big tree.\n\nQuestion: "
 
@@ -297,6 +303,20 @@ def test_of_a_conversation_only_what_is_new_is_read(name, config, is_all_known):
     assert len(known) > 150 and case.main_ids()[0][0][: len(known)] == known
     assert saved[0] >= len(known) - 2  # the last token of a text has not been read
     assert saved[1] > 40  # what is left of the assistant's is where it cuts its own text into other tokens
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "lfm2"])
+def test_a_text_that_has_ended_does_not_drive_out_a_prefix(name):
+    """Worked examples, a question, another: what the questions share is still known, also where it cannot be cut."""
+    shots = list(range(20, 60))
+    with hf_adafuse.prefix_caching():
+        read = []
+        for prompts in ([[*shots, 60, 61], [*shots, 62]], [[*shots, 63, 64]], [[*shots, 65, 66]]):
+            backend = choose(model_of(name))
+            backend.prefill(prompts)
+            backend.drop(set(range(len(prompts))))
+            read.append(backend.num_tokens)
+    assert read == [len(shots) + 3, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "lfm2"])
