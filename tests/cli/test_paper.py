@@ -156,14 +156,14 @@ def test_interrupted_it_goes_on(make, asked, monkeypatch):
     generate = AdaFuseLM._generate
 
     def breaking(self, *arguments):
-        if len(asked) == 6:
+        if len(asked) == 8:
             raise KeyboardInterrupt
         return generate(self, *arguments)
 
     monkeypatch.setattr(AdaFuseLM, "_generate", breaking)
     flags = ["fig2", "--limit", "4", "--batch-size", "2", "--progress"]
     code, out, err = make(*flags)
-    assert code == 130 and out == "" and "6/16" in err and "answers" in err
+    assert code == 130 and out == "" and "8/16" in err and "answers" in err
     monkeypatch.setattr(AdaFuseLM, "_generate", generate)
     assert make(*flags)[0] == 0
     assert len(asked) == len(set(asked)) * 4 == 16
