@@ -10,7 +10,6 @@ from ..decoding.progress import AdaFuseDecodingError
 from ..outputs import AdaFuseRound
 
 Q = TypeVar("Q")
-A = TypeVar("A")
 
 # Questions of so many batches go into one call, in which one that ends is replaced at once.
 BATCHES_A_CALL = 8
@@ -40,7 +39,7 @@ class Answer:
 
     @classmethod
     def of(cls, made: Sequence[AdaFuseRound] | Exception) -> Answer:
-        """By the rounds of a question, or by what was raised instead; see [`ask_each`]."""
+        """By the rounds of a question, or by what was raised instead; see [`answer_each`]."""
         if isinstance(made, Exception):
             is_begun = isinstance(made, AdaFuseDecodingError) and bool(made.texts)
             return cls(made.texts[0] if is_begun else "", error=made)  # type: ignore[attr-defined]
@@ -52,33 +51,6 @@ class Answer:
     def reason(self) -> str:
         """The error in words; empty where there is none."""
         return "" if self.error is None else reason_of(self.error)
-
-
-def ask_each(
-    questions: Sequence[Q], ask: Callable[[Sequence[Q]], Sequence[A]], failures: tuple[type[Exception], ...] = FAILURES
-) -> Iterator[A | Exception]:
-    """
-    What `ask` makes of each question, in order. Where it fails for all together, it is asked for each half of them,
-    down to one alone; what it raises for that one stands in its place.
-
-    Args:
-        questions (`list`)
-        ask (`Callable`): from questions to as many answers.
-        failures (`tuple[type]`, *optional*): what it may raise.
-    """
-    try:
-        answers = ask(questions)
-    except failures as error:
-        if len(questions) == 1:
-            yield error
-            return
-    else:
-        yield from answers
-        return
-    # Not in the handler: the error holds on to what the pass that failed has allocated.
-    middle = len(questions) // 2
-    for half in (questions[:middle], questions[middle:]):
-        yield from ask_each(half, ask, failures)
 
 
 class _TellError(Exception):

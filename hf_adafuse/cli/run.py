@@ -114,10 +114,9 @@ def _answer_all(
     """Answer this process's share of the questions; whether it has stopped at an error."""
     from ..call.answering import BATCHES_A_CALL
 
-    share = math.ceil(len(left) / args.batch_size / processes.count)  # of a process, in batches
-    num_calls = math.ceil(share / BATCHES_A_CALL)
-    size = args.batch_size * math.ceil(share / max(1, num_calls))
-    batches = [left[start : start + size] for start in range(0, len(left), size or 1)]
+    share = max(1, math.ceil(len(left) / args.batch_size / processes.count))  # of a process, in batches
+    size = args.batch_size * math.ceil(share / math.ceil(share / BATCHES_A_CALL))
+    batches = [left[start : start + size] for start in range(0, len(left), size)]
     job = _Job(args, answers, report)
     return any(job.answer(batch) for batch in batches[processes.index :: processes.count])
 

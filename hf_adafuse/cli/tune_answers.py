@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..call.answering import ask_each, reason_of
+from ..call.answering import answer_each, reason_of
 from ..evaluation.candidates import Candidate
 from ..evaluation.metrics import METRICS, Metric, answers_of, f1
 from .answers import append, mend, read_records
@@ -109,11 +109,18 @@ class TuneAnswers:
 
     def _asked(self, candidate: Candidate, batch: Sequence[Question]) -> list[Answer]:
         """Those of a batch, in order."""
-        ask = lambda some: self._ask(candidate, [question.prompt or "" for question in some])  # noqa: E731
-        return [
-            Answer("", reason_of(made)) if isinstance(made, Exception) else Answer(made)
-            for made in ask_each(batch, ask, _FAILURES)
-        ]
+        made: dict[int, Answer] = {}
+
+        def ask(some: Sequence[Question], on_answer: Callable[[int, Any], None]) -> None:
+            for row, text in enumerate(self._ask(candidate, [question.prompt or "" for question in some])):
+                on_answer(row, text)
+
+        def tell(question: Question, text: str) -> None:
+            made[question.line] = Answer(text)
+
+        for question, error in answer_each(batch, ask, tell, _FAILURES):
+            made[question.line] = Answer("", reason_of(error))
+        return [made[question.line] for question in batch]
 
     def tie_break(self, candidate: Candidate, lines: Sequence[int]) -> float:
         """The F1 of answers that are given already: among candidates that score the same, whose come closer."""

@@ -168,11 +168,11 @@ def span_log_probs(readings: list[Reading], ids: list[int], eos_ids: Sequence[in
     look_up([*pairs, *[(readings[-1], token) for token in eos_ids or ()]])
     log_probs = [reading.known[token] - reading.log_total for reading, token in pairs]
     if eos_ids is not None:
-        log_probs.append(_log_sum([readings[-1].known[token] for token in eos_ids]) - readings[-1].log_total)
+        log_probs.append(log_sum([readings[-1].known[token] for token in eos_ids]) - readings[-1].log_total)
     return log_probs
 
 
-def _log_sum(values: Sequence[float]) -> float:
+def log_sum(values: Sequence[float]) -> float:
     """The log of the sum of their exponentials."""
     most = max(values, default=-math.inf)
     return most if most == -math.inf else most + math.log(math.fsum(math.exp(value - most) for value in values))

@@ -4,10 +4,10 @@ asked is unknown, never taken for impossible. Knows nodes; no server.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..trees.nodes import Node
+from .readings import log_sum
 
 
 class SparseReading:
@@ -77,8 +77,5 @@ class SparseReader:
         """As of [`Reader`]."""
         values = [float(node.snapshot[token]) for node, token in zip(path, ids, strict=False)]
         if eos_ids is not None:
-            ends = [float(path[-1].snapshot[token]) for token in eos_ids]
-            most = max(ends, default=-math.inf)
-            total = math.fsum(math.exp(value - most) for value in ends) if most > -math.inf else 0.0
-            values.append(most + math.log(total) if total else -math.inf)
+            values.append(log_sum([float(path[-1].snapshot[token]) for token in eos_ids]))
         return values
