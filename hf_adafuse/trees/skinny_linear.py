@@ -1,7 +1,9 @@
 """Linear layers over few tokens, on CPU in float32, by all cores. Knows no model's structure, no tree and no text.
 
 A weight times the vectors of a few tokens is a skinny product. MKL, which is behind `F.linear`, leaves skinny ones to
-one core. Here all cores multiply, each with its own parts of the weight: 1.4 to 2 times as fast on two cores.
+one core. Here all cores multiply, each with its own parts of the weight: 1.4 to 2 times as fast on two cores. The very
+skinny ones of tall weights, a large vocabulary's above all, are quicker still with the weight on the left: Gemma's
+262,144 words for one, two and four tokens in 22, 30 and 41 ms, instead of 69, 140 and 140, or 38, 76 and 80 by parts.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from ..host_internals import Conv1D, is_compiled, modules_inside, with_modules
 MAX_TOKENS = 128
 # Parts of a weight for each thread: small ones stay in a core's cache; so few at least, so many at most.
 _PARTS_PER_THREAD, _FEWEST, _MOST = 4, 1, 16
+# The weight is on the left for so few tokens where it has so many rows, and for some more where it has so many times as
+# many rows as columns.
+_VERY_FEW, _TALL = 3, 4096
+_QUITE_FEW, _VERY_TALL = 8, 32
 
 
 def with_skinny_linears(model: Any) -> Any:
@@ -42,9 +48,21 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     if num_parts is None or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
     vectors = inputs.reshape(1, num_tokens, -1).expand(num_parts, -1, -1)
-    parts = weight.unflatten(0, (num_parts, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
-    outputs = torch.bmm(vectors, parts).transpose(0, 1).contiguous().view(*inputs.shape[:-1], len(weight))
+    parts = weight.unflatten(0, (num_parts, -1))  # type: ignore[no-untyped-call]
+    if _is_very_skinny(num_tokens, weight):
+        outputs = torch.bmm(parts, vectors.transpose(1, 2)).flatten(0, 1).t()
+    else:
+        outputs = torch.bmm(vectors, parts.transpose(1, 2)).transpose(0, 1)
+    outputs = outputs.contiguous().view(*inputs.shape[:-1], len(weight))
     return outputs if bias is None else outputs + bias
+
+
+def _is_very_skinny(num_tokens: int, weight: torch.Tensor) -> bool:
+    """Whether the product is quicker with the weight on the left."""
+    num_rows, num_columns = weight.shape
+    return (num_tokens <= _VERY_FEW and num_rows >= _TALL) or (
+        num_tokens <= _QUITE_FEW and num_rows >= max(_TALL, _VERY_TALL * num_columns)
+    )
 
 
 @functools.cache

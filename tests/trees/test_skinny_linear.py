@@ -53,6 +53,21 @@ def test_a_product_by_parts_is_the_product(shape, num_outputs):
     assert linear(inputs, weight).is_contiguous()
 
 
+@pytest.mark.parametrize(("most", "num_columns", "num_rows"), [(0, 16, 4088), (3, 200, 4096), (8, 16, 4104)])
+def test_the_weight_is_on_the_left_where_it_is_tall_and_tokens_are_few(most, num_columns, num_rows, monkeypatch):
+    torch.manual_seed(most)
+    lefts = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: lefts.append(a.shape[1]) or bmm(a, b))
+    weight, bias = torch.randn(num_rows, num_columns), torch.randn(num_rows)
+    for number in (1, most + 1, max(1, most)):
+        inputs = torch.randn(number, 1, num_columns)
+        outputs = linear(inputs, weight, bias)
+        torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=1e-4, atol=1e-4)
+        assert outputs.is_contiguous()
+    assert [left > 100 for left in lefts] == [most > 0, False, most > 0]
+
+
 def test_parts_are_multiplied_one_by_one(monkeypatch):
     batches = []
     bmm = torch.bmm
