@@ -52,6 +52,23 @@ def add_examples(questions: Sequence[Question], few_shot: str | None, template: 
     return [one if one.prompt is None else replace(one, prompt=shown + one.prompt) for one in asked]
 
 
+def without_examples(asked: Sequence[Question], questions: Sequence[Question]) -> list[Question]:
+    """
+    Those of the questions to ask that are not themselves among the examples before them: their answers are shown there.
+
+    Args:
+        asked (`list[Question]`): what [`add_examples`] returned.
+        questions (`list[Question]`): all of the input, as it was given them.
+    """
+    bare = {question.line: question.prompt or "" for question in questions}
+    found = []
+    for question in asked:
+        shown = (question.prompt or "").removesuffix(bare[question.line])
+        if question.prompt is None or f"\n\n{bare[question.line]}" not in f"\n\n{shown}":
+            found.append(question)
+    return found
+
+
 def first_answers(questions: Sequence[Question]) -> list[str]:
     """The first accepted answer of each question that has one."""
     found = [(question.record or {}).get("answer") for question in questions]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -13,20 +15,53 @@ class Cost:
     Of some answers.
 
     Args:
-        seconds (`float`), passes (`float`), words (`float`): in all. An answer of a batch has its share of the batch's.
+        seconds (`float`): in all.
+        passes (`float`), words (`float`): of calls that have come to their end.
     """
 
     seconds: float = 0.0
     passes: float = 0.0
     words: float = 0.0
 
-    def share(self, number: int) -> dict[str, float]:
-        """That of one answer of so many, as plain JSON values, but for its words, which are its own."""
-        return asdict(Cost(self.seconds / number, self.passes / number))
+
+class CallOfMany:
+    """
+    A call that gives many answers, one after another. Each is written as soon as it is there, with the seconds since
+    the one before; the last one when the call is over, with the passes and words of all: killed, it leaves no words
+    whose passes nobody knows.
+
+    Args:
+        number (`int`): of the answers.
+        write (`Callable`): `write(row, answer)`, of a text, its rounds and its cost as plain JSON values.
+    """
+
+    def __init__(self, number: int, write: Callable[[int, tuple[str, Any, dict[str, float]]], None]) -> None:
+        self._num_left, self._write = number, write
+        self._start = time.perf_counter()
+        self._num_words = 0
+
+    def tell(self, row: int, text: str, rounds: Any) -> None:
+        """An answer is there."""
+        self._num_left -= 1
+        self._num_words += len(text.split())
+        if self._num_left:
+            self._write(row, (text, rounds, asdict(Cost(self._seconds()))))
+        else:
+            self._last = row, text, rounds
+
+    def end(self, passes: int) -> None:
+        """The call is over, and took so many passes."""
+        row, text, rounds = self._last
+        self._write(row, (text, rounds, asdict(Cost(self._seconds(), passes, self._num_words))))
+
+    def _seconds(self) -> float:
+        """Since this was last asked."""
+        before, self._start = self._start, time.perf_counter()
+        return self._start - before
 
 
 def total(costs: Iterable[Mapping[str, float]]) -> Cost:
-    """The sum of what [`Cost.share`] gave."""
+    """The sum of what was written with answers."""
     kept = list(costs)
     return Cost(*(math.fsum(cost[name] for cost in kept) for name in ("seconds", "passes", "words")))
 

@@ -15,9 +15,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,9 +30,11 @@ from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
 from ..generation import enable_adafuse
 from ..members.chat import pad_left
+from ..outputs import AdaFuseRound
 from ..trees.shared_prefix import prefix_caching
+from .batches import batches, told_apart
 from .contexts import chat_context, prompt_rows
-from .costs import Cost, total
+from .costs import CallOfMany, Cost, total
 from .ensemble_scores import EnsembleScorer
 from .model_arguments import generation_options, members_of, read_batch_size, settings_of
 from .responses import Responses
@@ -121,14 +121,7 @@ class AdaFuseLM(LM):
             for batch in self._batches(requests, "generate_until", bar):
                 for participant in self.participants:
                     participant.choose_backend()  # the first time by a self-test, which is no cost of an answer
-                start = time.perf_counter()
-                made, passes = self._generate([arguments[0] for arguments in batch], batch[0][1])
-                cost = Cost(time.perf_counter() - start, passes).share(len(batch))
-                answers = [(text, rounds, cost | {"words": len(text.split())}) for text, rounds in made]
-                for arguments, answer in zip(batch, answers, strict=True):
-                    self._responses.add("generate_until", arguments, answer)
-                    self.cache_hook.add_partial("generate_until", arguments[:2], answer[0])
-                bar.update(len(batch))
+                self._answer(batch, bar)
         found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
         for request, (_, rounds, *_) in zip(requests, found, strict=True):
             self.rounds[request.task_name, request.doc_id] = rounds
@@ -163,6 +156,17 @@ class AdaFuseLM(LM):
 
     # How it is done
 
+    def _answer(self, batch: Sequence[Any], bar: Any) -> None:
+        """Requests of one task for texts, all in one call; each is kept as soon as it is there."""
+
+        def keep(row: int, answer: tuple[Any, ...]) -> None:
+            self._responses.add("generate_until", batch[row], answer)
+            self.cache_hook.add_partial("generate_until", batch[row][:2], answer[0])
+            bar.update(1)
+
+        call = CallOfMany(len(batch), keep)
+        call.end(self._generate([arguments[0] for arguments in batch], batch[0][1], call.tell))
+
     def _score(
         self, requests: Sequence[Any], kind: str, score: Callable[[Any], list[Any]], is_quiet: bool
     ) -> list[Any]:
@@ -175,36 +179,31 @@ class AdaFuseLM(LM):
         return [self._responses.get(kind, request.args) for request in requests]
 
     def _told_apart(self, requests: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The arguments of requests for texts; a text that is drawn several times has the number of each draw, too."""
-        draws: Counter[str] = Counter()
-        apart = []
-        for request in requests:
-            asks = generation_options(request.args[1], self._max_gen_toks)[0]["do_sample"]
-            number = draws[repr(request.args)]
-            if asks if self.config.do_sample is None else self.config.do_sample:
-                draws[repr(request.args)] += 1
-            apart.append((*request.args, number) if number else request.args)
-        return apart
+        return told_apart(requests, self.config.do_sample, self._max_gen_toks)
 
-    def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> Iterator[list[Any]]:
-        """The arguments of what is not known yet, in batches of one task, the longest first: too little memory shows at
-        once."""
-        groups: dict[str, dict[str, Any]] = {}
+    def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> list[list[Any]]:
+        """The arguments of what is not known yet; texts of one task together."""
         is_text = kind == "generate_until"
         apart = self._told_apart(requests) if is_text else [request.args for request in requests]
-        for request, arguments in zip(requests, apart, strict=True):
-            if self._responses.get(kind, arguments) is None:
-                settings = repr((request.task_name, arguments[1])) if is_text else ""
-                groups.setdefault(settings, {})[repr(arguments)] = arguments
-        bar.update(len(requests) - sum(map(len, groups.values())))
-        for group in groups.values():
-            ordered = sorted(group.values(), key=lambda arguments: -sum(map(len, arguments[:2])))
-            size = self._batch_size * (BATCHES_A_CALL if is_text else 1)
-            for start in range(0, len(ordered), size):
-                yield ordered[start : start + size]
+        found = batches(
+            apart,
+            lambda number: repr((requests[number].task_name, apart[number][1])) if is_text else "",
+            lambda arguments: self._responses.get(kind, arguments) is not None,
+            self._batch_size * (BATCHES_A_CALL if is_text else 1),
+        )
+        bar.update(len(requests) - sum(map(len, found)))
+        return found
 
-    def _generate(self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Rounds]], int]:
+    def _generate(
+        self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any], tell: Callable[[int, str, Rounds], None]
+    ) -> int:
+        """Tells the row, text and rounds of each answer; returns how many passes all took."""
         options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
+
+        def on_answer(row: int, rounds: Sequence[AdaFuseRound]) -> None:
+            text = "".join(committed.text for committed in rounds)
+            tell(row, cut_at(text, until), [with_nulls(committed.to_dict()) for committed in rounds])
+
         rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
         inputs = [
             pad_left([self._cut(k, ids, max_new_tokens) for ids in rows[k]], tokenizer)
@@ -220,6 +219,7 @@ class AdaFuseLM(LM):
             assistant_inputs=inputs[1:] or None,
             adafuse_config=self.config,
             max_batch_size=self._batch_size,
+            on_answer=on_answer,
             max_new_tokens=max_new_tokens,
             stop_strings=[stop for stop in until if self._can_write(stop)] or None,
             return_dict_in_generate=True,
@@ -227,10 +227,7 @@ class AdaFuseLM(LM):
             pad_token_id=padding[0] if padding else None,
             **options,
         )
-        texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
-        rounds = [[with_nulls(committed.to_dict()) for committed in rounds] for rounds in output.rounds]
-        passes = sum(member["forward_passes"] for member in output.stats["members"])
-        return [(cut_at(text, until), made) for text, made in zip(texts, rounds, strict=True)], passes
+        return sum(member["forward_passes"] for member in output.stats["members"])
 
     def _cut(self, member_index: int, ids: list[int], max_new_tokens: int) -> list[int]:
         """The end of a prompt that is too long for a member, as the harness cuts them."""

@@ -2,8 +2,9 @@
 
 A weight times the vectors of a few tokens is a skinny product. MKL, which is behind `F.linear`, leaves skinny ones to
 one core. Here all cores multiply, each with its own parts of the weight: 1.4 to 2 times as fast on two cores. The very
-skinny ones of tall weights, a large vocabulary's above all, are quicker still with the weight on the left: Gemma's
-262,144 words for one, two and four tokens in 22, 30 and 41 ms, instead of 69, 140 and 140, or 38, 76 and 80 by parts.
+skinny ones of tall weights, a large vocabulary's above all, are quicker still with the weight on the left, on one core
+too: Gemma's 262,144 words for one, two and four tokens take two cores 22, 30 and 41 ms, instead of 69, 140 and 140, or
+38, 76 and 80 by parts.
 """
 
 from __future__ import annotations
@@ -30,26 +31,28 @@ _QUITE_FEW, _VERY_TALL = 8, 32
 def with_skinny_linears(model: Any) -> Any:
     """
     The same model, its parameters, buffers and hooks shared, in which linear layers multiply by parts: they give the
-    same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to gain: on one
-    thread, compiled, or with layers that are all quantized, hooked, in another precision or on another device.
+    same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to gain:
+    compiled, or with layers that are all quantized, hooked, in another precision or on another device.
 
     Args:
         model (`torch.nn.Module`): what is changed on it afterwards, other than parameters, may not show in the result.
     """
-    may_gain = torch.backends.mkl.is_available() and torch.get_num_threads() > 1  # type: ignore[no-untyped-call]
-    if not may_gain or any(map(is_compiled, model.modules())):
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if not has_mkl or any(map(is_compiled, model.modules())):
         return model
     return _twin(model, {})
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
-    num_parts, num_tokens = _num_parts(len(weight), torch.get_num_threads()), inputs.numel() // inputs.shape[-1]
-    if num_parts is None or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
+    num_threads, num_tokens = torch.get_num_threads(), inputs.numel() // inputs.shape[-1]
+    num_parts, is_left = _num_parts(len(weight), num_threads), _is_very_skinny(num_tokens, weight)
+    may_gain = num_parts is not None and 0 < num_tokens <= MAX_TOKENS and (num_threads > 1 or is_left)
+    if num_parts is None or not may_gain or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
     vectors = inputs.reshape(1, num_tokens, -1).expand(num_parts, -1, -1)
     parts = weight.unflatten(0, (num_parts, -1))  # type: ignore[no-untyped-call]
-    if _is_very_skinny(num_tokens, weight):
+    if is_left:
         outputs = torch.bmm(parts, vectors.transpose(1, 2)).flatten(0, 1).t()
     else:
         outputs = torch.bmm(vectors, parts.transpose(1, 2)).transpose(0, 1)

@@ -163,6 +163,15 @@ def test_worked_examples_are_shown_and_not_asked(tune, asks):
     assert {p for _, p in asks.prompts} == {f"Q: Who?\nA: Me\n\nQ: {one['question']}\nA: " for one in tune.asked}
 
 
+def test_a_question_that_is_a_worked_example_is_not_asked(tune, asks):
+    first, *others = tune.asked
+    write_lines(tune.folder / "again.jsonl", [first, *others, first, {"question": first["question"], "answer": "5"}])
+    code, _, err = tune("--few-shot", "1", data="again.jsonl")
+    assert code == 0 and "hf-adafuse: 2 questions are among the worked examples, and are not asked" in err
+    head = f"{PROMPT.format(**first)} {first['answer'][0]}\n\n"
+    assert {prompt for _, prompt in asks.prompts} == {head + PROMPT.format(**one) for one in others}
+
+
 def test_worked_examples_of_a_run(job):
     rewrite(job, lambda asked: [{**one, "answer": ["4", "four"]} for one in asked])
     assert job("--few-shot", "2") == 0
@@ -314,4 +323,7 @@ def test_other_settings_and_other_questions_are_refused(tune):
     code, _, err = tune()
     assert code == 2
     assert "The questions and rules must be those of the earlier run, but the answer to line" in err
+    # What the earlier run has found would pass for what this one finds.
+    assert {path.name for path in tune.output.iterdir()} == {"answers", "lock", "settings.json"}
     assert tune("--overwrite")[0] == 0
+    assert (tune.output / "evidence.json").exists()

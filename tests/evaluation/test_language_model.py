@@ -215,3 +215,31 @@ def test_the_harness_takes_the_model_by_object(tmp_path):
     assert found[0]["results"]["choose"]["acc,none"] == found[1]["results"]["choose"]["acc,none"]
     best = [max(range(3), key=lambda k: row[k][0]) for row in scores[2]]
     assert found[2]["results"]["choose"]["acc,none"] == sum(b == n % 3 for n, b in enumerate(best)) / len(CONTEXTS)
+
+
+def test_killed_in_the_middle_of_a_call_it_has_kept_the_answers_that_were_there(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    whole = ensemble(KINDS[:2], CONFIG, batch_size=1)
+    texts = whole.generate_until(asked())
+    first = ensemble(KINDS[:2], CONFIG, responses=Responses(path), batch_size=1)
+    kept = []
+
+    def kill_after_two(kind, arguments, answer):
+        kept.append(arguments[0])
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+
+    first.set_cache_hook(types.SimpleNamespace(add_partial=kill_after_two))
+    with pytest.raises(KeyboardInterrupt):
+        first.generate_until(asked())
+    again = ensemble(KINDS[:2], CONFIG, responses=Responses(path), batch_size=1)
+    assert len(again._responses) == 2
+    seen = []
+    again.set_cache_hook(types.SimpleNamespace(add_partial=lambda kind, arguments, answer: seen.append(arguments[0])))
+    assert again.generate_until(asked()) == texts
+    assert {*seen} == {*CONTEXTS} - {*kept} != set()
+    assert again.rounds == whole.rounds
+    # Of the call that was killed nobody knows the passes: its words do not count either, its seconds do.
+    assert again.cost.words == sum(len(text.split()) for text, context in zip(texts, CONTEXTS) if context in seen)
+    assert whole.cost.words == sum(len(text.split()) for text in texts)
+    assert whole.cost.passes > again.cost.passes > 0 < again.cost.seconds

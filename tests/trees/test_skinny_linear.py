@@ -137,10 +137,16 @@ def test_models_left_alone(change):
     assert with_skinny_linears(changed) is changed
 
 
-def test_one_thread_has_no_parts(monkeypatch):
+def test_one_thread_has_no_parts_but_of_a_tall_weight(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    model = own("llama", "byte_level", 0)
-    assert with_skinny_linears(model) is model
+    lefts = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: lefts.append(tuple(a.shape)) or bmm(a, b))
+    inputs = torch.randn(3, 16)
+    for num_rows, left in ((96, []), (4096, [(4, 1024, 16)])):
+        weight = torch.randn(num_rows, 16)
+        torch.testing.assert_close(linear(inputs, weight), F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
+        assert lefts == left
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*jit:DeprecationWarning")
