@@ -25,7 +25,10 @@ HOUSE = (
     ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend"),
     ("trees", "self_test"),
     ("members", "templates vocabulary examples structured chat forks histories processors processor_request"),
-    ("members", "readings reader sparse_readings loading served_checks participants prompts prompt_nll passes member"),
+    (
+        "members",
+        "readings reader sparse_readings loading served_checks participants prompts prompt_nll passes drafts member",
+    ),
     ("members", "distributions relative_space pair_ranker answer_fuser"),
     ("decoding", "words scoring requests progress answer_stops proposer draft_sampler fusion pool trust"),
     ("decoding.strategies", "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender"),

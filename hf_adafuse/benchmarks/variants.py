@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ..decoding.turns import Turns
+from ..members.drafts import Drafts
 from ..members.participants import Participant
 from ..trees import model_call
 from ..trees.column_backend import ColumnBackend
@@ -47,6 +48,11 @@ def without_look_ahead() -> AbstractContextManager[None]:
     return _patched(Turns, "_propose_ahead", make)
 
 
+def without_drafts() -> AbstractContextManager[None]:
+    """Nothing is guessed by what has followed the last tokens before."""
+    return _patched(Drafts, "after", lambda after: lambda self, nodes: [])
+
+
 def without_packed() -> AbstractContextManager[None]:
     """Each branch is a row of the batch that reads a copy of its prefix's keys, whatever the self-tests say."""
     return _patched(Participant, "choose_backend", lambda choose: lambda self: "rows")
@@ -61,6 +67,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-score-first": without_score_first,
     "no-subtree": without_subtree,
     "no-look-ahead": without_look_ahead,
+    "no-drafts": without_drafts,
     "no-packed": without_packed,
     "no-parts": without_parts,
 }

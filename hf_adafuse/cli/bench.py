@@ -23,7 +23,9 @@ of prompt length, batch and number of branches B. Compared, in turn within one r
 repeats: each member's own greedy generate() of the same number of tokens, our own code without one of its ideas, and a
 straightforward implementation without any cache. Speed depends on how often the members agree: shown beside it."""
 
-_AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-packed,no-parts"  # known to `measuring`: heavy to load
+_AGAINST = (
+    "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-packed,no-parts"  # known to `measuring`: heavy to load
+)
 
 _EPILOG = """\
 what --against may name:
@@ -31,6 +33,7 @@ what --against may name:
   no-score-first   members propose without first reading what is on the table
   no-subtree       what was computed below the committed path is dropped
   no-look-ahead    the member that goes first proposes one round at a time
+  no-drafts        no tokens are guessed by what has followed the last ones before
   no-packed        each branch a row of the batch with a copy of the keys above it, not all in one row
   no-parts         linear layers over few tokens multiply as PyTorch has it, mostly on one core (CPU, float32)
   naive            no cache, every word reads the whole text: one repeat, on one text, minutes for long prompts

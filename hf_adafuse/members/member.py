@@ -15,6 +15,7 @@ from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import room_in_tree
 from ..trees.served_backend import ServedBackend
+from .drafts import Drafts
 from .passes import Pass, planned_pass, reader_of, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
@@ -103,6 +104,7 @@ class Member:
         """
         self._reader = reader_of(self.backend, self.eos_ids, processors, num_top)
         self._prompts, self._cache, self._weighting, self._can_share = prompts, cache, weighting, can_share
+        self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
 
     def read_prompts(self, number: int) -> None:
         """
@@ -112,8 +114,8 @@ class Member:
             MemberError: a forward pass failed.
         """
         trees, first, weighting = self.backend, len(self.backend.trees), self._weighting
-        prompts = self._prompts[first : first + number]
-        options = weighting is not None, self._can_share
+        prompts, options = self._prompts[first : first + number], (weighting is not None, self._can_share)
+        self._drafts.add_texts(prompts)
         self._read(lambda: trees.admit(prompts, *options) if first else trees.prefill(prompts, self._cache, *options))
         if weighting is not None:
             pairs = zip(prompts, trees.prompt_log_probs, strict=True)
@@ -127,8 +129,7 @@ class Member:
     @property
     def has_processors(self) -> bool:
         """Whether logits processors act on it, which may rule texts out."""
-        has: bool = self._reader.has_processors
-        return has
+        return bool(self._reader.has_processors)
 
     @property
     def is_remote(self) -> bool:
@@ -185,8 +186,7 @@ class Member:
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
         """The most likely of its end-of-sequence ids after these ids, which have been scored with the end."""
-        best: int = self._reader.best_of(self.path(prompt_index, ids)[-1], self.eos_ids)
-        return best
+        return int(self._reader.best_of(self.path(prompt_index, ids)[-1], self.eos_ids))
 
     def logits(self, prompt_index: int, span: Span) -> list[float]:
         """The processed logit of each id of a span that has been read."""
@@ -206,7 +206,7 @@ class Member:
         Returns:
             the pass: it reads not all that is needed, where that is more than a pass should hold.
         """
-        passed = planned_pass(self.backend, self.costs, self.device.type == "cpu", needs, likely)
+        passed = planned_pass(self.backend, self.costs, needs, likely, self._drafts.after)
         return Pass(passed.work, lambda result: self._read(lambda: passed.finish(result)))
 
     def room_in_tree(self, prompt_index: int) -> int:
@@ -231,6 +231,7 @@ class Member:
         if was_forbidden:
             self._read(lambda: [node for node in path[1:] if node.logits is not None], is_committed=True)
         self._reader.remember(path)
+        self._drafts.add_end(prompt_index, ids)
         self.backend.commit(prompt_index, path[1:])
         if was_forbidden:
             descendants = self.root(prompt_index).run_descendants()
@@ -253,6 +254,7 @@ class Member:
         try:
             nodes = forward()
             self._reader.read(nodes, is_committed)
+            self._drafts.add_readings(nodes)
             return nodes
         except (ForwardError, ProcessorError) as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)

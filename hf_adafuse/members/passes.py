@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..trees.backend import Backend
@@ -32,19 +33,24 @@ class Pass(NamedTuple):
 def planned_pass(
     backend: Backend,
     costs: PassCosts,
-    is_cpu: bool,
     needs: Mapping[int, tuple[list[Node], list[Node]]],
     likely: Callable[[int], list[Node]],
+    drafted: Callable[[list[Node]], list[Node]],
 ) -> Pass:
     """
     Plan a pass.
 
     Args:
-        backend (`Backend`), costs (`PassCosts`), is_cpu (`bool`): of the member.
+        backend (`Backend`), costs (`PassCosts`): of the member.
         needs (`dict[int, tuple]`): of the prompts that wait: unread nodes they need, and nodes that are useful.
         likely (`Callable`): what a prompt may need when the member is asked next.
+        drafted (`Callable`): what may come after nodes that are needed.
     """
-    limits = PassLimits(backend.can_prefetch, backend.is_padded, is_cpu)
+
+    def all_likely(prompt_index: int, needed: list[Node]) -> list[Node]:
+        return [*drafted(needed), *likely(prompt_index)]
+
+    limits = PassLimits(backend.can_prefetch, backend.is_padded, backend.device.type == "cpu")
     prompts = {}
     for prompt_index in backend.active:
         needed, useful = needs.get(prompt_index, ([], []))
@@ -52,7 +58,7 @@ def planned_pass(
         prompts[prompt_index] = PromptNeeds(
             needed=needed,
             useful=unread(useful),
-            likely=lambda prompt_index=prompt_index: likely(prompt_index),  # type: ignore[misc]
+            likely=partial(all_likely, prompt_index, needed),
             num_held=len(tree.unsettled()) if len(backend.active) == 1 else 0,
             prefix_length=tree.root.position,
         )

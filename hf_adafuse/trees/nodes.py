@@ -104,6 +104,15 @@ class TokenTree:
             node = node.parent
         return self.ids[: node.position + 1] + below[::-1]
 
+    def last_ids(self, node: Node, number: int) -> list[int]:
+        """The last ids up to a node, itself among them: so many, or all."""
+        below = list[int]()
+        while len(below) < number and node.position > self.root.position and node.parent is not None:
+            below.append(node.token)
+            node = node.parent
+        left = number - len(below)
+        return self.ids[max(0, node.position + 1 - left) : node.position + 1] * (left > 0) + below[::-1]
+
     def commit(self, path: list[Node]) -> list[Node]:
         """
         Append `path` to the prefix. What hangs below its end stays, all else is taken apart.

@@ -20,6 +20,9 @@ class Policy:
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1 --against greedy
     worthwhile_ratio = 1.8
     prefetched_tokens = 8
+    # So many tokens at most are guessed by what has followed the last ones before. The same with a pair of models that
+    # agree little: --model A --assistant B.
+    longest_draft = 4
     # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
     # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
     most_held_nodes = 14

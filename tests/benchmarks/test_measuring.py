@@ -19,6 +19,7 @@ from hf_adafuse.decoding.judge import Judge
 from hf_adafuse.decoding.turns import Turns
 from hf_adafuse.decoding.words import split_words
 from hf_adafuse.demo.methods import fuse, prepare
+from hf_adafuse.members.drafts import Drafts
 from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
 from hf_adafuse.trees.rows_backend import RowsBackend
@@ -156,14 +157,15 @@ def test_nothing_is_left_on_the_callers_models():
 @pytest.mark.parametrize("name", list(variants.VARIANTS))
 def test_variants_restore_what_they_patch(name):
     def patchable():
-        return [Turns._table, ColumnBackend.commit, Turns._propose_ahead, Participant.choose_backend]
+        known = Turns._table, ColumnBackend.commit, Turns._propose_ahead, Drafts.after, Participant.choose_backend
+        return list(known)
 
     before = patchable()
     with contextlib.suppress(KeyError), variants.VARIANTS[name]():
         changed = patchable()
         raise KeyError
     is_changed = [one is not other for one, other in zip(changed, before, strict=True)]
-    assert is_changed == [index == list(variants.VARIANTS).index(name) for index in range(4)]
+    assert is_changed == [index == list(variants.VARIANTS).index(name) for index in range(5)]
     assert patchable() == before
 
 

@@ -43,8 +43,9 @@ def test_a_round_by_hand():
     assert (main.forwards, other.forwards) == (4, 3)
 
 
-def test_copies_run_each_token_once_and_verify_a_round_in_one_pass():
+def test_copies_run_each_token_once_and_verify_a_round_in_one_pass(monkeypatch):
     """K copies agree: the first decodes token by token, each other one reads a round's words in one pass."""
+    monkeypatch.setattr(Policy, "longest_draft", 0)
     model, tokenizer = tiny_model("llama", "characters", 1), TOKENIZERS["characters"]()
     config = AdaFuseConfig(num_branches=1, margin_threshold=0.0, max_words=2, max_word_tokens=5)
     for copies in (1, 2, 3):
@@ -198,8 +199,9 @@ def test_what_is_prefetched_keeps_the_cache_small(monkeypatch, look_ahead):
     assert len(rooms) > 20 and min(rooms) > 0  # nor is a round proposed ahead where the tree is full
 
 
-def test_proposing_ahead_saves_the_others_passes(look_ahead):
+def test_proposing_ahead_saves_the_others_passes(look_ahead, monkeypatch):
     """Two copies agree: what the first proposes ahead, the other reads together with the round's candidate."""
+    monkeypatch.setattr(Policy, "longest_draft", 0)
     model, tokenizer = tiny_model("llama", "characters", 1), TOKENIZERS["characters"]()
     config = AdaFuseConfig(num_branches=1, margin_threshold=0.0, max_words=1, max_word_tokens=5)
     passes = []
@@ -213,6 +215,26 @@ def test_proposing_ahead_saves_the_others_passes(look_ahead):
     read = passes[0][0] - 1  # the rounds that the other reads in a pass of their own; 1 is the prompt
     assert 10 < read <= passes[0][3]
     assert [other for other, *_ in passes[1:]] == [1 + -(-read // 2), 1 + -(-read // 4)]
+
+
+@pytest.mark.parametrize(("method", "num_read"), [("adafuse", 12), ("unite", 11)])
+def test_a_text_that_repeats_itself_is_read_ahead(method, num_read, look_ahead, monkeypatch):
+    """Twelve words that have come before in the prompt: four guessed and the one known in a pass, not one by one."""
+    look_ahead(0, is_flat=True)
+    tokenizer = word_tokenizer(["So", "It", "is", "was", "red"])
+    cycle = ["So", "It", "is", "was", "red"]
+    rows = {word: {after: 0.99} for word, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True)}
+    config = {"method": method} if method != "adafuse" else AdaFuseConfig(max_words=1, num_branches=1)
+    found = {}
+    for longest in (0, 4):
+        monkeypatch.setattr(Policy, "longest_draft", longest)
+        model = toy(tokenizer, rows)
+        output = run([(model, tokenizer)], config, prompt="So It is was red So It", max_new_tokens=12)
+        found[longest] = output.sequences.tolist(), counts(output)[0]
+    assert found[0][0] == found[4][0]
+    # 7 tokens of prompt. Of the last word AdaFuse must know that it ends.
+    assert found[0][1] == (1 + num_read, 7 + num_read)
+    assert found[4][1] == (1 + 3, 7 + 3 * 5)
 
 
 def test_dead_nodes_are_freed_at_once(look_ahead):

@@ -1,0 +1,78 @@
+"""What has followed which tokens so far in a call: a guess at what comes next. Knows ids and nodes; no text, no model.
+
+Prompt look-up decoding (Saxena 2023) over all that a member has read and said: texts quote their prompt, repeat
+themselves, and spell a word as they did before. A guess goes with a pass that is run anyway, and saves one where it is
+right; it never changes a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+
+from ..trees.backend import Backend
+from ..trees.nodes import Node, leaves_of
+from ..trees.pass_policy import Policy
+
+# What came after the last three tokens, else after the last two, else after the last one.
+_LENGTHS = (3, 2, 1)
+
+
+class Drafts:
+    """
+    Of one member, over all prompts of a call.
+
+    Args:
+        backend (`Backend`): its token trees.
+        eos_ids (`list[int]`): they are not drafted.
+        room_after (`Callable`): how many tokens the context holds after a node.
+    """
+
+    def __init__(self, backend: Backend, eos_ids: Iterable[int], room_after: Callable[[Node], float]) -> None:
+        self._backend, self._eos_ids, self._room_after = backend, set(eos_ids), room_after
+        self._next: dict[tuple[int, ...], int] = {}
+
+    def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
+        """Texts that are there. What is seen last counts."""
+        for ids in texts:
+            self._add(ids, 1)
+
+    def add_end(self, prompt_index: int, ids: Sequence[int]) -> None:
+        """These ids come to the end of a prompt's prefix."""
+        last = self._last_ids(self._backend.trees[prompt_index].root)
+        self._add([*last, *ids], len(last))
+
+    def add_readings(self, nodes: Iterable[Node]) -> None:
+        """What the member would say after nodes that have been read."""
+        for node in nodes:
+            last = self._last_ids(node)
+            self._add([*last, *node.reading.top[:1]], len(last))
+
+    def after(self, nodes: list[Node]) -> list[Node]:
+        """What may come after nodes of a prompt that are to be read: first one node after each of their ends, then a
+        second, and so on; made where there are none."""
+        chains = [self._chain(end) for end in leaves_of(nodes)]
+        return [node for level in zip_longest(*chains) for node in level if node is not None]
+
+    def _chain(self, node: Node) -> list[Node]:
+        last, nodes = self._last_ids(node), list[Node]()
+        most = min(Policy.longest_draft, self._room_after(node))
+        while len(nodes) < most:
+            found = (self._next.get(tuple(last[-length:])) for length in _LENGTHS if length <= len(last))
+            token = next((one for one in found if one is not None), None)
+            if token is None or token in self._eos_ids:
+                break
+            node = node.add_child(token)
+            nodes.append(node)
+            last.append(token)
+        return nodes
+
+    def _last_ids(self, node: Node) -> list[int]:
+        return self._backend.trees[node.prompt_index].last_ids(node, max(_LENGTHS))
+
+    def _add(self, ids: Sequence[int], start: int) -> None:
+        """Each token from `start` on follows those before it."""
+        for end in range(start, len(ids)):
+            for length in _LENGTHS:
+                if length <= end:
+                    self._next[tuple(ids[end - length : end])] = ids[end]

@@ -1,0 +1,75 @@
+"""What has followed which tokens: guesses, and that they change no more than the cost."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from cases import random_case
+
+from hf_adafuse.members.drafts import Drafts
+from hf_adafuse.trees.nodes import TokenTree
+from hf_adafuse.trees.pass_policy import Policy
+
+
+def drafts(*prompts, room=math.inf, eos_ids=(9,)):
+    """Of these prompts, and their trees."""
+    trees = [TokenTree(index, list(ids)) for index, ids in enumerate(prompts)]
+    made = Drafts(SimpleNamespace(trees=trees), eos_ids, lambda node: room)
+    made.add_texts(prompts)
+    return made, trees
+
+
+def tokens(nodes):
+    return [(node.position, node.token) for node in nodes]
+
+
+def test_what_came_after_the_longest_ending_is_guessed_and_what_came_last():
+    made, (tree,) = drafts([1, 2, 3, 4, 7, 2, 3, 5, 1, 2, 3])
+    assert tokens(made.after([tree.root])) == [(11, 4), (12, 7), (13, 2), (14, 3)]  # 1 2 3, not 7 2 3
+    made, (tree,) = drafts([2, 4, 8, 2, 5, 7, 2])
+    assert tokens(made.after([tree.root])) == [(7, 5), (8, 7), (9, 2), (10, 5)]
+    assert made.after([tree.root.add_child(6)]) == []
+
+
+def test_guesses_are_shared_by_prompts_but_not_by_their_trees():
+    made, (first, second) = drafts([1, 2, 3], [5, 1])
+    assert tokens(made.after([second.root])) == [(2, 2), (3, 3)]
+    assert first.root.children == {} and list(second.root.children) == [2]
+
+
+def test_the_ends_of_a_tree_take_turns():
+    made, (tree,) = drafts([1, 2, 3, 4, 1])
+    one, other = tree.root.add_child(2), tree.root.add_child(3)
+    assert [node.token for node in made.after([tree.root, one, other])] == [3, 4, 4, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [({"room": 2}, [2, 3]), ({"eos_ids": [4]}, [2, 3]), ({}, [2, 3, 4, 1])]
+)
+def test_where_guesses_end(changes, expected):
+    made, (tree,) = drafts([1, 2, 3, 4, 1], **changes)
+    assert [node.token for node in made.after([tree.root])] == expected
+
+
+def test_what_was_said_and_what_would_be_said_count():
+    made, (tree,) = drafts([1, 2, 3])
+    node = tree.root.add_child(6)
+    node.reading = SimpleNamespace(top=[8, 5])
+    made.add_readings([node])
+    assert [one.token for one in made.after([node])] == [8]
+    made.add_end(0, [6, 7, 1])
+    assert [one.token for one in made.after([node])] == [7, 1, 2, 3]
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_guesses_change_no_text(number, monkeypatch, look_ahead):
+    found = []
+    for longest in (0, 4, 9):
+        monkeypatch.setattr(Policy, "longest_draft", longest)
+        look_ahead(number % 2, is_flat=True)
+        case = random_case(61000 + number)
+        output = case.fast()
+        found.append((output.sequences.tolist(), [[one.text for one in rounds] for rounds in output.rounds]))
+    assert found[0] == found[1] == found[2]
