@@ -31,6 +31,8 @@ class Drafts:
     def __init__(self, backend: Backend, eos_ids: Iterable[int], room_after: Callable[[Node], float]) -> None:
         self._backend, self._eos_ids, self._room_after = backend, set(eos_ids), room_after
         self._next: dict[tuple[int, ...], int] = {}
+        # Per length: how often a guess was right, of how many; at first as good as a coin.
+        self._record = {length: [1.0, 2.0] for length in _LENGTHS}
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
         """Texts that are there. What is seen last counts."""
@@ -43,10 +45,14 @@ class Drafts:
         self._add([*last, *ids], len(last))
 
     def add_readings(self, nodes: Iterable[Node]) -> None:
-        """What the member would say after nodes that have been read."""
+        """What the member would say after nodes that have been read; by it guesses are right or wrong."""
         for node in nodes:
-            last = self._last_ids(node)
-            self._add([*last, *node.reading.top[:1]], len(last))
+            last, top = self._last_ids(node), node.reading.top[:1]
+            for length, record in self._record.items():
+                if top and (guess := self._next.get(tuple(last[-length:]))) is not None:
+                    record[0] += guess == top[0]
+                    record[1] += 1
+            self._add([*last, *top], len(last))
 
     def after(self, nodes: list[Node]) -> list[Node]:
         """What may come after nodes of a prompt that are to be read: first one node after each of their ends, then a
@@ -57,8 +63,9 @@ class Drafts:
     def _chain(self, node: Node) -> list[Node]:
         last, nodes = self._last_ids(node), list[Node]()
         most = min(Policy.longest_draft, self._room_after(node))
+        lengths = [n for n, (right, of) in self._record.items() if right >= Policy.least_right * of]
         while len(nodes) < most:
-            found = (self._next.get(tuple(last[-length:])) for length in _LENGTHS if length <= len(last))
+            found = (self._next.get(tuple(last[-length:])) for length in lengths if length <= len(last))
             token = next((one for one in found if one is not None), None)
             if token is None or token in self._eos_ids:
                 break

@@ -22,7 +22,7 @@ class Policy:
     prefetched_tokens = 8
     # So many tokens at most are guessed by what has followed the last ones before. The same with a pair of models that
     # agree little: --model A --assistant B.
-    longest_draft = 4
+    longest_draft, least_right = 4, 0.5
     # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
     # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
     most_held_nodes = 14

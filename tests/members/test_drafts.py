@@ -73,3 +73,14 @@ def test_guesses_change_no_text(number, monkeypatch, look_ahead):
         output = case.fast()
         found.append((output.sequences.tolist(), [[one.text for one in rounds] for rounds in output.rounds]))
     assert found[0] == found[1] == found[2]
+
+
+def test_who_guesses_wrong_more_often_than_right_does_not_guess():
+    made, (tree,) = drafts([1, 2, 3, 1])
+    outcomes = [(5, []), (5, [5]), (6, []), (6, [6]), (7, []), (6, [])]  # at first as good as a coin
+    for number, (top, expected) in enumerate(outcomes):
+        node = tree.root.add_child(20 + number).add_child(1)  # only what came after 1 alone is known
+        node.reading = SimpleNamespace(top=[top])
+        made.add_readings([node])
+        fresh = tree.root.add_child(40 + number).add_child(1)
+        assert [one.token for one in made.after([fresh])][:1] == expected
