@@ -34,8 +34,17 @@ def add_examples(questions: Sequence[Question], few_shot: str | None, template: 
     Raises:
         ValueError: no such number or file, an example without an answer.
     """
+    examples, asked, source = worked_examples(questions, few_shot, template)
+    shown = "".join(f"{_example(example, source)}\n\n" for example in examples)
+    return [one if one.prompt is None else replace(one, prompt=shown + one.prompt) for one in asked]
+
+
+def worked_examples(
+    questions: Sequence[Question], few_shot: str | None, template: Template
+) -> tuple[Sequence[Question], Sequence[Question], str]:
+    """The examples, the questions to ask, and where the examples are from; as of [`add_examples`]."""
     if few_shot is None:
-        return list(questions)
+        return [], questions, ""
     if few_shot.isdecimal():
         number = int(few_shot)
         if number >= len(questions):
@@ -43,30 +52,10 @@ def add_examples(questions: Sequence[Question], few_shot: str | None, template: 
                 f"`--few-shot` must be fewer than the {len(questions)} questions, but is {number}. Give a smaller "
                 "number, or a file of examples."
             )
-        examples, asked, source = questions[:number], questions[number:], "the data"
-    elif Path(few_shot).is_file():
-        examples, asked, source = read_questions(few_shot, template), questions, few_shot
-    else:
-        raise ValueError(f"`--few-shot` must be a number or a JSONL file, but {few_shot!r} is neither. Check the name.")
-    shown = "".join(f"{_example(example, source)}\n\n" for example in examples)
-    return [one if one.prompt is None else replace(one, prompt=shown + one.prompt) for one in asked]
-
-
-def without_examples(asked: Sequence[Question], questions: Sequence[Question]) -> list[Question]:
-    """
-    Those of the questions to ask that are not themselves among the examples before them: their answers are shown there.
-
-    Args:
-        asked (`list[Question]`): what [`add_examples`] returned.
-        questions (`list[Question]`): all of the input, as it was given them.
-    """
-    bare = {question.line: question.prompt or "" for question in questions}
-    found = []
-    for question in asked:
-        shown = (question.prompt or "").removesuffix(bare[question.line])
-        if question.prompt is None or f"\n\n{bare[question.line]}" not in f"\n\n{shown}":
-            found.append(question)
-    return found
+        return questions[:number], questions[number:], "the data"
+    if Path(few_shot).is_file():
+        return read_questions(few_shot, template), questions, few_shot
+    raise ValueError(f"`--few-shot` must be a number or a JSONL file, but {few_shot!r} is neither. Check the name.")
 
 
 def first_answers(questions: Sequence[Question]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import AdaFuseConfig
 from .answer_bar import AnswerBar
 from .arguments import add_member_arguments, add_stop_argument, member_names
-from .few_shot import add_examples, add_prompt_arguments, first_answers, without_examples
+from .few_shot import add_examples, add_prompt_arguments, first_answers, worked_examples
 from .flag_types import count
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 from .questions import Question, Template, read_questions
@@ -141,9 +141,13 @@ def _questions(args: argparse.Namespace, template: Template) -> list[Question]:
     if args.stop is None and not args.chat:
         has_lines = any("\n" in answer.strip() for answer in first_answers(found))
         args.stop = ["\n\n" if has_lines else "\n"]
-    asked = without_examples(with_examples := add_examples(found, args.few_shot, template), found)
-    if num_dropped := len(with_examples) - len(asked):
-        sys.stderr.write(f"hf-adafuse: {num_dropped} questions are among the worked examples, and are not asked\n")
+    shown = {one.prompt for one in worked_examples(found, args.few_shot, template)[0]} - {None}
+    again = {question.line for question in found if question.prompt in shown}
+    behind = add_examples(found, args.few_shot, template)
+    asked = [question for question in behind if question.line not in again]
+    if len(asked) < len(behind):
+        number = len(behind) - len(asked)
+        sys.stderr.write(f"hf-adafuse: {number} questions are among the worked examples, and are not asked\n")
     for question in asked:
         error = question.error
         if error is None and not first_answers([question]):
@@ -185,5 +189,6 @@ def _prepare(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     known = sorted((output / "answers").glob("*.jsonl"))
     begin_in_folder(sidecar, known, settings, overwrite)
     # What an earlier run has found: until this one has, it would pass for its own.
-    for name in ("generation_config.json", "adafuse_config.json", "evidence.json"):
-        (output / name).unlink(missing_ok=True)
+    if (output / "evidence.json").exists():
+        for name in ("generation_config.json", "adafuse_config.json", "evidence.json"):
+            (output / name).unlink(missing_ok=True)

@@ -125,7 +125,8 @@ class AdaFuseLM(LM):
         found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
         for request, (_, rounds, *_) in zip(requests, found, strict=True):
             self.rounds[request.task_name, request.doc_id] = rounds
-        self.cost = total([asdict(self.cost), *(cost for _, _, *costs in found for cost in costs)])
+        answers = {id(answer): answer for answer in found}.values()  # one that is asked twice has been given once
+        self.cost = total([asdict(self.cost), *(cost for _, _, *costs in answers for cost in costs)])
         return [text for text, *_ in found]
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

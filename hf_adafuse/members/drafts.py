@@ -7,6 +7,7 @@ right; it never changes a result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 
@@ -16,6 +17,8 @@ from ..trees.pass_policy import Policy
 
 # What came after the last three tokens, else after the last two, else after the last one.
 _LENGTHS = (3, 2, 1)
+# With more of them known it begins anew: a hundred bytes each.
+_MOST = 2**20
 
 
 class Drafts:
@@ -31,6 +34,7 @@ class Drafts:
     def __init__(self, backend: Backend, eos_ids: Iterable[int], room_after: Callable[[Node], float]) -> None:
         self._backend, self._eos_ids, self._room_after = backend, set(eos_ids), room_after
         self._next: dict[tuple[int, ...], int] = {}
+        self._vocab_size = math.inf
         # Per length: how often a guess was right, of how many; at first as good as a coin.
         self._record = {length: [1.0, 2.0] for length in _LENGTHS}
 
@@ -38,6 +42,8 @@ class Drafts:
         """Texts that are there. What is seen last counts."""
         for ids in texts:
             self._add(ids, 1)
+            if len(self._next) > _MOST:
+                self._next.clear()
 
     def add_end(self, prompt_index: int, ids: Sequence[int]) -> None:
         """These ids come to the end of a prompt's prefix."""
@@ -45,14 +51,17 @@ class Drafts:
         self._add([*last, *ids], len(last))
 
     def add_readings(self, nodes: Iterable[Node]) -> None:
-        """What the member would say after nodes that have been read; by it guesses are right or wrong."""
-        for node in nodes:
-            last, top = self._last_ids(node), node.reading.top[:1]
+        """What the member would say after nodes that have been read for the first time; by it guesses are right or
+        wrong."""
+        for node in nodes if self._backend.can_prefetch else ():
+            last, top = self._last_ids(node), node.reading.top[0]
+            self._vocab_size = node.reading.scores.shape[-1]
             for length, record in self._record.items():
-                if top and (guess := self._next.get(tuple(last[-length:]))) is not None:
-                    record[0] += guess == top[0]
+                guess = self._next.get(tuple(last[-length:])) if length <= len(last) else None
+                if guess is not None:
+                    record[0] += guess == top
                     record[1] += 1
-            self._add([*last, *top], len(last))
+            self._add([*last, top], len(last))
 
     def after(self, nodes: list[Node]) -> list[Node]:
         """What may come after nodes of a prompt that are to be read: first one node after each of their ends, then a
@@ -67,7 +76,7 @@ class Drafts:
         while len(nodes) < most:
             found = (self._next.get(tuple(last[-length:])) for length in lengths if length <= len(last))
             token = next((one for one in found if one is not None), None)
-            if token is None or token in self._eos_ids:
+            if token is None or token in self._eos_ids or token >= self._vocab_size:
                 break
             node = node.add_child(token)
             nodes.append(node)
@@ -79,6 +88,8 @@ class Drafts:
 
     def _add(self, ids: Sequence[int], start: int) -> None:
         """Each token from `start` on follows those before it."""
+        if not self._backend.can_prefetch:
+            return
         for end in range(start, len(ids)):
             for length in _LENGTHS:
                 if length <= end:

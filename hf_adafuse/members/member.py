@@ -234,8 +234,7 @@ class Member:
         self._drafts.add_end(prompt_index, ids)
         self.backend.commit(prompt_index, path[1:])
         if was_forbidden:
-            descendants = self.root(prompt_index).run_descendants()
-            self._read(lambda: [node for node in descendants if node.logits is not None])
+            self._read(lambda: [node for node in self.root(prompt_index).run_descendants() if node.logits is not None])
 
     def read_to_end(self, prompts: Iterable[int]) -> None:
         """
@@ -253,8 +252,9 @@ class Member:
     def _read(self, forward: Callable[[], list[Node]], is_committed: bool = False) -> list[Node]:
         try:
             nodes = forward()
+            new = unread(nodes)
             self._reader.read(nodes, is_committed)
-            self._drafts.add_readings(nodes)
+            self._drafts.add_readings(new)
             return nodes
         except (ForwardError, ProcessorError) as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)

@@ -22,17 +22,17 @@ from ..host_internals import Conv1D, is_compiled, modules_inside, with_modules
 MAX_TOKENS = 128
 # Parts of a weight for each thread: small ones stay in a core's cache; so few at least, so many at most.
 _PARTS_PER_THREAD, _FEWEST, _MOST = 4, 1, 16
-# The weight is on the left for so few tokens where it has so many rows, and for some more where it has so many times as
-# many rows as columns.
-_VERY_FEW, _TALL = 3, 4096
-_QUITE_FEW, _VERY_TALL = 8, 32
+# The weight is on the left where it has so many rows and, for so few tokens, so many times as many rows as columns.
+_TALL = 4096
+_FEW_TOKENS = {3: 4, 8: 32}
 
 
 def with_skinny_linears(model: Any) -> Any:
     """
     The same model, its parameters, buffers and hooks shared, in which linear layers multiply by parts: they give the
     same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to gain:
-    compiled, or with layers that are all quantized, hooked, in another precision or on another device.
+    compiled, or with layers that are all quantized, hooked, in another precision or on another device, or, for one
+    thread, not tall.
 
     Args:
         model (`torch.nn.Module`): what is changed on it afterwards, other than parameters, may not show in the result.
@@ -63,9 +63,8 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def _is_very_skinny(num_tokens: int, weight: torch.Tensor) -> bool:
     """Whether the product is quicker with the weight on the left."""
     num_rows, num_columns = weight.shape
-    return (num_tokens <= _VERY_FEW and num_rows >= _TALL) or (
-        num_tokens <= _QUITE_FEW and num_rows >= max(_TALL, _VERY_TALL * num_columns)
-    )
+    times = next((times for most, times in _FEW_TOKENS.items() if num_tokens <= most), None)
+    return times is not None and num_rows >= max(_TALL, times * num_columns) and weight.is_contiguous()
 
 
 @functools.cache
@@ -96,7 +95,7 @@ def _twin(module: Any, known: dict[int, Any]) -> Any:
         if not isinstance(module, torch.jit.ScriptModule) and "forward" not in vars(module):
             before = modules_inside(module)
             children = {name: child and _twin(child, known) for name, child in before.items()}
-            kind = _TWINS.get(type(module)) if _is_eligible(module) else None
+            kind = _TWINS[type(module)] if _is_eligible(module) else None
             if kind is not None or any(children[name] is not child for name, child in before.items()):
                 known[id(module)] = with_modules(module, kind or type(module), children)
     return known[id(module)]
@@ -105,9 +104,11 @@ def _twin(module: Any, known: dict[int, Any]) -> Any:
 def _is_eligible(layer: Any) -> bool:
     weight = dict(layer.named_parameters(recurse=False)).get("weight")
     return (
-        type(weight) is torch.nn.Parameter
+        type(layer) in _TWINS
+        and type(weight) is torch.nn.Parameter
         and weight.device.type == "cpu"
         and weight.dtype is torch.float32
         and weight.layout is torch.strided
         and weight.numel() > 0
+        and (torch.get_num_threads() > 1 or _is_very_skinny(1, weight))
     )

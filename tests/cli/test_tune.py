@@ -168,8 +168,13 @@ def test_a_question_that_is_a_worked_example_is_not_asked(tune, asks):
     write_lines(tune.folder / "again.jsonl", [first, *others, first, {"question": first["question"], "answer": "5"}])
     code, _, err = tune("--few-shot", "1", data="again.jsonl")
     assert code == 0 and "hf-adafuse: 2 questions are among the worked examples, and are not asked" in err
+    # Only whole questions count.
+    write_lines(tune.folder / "alike.jsonl", [{"question": f"{others[0]['question']}1", "answer": "5"}, *others])
+    assert "among" not in tune("--few-shot", "1", "--template", "{question}", data="alike.jsonl", output="alike")[2]
     head = f"{PROMPT.format(**first)} {first['answer'][0]}\n\n"
-    assert {prompt for _, prompt in asks.prompts} == {head + PROMPT.format(**one) for one in others}
+    assert {prompt for _, prompt in asks.prompts if "Question: " in prompt} == {
+        head + PROMPT.format(**one) for one in others
+    }
 
 
 def test_worked_examples_of_a_run(job):

@@ -53,7 +53,9 @@ def test_a_product_by_parts_is_the_product(shape, num_outputs):
     assert linear(inputs, weight).is_contiguous()
 
 
-@pytest.mark.parametrize(("most", "num_columns", "num_rows"), [(0, 16, 4088), (3, 200, 4096), (8, 16, 4104)])
+@pytest.mark.parametrize(
+    ("most", "num_columns", "num_rows"), [(0, 16, 4088), (0, 1100, 4096), (3, 200, 4096), (8, 16, 4104)]
+)
 def test_the_weight_is_on_the_left_where_it_is_tall_and_tokens_are_few(most, num_columns, num_rows, monkeypatch):
     torch.manual_seed(most)
     lefts = []
@@ -137,6 +139,15 @@ def test_models_left_alone(change):
     assert with_skinny_linears(changed) is changed
 
 
+def test_a_weight_that_lies_across_is_never_on_the_left(monkeypatch):
+    lefts = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: lefts.append(a.shape[1]) or bmm(a, b))
+    layer = with_skinny_linears(torch.nn.Sequential(Conv1D(4096, 16)))
+    layer(torch.randn(1, 2, 16))
+    assert lefts == [2]
+
+
 def test_one_thread_has_no_parts_but_of_a_tall_weight(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     lefts = []
@@ -147,6 +158,8 @@ def test_one_thread_has_no_parts_but_of_a_tall_weight(monkeypatch):
         weight = torch.randn(num_rows, 16)
         torch.testing.assert_close(linear(inputs, weight), F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
         assert lefts == left
+    model = own("llama", "byte_level", 0)
+    assert with_skinny_linears(model) is model
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*jit:DeprecationWarning")
