@@ -14,6 +14,7 @@ from toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse, prefix_caching
 from hf_adafuse.trees.backend import Backend
+from hf_adafuse.trees.pass_policy import Policy
 
 WORDS = word_tokenizer(["a", "b", "c", "d"])
 # "a" is followed by one more word, "b" by two, "d" by none.
@@ -57,6 +58,13 @@ def test_weights_follow_from_prompts_that_are_read_later(weights):
     assert torch.equal(together.sequences, later.sequences)
 
 
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Nothing is guessed: a token a pass, so that the texts end in the order of their lengths."""
+    monkeypatch.setattr(Policy, "longest_draft", 0)
+
+
+@pytest.mark.usefixtures("one_by_one")
 def test_whoever_ends_is_replaced_at_once(read):
     output = toys("d", "b", "a", "d", max_batch_size=2)
     assert [len(rounds) for rounds in output.rounds] == [1, 3, 2, 1]
@@ -64,6 +72,7 @@ def test_whoever_ends_is_replaced_at_once(read):
     assert read[-6:] == [2, 2, 1, 1, 1, 1]  # a self-test has read prompts, too
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_row_is_told_when_it_has_ended():
     told = []
     output = toys("b", "d", "a", max_batch_size=2, on_answer=lambda row, rounds: told.append((row, list(rounds))))
@@ -71,6 +80,7 @@ def test_a_row_is_told_when_it_has_ended():
     assert dict(told) == dict(enumerate(output.rounds))
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_without_a_limit_all_rows_are_told():
     told = []
     toys("b", "d", "a", on_answer=lambda row, rounds: told.append(row))
