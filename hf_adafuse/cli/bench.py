@@ -23,9 +23,8 @@ of prompt length, batch and number of branches B. Compared, in turn within one r
 repeats: each member's own greedy generate() of the same number of tokens, our own code without one of its ideas, and a
 straightforward implementation without any cache. Speed depends on how often the members agree: shown beside it."""
 
-_AGAINST = (
-    "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-packed,no-parts"  # known to `measuring`: heavy to load
-)
+# Known to `measuring`, which is heavy to load.
+_AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-packed,no-parts"
 
 _EPILOG = """\
 what --against may name:

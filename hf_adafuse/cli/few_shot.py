@@ -34,9 +34,7 @@ def add_examples(questions: Sequence[Question], few_shot: str | None, template: 
     Raises:
         ValueError: no such number or file, an example without an answer.
     """
-    examples, asked, source = worked_examples(questions, few_shot, template)
-    shown = "".join(f"{_example(example, source)}\n\n" for example in examples)
-    return [one if one.prompt is None else replace(one, prompt=shown + one.prompt) for one in asked]
+    return put_behind(*worked_examples(questions, few_shot, template))
 
 
 def worked_examples(
@@ -56,6 +54,12 @@ def worked_examples(
     if Path(few_shot).is_file():
         return read_questions(few_shot, template), questions, few_shot
     raise ValueError(f"`--few-shot` must be a number or a JSONL file, but {few_shot!r} is neither. Check the name.")
+
+
+def put_behind(examples: Sequence[Question], asked: Sequence[Question], source: str) -> list[Question]:
+    """The questions to ask behind the examples; as of [`worked_examples`]."""
+    shown = "".join(f"{_example(example, source)}\n\n" for example in examples)
+    return [one if one.prompt is None else replace(one, prompt=shown + one.prompt) for one in asked]
 
 
 def first_answers(questions: Sequence[Question]) -> list[str]:

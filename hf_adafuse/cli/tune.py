@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import AdaFuseConfig
 from .answer_bar import AnswerBar
 from .arguments import add_member_arguments, add_stop_argument, member_names
-from .few_shot import add_examples, add_prompt_arguments, first_answers, worked_examples
+from .few_shot import add_prompt_arguments, first_answers, put_behind, worked_examples
 from .flag_types import count
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 from .questions import Question, Template, read_questions
@@ -141,12 +141,11 @@ def _questions(args: argparse.Namespace, template: Template) -> list[Question]:
     if args.stop is None and not args.chat:
         has_lines = any("\n" in answer.strip() for answer in first_answers(found))
         args.stop = ["\n\n" if has_lines else "\n"]
-    shown = {one.prompt for one in worked_examples(found, args.few_shot, template)[0]} - {None}
-    again = {question.line for question in found if question.prompt in shown}
-    behind = add_examples(found, args.few_shot, template)
-    asked = [question for question in behind if question.line not in again]
-    if len(asked) < len(behind):
-        number = len(behind) - len(asked)
+    examples, others, source = worked_examples(found, args.few_shot, template)
+    shown = {example.prompt for example in examples} - {None}
+    asked = put_behind(examples, [question for question in others if question.prompt not in shown], source)
+    if len(asked) < len(others):
+        number = len(others) - len(asked)
         sys.stderr.write(f"hf-adafuse: {number} questions are among the worked examples, and are not asked\n")
     for question in asked:
         error = question.error

@@ -24,7 +24,7 @@ from lm_eval.api.registry import register_model
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import StopStringCriteria
 
-from ..call.answering import BATCHES_A_CALL
+from ..call.answering import BATCHES_A_CALL, Answer
 from ..call.arguments import Ensemble, EnsembleArguments, resolve_participants
 from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
@@ -202,8 +202,7 @@ class AdaFuseLM(LM):
         options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
 
         def on_answer(row: int, rounds: Sequence[AdaFuseRound]) -> None:
-            text = "".join(committed.text for committed in rounds)
-            tell(row, cut_at(text, until), [with_nulls(committed.to_dict()) for committed in rounds])
+            tell(row, cut_at(Answer.of(rounds).text, until), [with_nulls(committed.to_dict()) for committed in rounds])
 
         rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
         inputs = [

@@ -42,8 +42,6 @@ class Drafts:
         """Texts that are there. What is seen last counts."""
         for ids in texts:
             self._add(ids, 1)
-            if len(self._next) > _MOST:
-                self._next.clear()
 
     def add_end(self, prompt_index: int, ids: Sequence[int]) -> None:
         """These ids come to the end of a prompt's prefix."""
@@ -57,8 +55,7 @@ class Drafts:
             last, top = self._last_ids(node), node.reading.top[0]
             self._vocab_size = node.reading.scores.shape[-1]
             for length, record in self._record.items():
-                guess = self._next.get(tuple(last[-length:])) if length <= len(last) else None
-                if guess is not None:
+                if (guess := self._guess(last, length)) is not None:
                     record[0] += guess == top
                     record[1] += 1
             self._add([*last, top], len(last))
@@ -74,7 +71,7 @@ class Drafts:
         most = min(Policy.longest_draft, self._room_after(node))
         lengths = [n for n, (right, of) in self._record.items() if right >= Policy.least_right * of]
         while len(nodes) < most:
-            found = (self._next.get(tuple(last[-length:])) for length in lengths if length <= len(last))
+            found = (self._guess(last, length) for length in lengths)
             token = next((one for one in found if one is not None), None)
             if token is None or token in self._eos_ids or token >= self._vocab_size:
                 break
@@ -86,10 +83,16 @@ class Drafts:
     def _last_ids(self, node: Node) -> list[int]:
         return self._backend.trees[node.prompt_index].last_ids(node, max(_LENGTHS))
 
+    def _guess(self, last: list[int], length: int) -> int | None:
+        """What has come after the last so many of these ids, where there are so many."""
+        return self._next.get(tuple(last[-length:])) if length <= len(last) else None
+
     def _add(self, ids: Sequence[int], start: int) -> None:
         """Each token from `start` on follows those before it."""
         if not self._backend.can_prefetch:
             return
+        if len(self._next) > _MOST:
+            self._next.clear()
         for end in range(start, len(ids)):
             for length in _LENGTHS:
                 if length <= end:

@@ -98,11 +98,7 @@ class TokenTree:
 
     def ids_to(self, node: Node) -> list[int]:
         """All ids up to a node."""
-        below = []
-        while node.position > self.root.position and node.parent is not None:
-            below.append(node.token)
-            node = node.parent
-        return self.ids[: node.position + 1] + below[::-1]
+        return self.last_ids(node, node.position + 1)
 
     def last_ids(self, node: Node, number: int) -> list[int]:
         """The last ids up to a node, itself among them: so many, or all."""
@@ -110,8 +106,8 @@ class TokenTree:
         while len(below) < number and node.position > self.root.position and node.parent is not None:
             below.append(node.token)
             node = node.parent
-        left = number - len(below)
-        return self.ids[max(0, node.position + 1 - left) : node.position + 1] * (left > 0) + below[::-1]
+        start = node.position + 1 - (number - len(below))
+        return self.ids[max(0, start) : node.position + 1] + below[::-1]
 
     def commit(self, path: list[Node]) -> list[Node]:
         """
