@@ -13,7 +13,7 @@ from hf_adafuse.demo.data import PROMPT
 
 NEW = 10
 TUNE_NEW = 12
-TUNE_RULES = {"span": {}, "word, 3:1": {"fusion": "word", "model_weights": (3, 1)}}
+TUNE_RULES = {"span": {}, "word 3:1": {"fusion": "word", "model_weights": (3, 1)}}
 SETTINGS = ["--max-new-tokens", str(NEW)]
 PAIR = functools.cache(demo.load_pair)
 

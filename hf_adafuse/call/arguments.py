@@ -168,6 +168,7 @@ def make_ensemble(
     strategy.prepare(execution_device(model))
     processors = _as_list(arguments.assistant_logits_processor, "assistant_logits_processor")
     participants = resolve_participants(model, arguments)
+    strategy.check_members([participant.vocabulary for participant in participants])
     check_served_settings(participants, strategy, config, bool(samples), arguments.structured is not None)
     return Ensemble(
         participants=participants,

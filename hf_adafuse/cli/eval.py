@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import PRESETS, AdaFuseConfig
 from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings
 from .flag_types import count, name_list, whole_number
-from .job_settings import add_job_arguments, begin_in_folder, locked_folder
+from .job_settings import add_job_arguments, begin_in_folder, file_name, locked_folder
 
 if TYPE_CHECKING:
     from ..evaluation.costs import Cost
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members-alone", action="store_true", help="also each member alone, under the same code")
     parser.add_argument(
         "--methods", type=name_list, metavar="NAME,NAME",
-        help="several methods and presets, each with its defaults, and the members alone: one table; or all",
+        help="several methods, presets and rules of `hf-adafuse tune` and the members alone: one "
+        "table; all: methods and presets, with their defaults; rules: the rules",
     )  # fmt: skip
     parser.add_argument("--limit", type=count, metavar="N", help="the first N questions of each task")
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from ..demo.tables import aligned
     from ..evaluation import harness
     from ..evaluation.costs import cost_rows
+    from ..evaluation.score_table import score_rows
 
     tasks = harness.load_tasks(args.tasks, args.data, args.num_fewshot, args.include_path)
     with ExitStack() as stack:
@@ -85,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
                 harness.write_samples(output / folder, found[name])
         if output is not None:
             _write_summary(output / "results.json", args, found, costs)
-    tables = [aligned(harness.score_rows(found), left=3)]
+    alone = [name for folder, name, _ in methods if folder.startswith(_MEMBER)]
+    tables = [aligned(score_rows(found, alone), left=3)]
     if args.methods is not None:
-        alone = [costs[name] for folder, name, _ in methods if folder.startswith(_MEMBER)]
-        tables.append(aligned(cost_rows(costs, alone), left=1))
+        tables.append(aligned(cost_rows(costs, [costs[name] for name in alone]), left=1))
     sys.stdout.write("\n\n".join("\n".join(table) for table in tables) + "\n")
     return 0
 
@@ -121,7 +123,7 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
         return folder, name, lm
 
     settings = {ENSEMBLE: config} if args.methods is None else _configs(args.methods, args)
-    folders = {name: ENSEMBLE if name == ENSEMBLE else f"method-{name}" for name in settings}
+    folders = {name: ENSEMBLE if name == ENSEMBLE else f"method-{file_name(name)}" for name in settings}
     made = [method(folders[name], name, members, settings[name]) for name in settings]
     for number, member in enumerate(members if args.members_alone or args.methods else [], start=1):
         known = str(getattr(member[0], "name_or_path", "") or type(member[0]).__name__)
@@ -130,8 +132,9 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
 
 
 def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseConfig]:
-    """Per method or preset, its settings: the defaults, and what the flags say of all."""
+    """Per method, preset or rule, its settings: the defaults, and what the flags say of all."""
     from ..decoding.strategies.registry import STRATEGIES, make_strategy
+    from ..evaluation.candidates import RULES, fitted
 
     given = {name: getattr(args, name) for name in _OF_ALL if getattr(args, name) is not None}
     flags = [name for name, value in given_settings(args).items() if value is not None]
@@ -139,12 +142,16 @@ def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseCon
     if others:
         raise ValueError(f"`--methods` must come without settings of one method, but has {others}. Drop them.")
     presets = {name: values for name, values in PRESETS.items() if values}
-    known = [*presets, *STRATEGIES]
-    wrong = [name for name in names if name not in known and name != "all"]
+    methods = presets | {name: {"method": name} for name in STRATEGIES}
+    rules = {name: fitted(rule, max(2, 1 + len(args.assistant))) for name, rule in RULES.items()}
+    groups = {"all": list(methods), "rules": list(rules)}
+    wrong = [name for name in names if name not in {**methods, **rules, **groups}]
     if wrong:
-        raise ValueError(f"`--methods` must be all, or of {known}, but has {wrong}. Check the spelling.")
-    chosen = known if "all" in names else names
-    configs = {name: AdaFuseConfig.from_dict(presets.get(name, {"method": name}) | given) for name in chosen}
+        raise ValueError(
+            f"`--methods` must be all, rules, or of {list(methods | rules)}, but has {wrong}. Check the spelling."
+        )
+    chosen = [name for group in names for name in groups.get(group, [group])]
+    configs = {name: AdaFuseConfig.from_dict((rules | methods)[name] | given) for name in chosen}
     for config in configs.values():
         make_strategy(config)  # also a library that a method needs is missed now
     return configs

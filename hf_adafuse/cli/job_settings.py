@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,3 +124,8 @@ def locked(path: Path) -> Any:
     except (ImportError, OSError):  # no locks on this system, or on its file system
         pass
     return file
+
+
+def file_name(text: str) -> str:
+    """A text as (a part of) the name of a file or folder, on any system and without quotes in a shell."""
+    return re.sub(r"[^\w.]+", "-", text)

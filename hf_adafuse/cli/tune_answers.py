@@ -7,7 +7,6 @@ An answer that failed has an `error`, as there, and counts as wrong.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from ..call.answering import answer_each, reason_of
 from ..evaluation.candidates import Candidate
 from ..evaluation.metrics import METRICS, Metric, answers_of, f1
 from .answers import append, mend, read_records
+from .job_settings import file_name
 from .questions import Question
 
 Ask = Callable[[Candidate, Sequence[str]], Sequence[str]]
@@ -129,8 +129,8 @@ class TuneAnswers:
 
     def path(self, candidate: Candidate) -> Path:
         """The file of a candidate."""
-        members = "+".join(re.sub(r"[^\w.-]+", "-", self._names[member]) for member in candidate.members)
-        rule = "alone" if candidate.is_alone else re.sub(r"[^\w.]+", "-", candidate.rule)
+        members = "+".join(file_name(self._names[member]) for member in candidate.members)
+        rule = "alone" if candidate.is_alone else file_name(candidate.rule)
         return self._folder / f"{members}_{rule}.jsonl"
 
     def _score(self, line: int, answer: Answer, metric: Metric) -> float:

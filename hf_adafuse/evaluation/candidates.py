@@ -1,7 +1,7 @@
 """What `hf-adafuse tune` chooses among: every member alone, and every choice of members times every rule. No model.
 
-The table below is all there is to edit: a rule is a name and the fields of `AdaFuseConfig` in which it differs from the
-defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.
+The table below is all there is to edit: a rule is a name without commas and the fields of `AdaFuseConfig` in which it
+differs from the defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from ..config import PRESETS, AdaFuseConfig
 RULES: dict[str, dict[str, Any]] = {
     # The paper's, and spans compared by another measure.
     "span": {},
-    "span, length^0.5": {"length_exponent": 0.5},
-    "span, length^0": {"length_exponent": 0.0},
-    "span, margin 0.5": {"switch_margin": 0.5},
+    "span length^0.5": {"length_exponent": 0.5},
+    "span length^0": {"length_exponent": 0.0},
+    "span margin 0.5": {"switch_margin": 0.5},
     "horizon": {"fusion": "horizon"},
-    "horizon, 3:1": {"fusion": "horizon", "model_weights": (3, 1)},
-    "horizon, prompt weights x10": {"fusion": "horizon", "model_weights": "prompt", "prompt_sharpness": 10.0},
-    "horizon, margin 0.5": {"fusion": "horizon", "switch_margin": 0.5},
+    "horizon 3:1": {"fusion": "horizon", "model_weights": (3, 1)},
+    "horizon prompt weights x10": {"fusion": "horizon", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "horizon margin 0.5": {"fusion": "horizon", "switch_margin": 0.5},
     # Word by word: a mixture of the members, a product, or between the two; and what is recommended untuned.
     "word": {"fusion": "word"},
-    "word, geometric": {"fusion": "word", "word_mean": "geometric"},
-    "word, root": {"fusion": "word", "word_mean": "root"},
+    "word geometric": {"fusion": "word", "word_mean": "geometric"},
+    "word root": {"fusion": "word", "word_mean": "root"},
     "robust": PRESETS["robust"],
     # The same with a main model that counts more: by fixed weights, or by what it makes of the prompt or the text.
-    "word, root, 3:1": {"fusion": "word", "word_mean": "root", "model_weights": (3, 1)},
-    "word, 3:1": {"fusion": "word", "model_weights": (3, 1)},
-    "word, geometric, 3:1": {"fusion": "word", "word_mean": "geometric", "model_weights": (3, 1)},
-    "word, example weights x20": {"fusion": "word", "model_weights": "examples", "prompt_sharpness": 20.0},
-    "word, prompt weights": {"fusion": "word", "model_weights": "prompt"},
-    "word, prompt weights x10": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
-    "word, online weights": {"fusion": "word", "online_rate": 1.0},
+    "word root 3:1": {"fusion": "word", "word_mean": "root", "model_weights": (3, 1)},
+    "word 3:1": {"fusion": "word", "model_weights": (3, 1)},
+    "word geometric 3:1": {"fusion": "word", "word_mean": "geometric", "model_weights": (3, 1)},
+    "word example weights x20": {"fusion": "word", "model_weights": "examples", "prompt_sharpness": 20.0},
+    "word prompt weights": {"fusion": "word", "model_weights": "prompt"},
+    "word prompt weights x10": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "word online weights": {"fusion": "word", "online_rate": 1.0},
     # A main model that is left only where others win clearly, or not asked about where it is certain.
-    "word, margin 0.5": {"fusion": "word", "switch_margin": 0.5},
-    "word, margin 1": {"fusion": "word", "switch_margin": 1.0},
-    "word, margin 2": {"fusion": "word", "switch_margin": 2.0},
-    "word, 3:1, margin 1": {"fusion": "word", "model_weights": (3, 1), "switch_margin": 1.0},
-    "word, gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
-    "word, gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
-    "word, gate 0.5, margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
+    "word margin 0.5": {"fusion": "word", "switch_margin": 0.5},
+    "word margin 1": {"fusion": "word", "switch_margin": 1.0},
+    "word margin 2": {"fusion": "word", "switch_margin": 2.0},
+    "word 3:1 margin 1": {"fusion": "word", "model_weights": (3, 1), "switch_margin": 1.0},
+    "word gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
+    "word gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
+    "word gate 0.5 margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
     # Other methods: over tokens, and over whole answers.
     "UniTE": {"method": "unite"},
     "GaC": {"method": "gac"},
@@ -80,7 +80,7 @@ class Candidate:
         return None if self.is_alone else AdaFuseConfig(**self.settings)
 
     def show(self, names: Sequence[str]) -> str:
-        """`a alone`, or `a + b: word, 3:1`, by the members' names."""
+        """`a alone`, or `a + b: word 3:1`, by the members' names."""
         joined = " + ".join(names[member] for member in self.members)
         return f"{joined} alone" if self.is_alone else f"{joined}: {self.rule}"
 
@@ -107,7 +107,7 @@ def make_candidates(num_members: int, rules: Mapping[str, Mapping[str, Any]] | N
         for chosen in combinations(range(num_members), size):
             for main in chosen:
                 members = (main, *(member for member in chosen if member != main))
-                made += [Candidate(members, name, _settings(rule, size)) for name, rule in rules.items()]
+                made += [Candidate(members, name, fitted(rule, size)) for name, rule in rules.items()]
     return made
 
 
@@ -136,7 +136,8 @@ def with_own_settings(candidates: Sequence[Candidate], stored: Sequence[AdaFuseC
     return made
 
 
-def _settings(rule: Mapping[str, Any], num_members: int) -> dict[str, Any]:
+def fitted(rule: Mapping[str, Any], num_members: int) -> dict[str, Any]:
+    """The fields of a rule with a weight for each of so many members."""
     weights = rule.get("model_weights")
     if not isinstance(weights, tuple):
         return dict(rule)

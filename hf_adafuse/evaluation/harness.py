@@ -227,28 +227,3 @@ def _write(path: Path, text: str) -> None:
     scratch = path.with_name(f"{path.name}.tmp")
     scratch.write_text(text, encoding="utf-8", errors="replace")
     scratch.replace(path)
-
-
-def score_rows(methods: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
-    """
-    The scores as rows of text: task, metric, who, value, standard error, number of questions.
-
-    Args:
-        methods (`dict`): per name, what [`evaluate`] returned.
-    """
-    rows: list[tuple[str, ...]] = [("task", "metric", "who", "value", "+- s.e.", "n")]
-    first = next(iter(methods.values()))
-    for task, scores in first["results"].items():
-        for key in [key for key in scores if "," in key and "_stderr," not in key]:
-            metric, _, filter_name = key.partition(",")
-            for name, results in methods.items():
-                scores = results["results"][task]
-                error = scores.get(f"{metric}_stderr,{filter_name}")
-                shown = metric if filter_name == "none" else f"{metric} ({filter_name})"
-                number = results["n-samples"].get(task, {}).get("effective", scores.get("sample_len", ""))
-                rows.append((task, shown, name, _digits(scores.get(key)), _digits(error), str(number)))
-    return rows
-
-
-def _digits(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, (int, float)) else "-"

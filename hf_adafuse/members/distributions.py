@@ -7,7 +7,7 @@ from __future__ import annotations
 import codecs
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -89,6 +89,16 @@ def split_character(data: bytes) -> tuple[bytes, bytes]:
 
 def shared_pieces(vocabularies: Sequence[Vocabulary]) -> list[bytes]:
     """The texts that are one token in every vocabulary, in the order of the first one's ids."""
-    known = [set(vocabulary.all_pieces()) for vocabulary in vocabularies[1:]]
-    pieces = dict.fromkeys(vocabularies[0].all_pieces())
-    return [piece for piece in pieces if piece and all(piece in of_one for of_one in known)]
+    return list(_shared(vocabularies))
+
+
+def have_shared_pieces(vocabularies: Sequence[Vocabulary]) -> bool:
+    """Whether there is any."""
+    return next(_shared(vocabularies), None) is not None
+
+
+def _shared(vocabularies: Sequence[Vocabulary]) -> Iterator[bytes]:
+    main, *others = vocabularies
+    for piece in dict.fromkeys(main.all_pieces()):
+        if piece and all(other.token_of(piece) is not None for other in others):
+            yield piece

@@ -24,10 +24,7 @@ def relative_tables(members: Sequence[Distribution], num_anchors: int | None) ->
     """
     Per member, P of shape `(vocab_size, num_anchors)`: row v is the softmax over the anchors a of 100 cos(E[v], E[a]),
     the rows of cosines scaled to length 1 first. E are the input embeddings, anchors the tokens that all vocabularies
-    have, spread evenly over them where there are more than asked for. Made once for the same models.
-
-    Raises:
-        ValueError: the vocabularies have no token in common.
+    have (one at least), spread evenly over them where there are more than asked for. Made once for the same models.
     """
     embeddings = [base_model(member.model).get_input_embeddings().weight for member in members]
     key = (num_anchors, *map(_state, embeddings), *(member.vocabulary.fingerprint for member in members))
@@ -54,10 +51,6 @@ def _make(
     members: Sequence[Distribution], embeddings: Sequence[torch.Tensor], num_anchors: int | None
 ) -> list[torch.Tensor]:
     anchors = shared_pieces([member.vocabulary for member in members])
-    if not anchors:
-        raise ValueError(
-            'The vocabularies must have tokens in common with method "deepen", but have none. Choose another method.'
-        )
     most = num_anchors or max(1, _MOST_ENTRIES // max(map(len, embeddings)))
     if len(anchors) > most:
         anchors = [anchors[index * len(anchors) // most] for index in range(most)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
+import statistics
 import sys
 
 import lm_eval
@@ -11,8 +14,11 @@ from jobs import lines_of, write_lines
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_adafuse import AdaFuseConfig
+from hf_adafuse.cli import eval as eval_command
 from hf_adafuse.cli import main, members
 from hf_adafuse.evaluation import harness
+from hf_adafuse.evaluation.candidates import RULES
 from hf_adafuse.evaluation.language_model import AdaFuseLM
 
 CHOICE = """\
@@ -67,9 +73,10 @@ def test_the_ensemble_and_its_members(evaluate, folders, data):
     code, out, err = evaluate("--members-alone", "--limit", "3")
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()]
-    assert rows[0] == ["task", "metric", "who", "value", "+-", "s.e.", "n"]
+    above = ["-", "best", "alone", "+-", "s.e."]
+    assert rows[0] == ["task", "metric", "who", "value", "+-", "s.e.", "n", *above]
     assert [row[:3] for row in rows[1:4]] == [["nq", "exact_match", who] for who in ("ensemble", "member", "member")]
-    assert len(rows) == 7 and all(row[-1] == "3" for row in rows[1:])
+    assert len(rows) == 7 and all("3" in (row[-1], row[-3]) for row in rows[1:])
     samples = lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")
     assert [sample["doc_id"] for sample in samples] == [0, 1, 2]
     for sample in samples:
@@ -177,6 +184,35 @@ def test_several_methods_in_one_table(evaluate):
         assert passes == (f"{cost['passes'] / cost['words']:.2f}" if cost["words"] else "-")
     assert all(cost["passes"] > 0 for cost in results["costs"].values())
     assert evaluate("--methods", ",".join(names), "--limit", "2")[1] == out  # the seconds too: nothing is asked anew
+
+
+def test_rules_by_name_and_how_far_each_is_above_the_best_member(evaluate):
+    names = ["span", "word geometric 3:1", "word gate 0.5"]
+    code, out, err = evaluate("--methods", ",".join(names), "--limit", "3")
+    assert code == 0, err
+    folders = ["member-1", "member-2", "method-span", "method-word-geometric-3-1", "method-word-gate-0.5"]
+    assert sorted(path.name for path in evaluate.output.iterdir() if path.is_dir()) == sorted(folders)
+    scores = out.partition("\n\n")[0].splitlines()
+    assert scores[0].split()[-5:] == ["-", "best", "alone", "+-", "s.e."]
+    of = {folder: lines_of(evaluate.output / folder / "samples_nq.jsonl") for folder in folders}
+    for metric in ("exact_match", "f1"):
+        values = {folder: [sample[metric] for sample in samples] for folder, samples in of.items()}
+        best = max(folders[:2], key=lambda folder: sum(values[folder]))
+        for folder, name in zip(folders[2:], names, strict=True):
+            (line,) = (line for line in scores if f"{metric}  " in line and f"  {name}  " in line)
+            steps = [one - other for one, other in zip(values[folder], values[best], strict=True)]
+            error = statistics.stdev(steps) / math.sqrt(3)
+            assert line.split()[-2:] == [f"{statistics.mean(steps):+.4f}", f"{error:.4f}"]
+
+
+def test_the_settings_of_rules():
+    parser = argparse.ArgumentParser()
+    eval_command.add_arguments(parser)
+    args = parser.parse_args(["--tasks", "nq", "--model", "a", "--assistant", "b", "--assistant", "c"])
+    configs = eval_command._configs(["rules"], args)
+    assert configs["word 3:1"] == AdaFuseConfig(fusion="word", model_weights=(3, 1, 1))
+    assert configs["robust"] == AdaFuseConfig.robust() and configs["UniTE"] == AdaFuseConfig(method="unite")
+    assert len(configs) == len(RULES)
 
 
 def test_methods_go_with_no_settings_of_one(evaluate):

@@ -54,7 +54,7 @@ def test_what_is_written_and_said(tune):
     # The evidence is what the answers score.
     for entry in evidence["candidates"]:
         name = entry["candidate"].replace(" + ", "+").replace(": ", "_").replace(" alone", "_alone")
-        answers = lines_of(tune.output / "answers" / f"{name.replace(', 3:1', '-3-1')}.jsonl")
+        answers = lines_of(tune.output / "answers" / f"{name.replace(' 3:1', '-3-1')}.jsonl")
         texts = {record["line"]: record["text"] for record in answers}
         for part, lines in (("searched", searched[: entry["searched"]["n"]]), ("held_out", held_out)):
             if entry[part] is not None:
@@ -229,7 +229,7 @@ def test_an_ensemble_is_best(tune, monkeypatch):
     monkeypatch.setattr(asking.Panel, "ask", answering(right))
     code, out, _ = tune()
     assert code == 0
-    assert "The best choice: gpt_neox + llama: word, 3:1.\n" in out
+    assert "The best choice: gpt_neox + llama: word 3:1.\n" in out
     assert out.count("\nIts flags: --model ") == 1 and " --preset paper --fusion word --weights 3,1\n" in out
     stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
     assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(fusion="word", model_weights=(3, 1))
@@ -269,7 +269,7 @@ def test_the_flags_that_are_printed_give_the_choice_back(tune, monkeypatch):
     pair = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
     monkeypatch.setattr(members, "load_members", lambda *_: pair)
     names = ["my models/it's $HOME", "b; c"]
-    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.rule == "word, 3:1" else k % 3 == 1))
+    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.rule == "word 3:1" else k % 3 == 1))
     code, out, _ = tune("--model", names[0], "--assistant", names[1])
     assert code == 0
     (printed,) = re.findall("^Its flags: (.*)$", out, flags=re.MULTILINE)

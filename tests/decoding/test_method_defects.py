@@ -9,6 +9,7 @@ import torch
 from cases import PROMPTS, Case
 from test_method_laws import config_of, new_ids
 from tiny import TOKENIZERS, tiny_model
+from toys import run, texts, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig, SpanStrategy, TokenStrategy, register_strategy
 from hf_adafuse.decoding.fusion import Choice
@@ -52,6 +53,16 @@ def test_gac_reads_all_tokens_of_a_text(first):
         keys = output.past_key_values.layers[0].keys
         assert keys.shape[2] == output.sequences.shape[1] - 1
         assert bool((keys.abs().sum((0, 1, 3)) > 0).all())
+
+
+def test_vocabularies_without_a_common_token_are_refused_before_the_first_pass():
+    tokenizers = [word_tokenizer(["So", "It"]), word_tokenizer(["Da", "Es"])]
+    members = [(toy(tokenizer, {}), tokenizer) for tokenizer in tokenizers]
+    with pytest.raises(ValueError, match='must have tokens in common with method "deepen", but have none'):
+        run(members, AdaFuseConfig(method="deepen"))
+    assert [model.forwards for model, _ in members] == [0, 0]
+    never = AdaFuseConfig(method="deepen", method_options={"learning_rate": 0.0})  # the main model decides alone
+    assert texts(run(members, never)) == texts(run(members[:1], AdaFuseConfig(method="deepen")))
 
 
 def test_nothing_that_has_a_text_may_be_said():

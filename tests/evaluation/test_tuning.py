@@ -290,7 +290,7 @@ class TestCandidates:
         assert (made[0].show(["a", "b"]), made[0].config) == ("a alone", None)
 
     def test_three_members_and_their_pairs(self):
-        made = make_candidates(3, {"word, 3:1": RULES["word, 3:1"]})
+        made = make_candidates(3, {"word 3:1": RULES["word 3:1"]})
         assert [one.members for one in made[:3]] == [(0,), (1,), (2,)]
         assert {one.members for one in made[3:]} == {
             (0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (0, 1, 2), (1, 0, 2), (2, 0, 1)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...members.distributions import Distribution
+from ...members.distributions import Distribution, have_shared_pieces
 from ...members.relative_space import relative_tables
+from ...members.vocabulary import Vocabulary
 from .strategy import check_number
 from .token_strategy import NextToken, TokenStrategy, ranked
 
@@ -47,6 +48,13 @@ class DeePEn(TokenStrategy):
         check_number("num_steps", self.num_steps, 1, is_integer=True)
         if self.num_anchors is not None:
             check_number("num_anchors", self.num_anchors, 1, is_integer=True)
+
+    def check_members(self, vocabularies: Sequence[Vocabulary]) -> None:
+        if self.learning_rate > 0 and not have_shared_pieces(vocabularies):
+            raise ValueError(
+                'The vocabularies must have tokens in common with method "deepen", but have none. Choose another '
+                "method."
+            )
 
     def asks(self, main: Distribution) -> bool:
         return self.learning_rate > 0 and main.reading.top[0] not in main.eos_ids

@@ -15,6 +15,7 @@ import torch
 
 from ...config import AdaFuseConfig
 from ...members.member import Member
+from ...members.vocabulary import Vocabulary
 from ..fusion import Choice, ScoredSpan, mean_nll
 from ..proposer import Proposer
 from ..scoring import first_lowest, fused_score
@@ -47,6 +48,17 @@ class Strategy:
 
         Raises:
             ValueError: something does not load.
+        """
+
+    def check_members(self, vocabularies: Sequence[Vocabulary]) -> None:
+        """
+        Refuse members that the method cannot combine. Asked before any of them has read anything.
+
+        Args:
+            vocabularies (`list[Vocabulary]`): theirs, the main model's first.
+
+        Raises:
+            ValueError: it cannot combine them.
         """
 
 
