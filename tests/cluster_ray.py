@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -132,18 +132,24 @@ def titles(head: psutil.Process) -> list[tuple[int, str]]:
 def holds(folder: Path, before: dict[Path, bytes]) -> bool:
     """Whether the answers are those of the command, each once, and those that were there are still the same files."""
     answers = {record["id"]: record for record in records(folder / "answers")}
+    same = agreements(folder, answers)
+    num_kept = sum(len(content.splitlines()) for path, content in before.items() if path.read_bytes() == content)
+    num_all = len(records(folder / "answers"))
+    say(f"in the end: {num_all} answers to {len(answers)} questions, {num_kept} from before the driver was killed")
+    num_before = sum(len(content.splitlines()) for content in before.values())
+    return all(same) and len(same) == num_all == len(answers) == NUMBER and 0 < num_before == num_kept < NUMBER
+
+
+def agreements(folder: Path, answers: Mapping[str, Any]) -> list[bool]:
+    """Per question, whether the answer to it, by its id, is the one of the command."""
     expected = [json.loads(line) for line in (folder / "run.jsonl").read_text(encoding="utf-8").splitlines()]
     names = ("text", "words", "ended", "error")
     same = [
         tuple(answers[record["input"]["id"]][name] for name in names) == tuple(record.get(name, "") for name in names)
         for record in expected
     ]
-    num_kept = sum(len(content.splitlines()) for path, content in before.items() if path.read_bytes() == content)
-    num_all = len(records(folder / "answers"))
-    say(f"in the end: {num_all} answers to {len(answers)} questions, {num_kept} from before the driver was killed")
     say(f"{sum(same)} of {len(same)} are those of the command")
-    num_before = sum(len(content.splitlines()) for content in before.values())
-    return all(same) and len(same) == num_all == len(answers) == NUMBER and 0 < num_before == num_kept < NUMBER
+    return same
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
