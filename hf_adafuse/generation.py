@@ -44,9 +44,9 @@ class AdaFuseGenerationMixin(GenerationMixin):
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's; found by its name when not given.
         adafuse_config (`AdaFuseConfig`, `dict` or `bool`, *optional*): over that in `generation_config`; `False`: off.
         assistant_logits_processor (`list`, *optional*): per assistant, a list of logits processors over its own ids.
-        structured (`dict`, *optional*): what the text must be: `{"json_schema": ...}`, `{"regex": ...}` or
-            `{"grammar": ...}`, for every member in its own tokens (needs the `structured` extra).
-        max_batch_size (`int`, *optional*): the most prompts decoded at a time; when one ends, the next takes its place.
+        structured (`dict`, *optional*): `{"json_schema": ...}`, `{"regex": ...}` or `{"grammar": ...}` that the text
+            must follow, for every member in its own tokens (needs the `structured` extra).
+        max_batch_size (`int`, *optional*): the most prompts at a time, others wait (`max_time` is that of the call).
         on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when it has ended.
 
     With `do_sample=True` in the call, words are sampled: for each word a member is drawn by its weight, and draws the

@@ -37,10 +37,30 @@ class StandIn:
         self.requests = []
         self._lock = threading.Lock()
         self._memory = {}
+        self._asked = []  # bodies of completions that are under way
+        self._spoilt = []  # those beside which another has asked for named tokens
 
     def answer(self, path, body, headers):
         """The status and the answer."""
         self.requests.append((path, body, headers))
+        with self._beside_others(path, body):
+            return self._answer(path, body, headers)
+
+    @contextmanager
+    def _beside_others(self, path, body):
+        """vLLM 0.32 samples what is under way at the same time together, named tokens or not."""
+        if path != "/v1/completions":
+            yield
+            return
+        self._asked.append(body)
+        plain = [one for one in self._asked if "logprob_token_ids" not in one]
+        self._spoilt += plain if len(plain) < len(self._asked) else []
+        try:
+            yield
+        finally:
+            self._asked = [one for one in self._asked if one is not body]
+
+    def _answer(self, path, body, headers):
         time.sleep(self.seconds)
         handler = {
             "/v1/models": self.models,
@@ -105,7 +125,10 @@ class StandIn:
             for row, token in self.steps(ids, body["max_tokens"]):
                 named = body.get("logprob_token_ids")  # with these, only the most likely token beside them
                 known = {token, *(row.topk(body.get("logprobs", 1)).indices.tolist() if named is None else named)}
-                entries.append({f"token_id:{t}": float(row[t]) for t in known})
+                said = {f"token_id:{t}": float(row[t]) for t in known}
+                if any(one is body for one in self._spoilt):
+                    said = {"token_id:0": -9999.0} | {f"token_id:{token}": float(row[token])}
+                entries.append(said)
                 tokens.append(f"token_id:{token}")
             prompt = [None, *({str(t): {"logprob": float(self.log_probs(ids[:i])[t])}} for i, t in enumerate(ids) if i)]
             logprobs = {"top_logprobs": entries, "tokens": tokens}
@@ -119,7 +142,7 @@ class StandIn:
     def generate(self, body, headers):
         answers = []
         for ids, name, top, asked in zip(
-            body["input_ids"], body["rid"], body["top_logprobs_num"], body["token_ids_logprob"], strict=True
+            body["input_ids"], body["rid"], body["top_logprobs_num"], self.named_of(body), strict=True
         ):
             steps = self.steps(ids, body["sampling_params"]["max_new_tokens"])
             info = {
@@ -137,6 +160,14 @@ class StandIn:
                 info["output_token_ids_logprobs"] = [[[float(row[t]), t, None] for t in asked] for row, _ in steps]
             answers.append({"text": "", "meta_info": info})
         return answers
+
+    @staticmethod
+    def named_of(body):
+        """As SGLang reads `token_ids_logprob`: it looks at the first one, and takes no `None` in a list."""
+        named = body.get("token_ids_logprob") or [[]]
+        if not isinstance(named[0], list):
+            raise PermissionError("token_ids_logprob must be a flat list of integers")
+        return named if len(named) == len(body["input_ids"]) else named * len(body["input_ids"])
 
     def completion(self, body, headers):
         sizes = sorted(len(ids) + body["n_predict"] for ids in body["prompt"])

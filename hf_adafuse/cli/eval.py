@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Score an ensemble on tasks of lm-evaluation-harness, with the standard error of every number. This package's own tasks,
 nq, triviaqa, squad, gsm8k, flores_en_de and flores_de_en, ask files of yours (--data) or the datasets on the Hub, also
-where the harness has a task of that name; any other task of the harness works too."""
+where the harness has a task of that name; demo has questions of its own; any other task of the harness works too."""
 
 _EXAMPLES = """\
 examples:
+  hf-adafuse eval --tasks demo --methods all --limit 200  # the demo's members, its questions
   hf-adafuse eval --tasks nq,triviaqa --data FOLDER --model A --assistant B --members-alone --output results
   hf-adafuse eval --tasks triviaqa --data FOLDER --model A --assistant B --methods all
+  hf-adafuse eval --tasks triviaqa --data FOLDER --model A --assistant B --methods "span,robust,word margin 1"
   hf-adafuse eval --tasks arc_easy --model A --assistant B --fusion word --limit 100
 
 --data FOLDER holds one file per task, named by it (nq*.jsonl), with lines {"question": ..., "answer": ...}; an answer

@@ -6,7 +6,7 @@ Every request here can be asked again without harm: it reads, and changes nothin
 
 from __future__ import annotations
 
-import ipaddress
+import itertools
 import json
 import os
 import random
@@ -17,14 +17,14 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from .queries import BadAnswer, ServerError
+from .addresses import checked_url, seconds_of, without_key
+from .queries import BadAnswer, ServerError, SpoiltAnswer
 
 T = TypeVar("T")
 
-# Statuses after which the same request may succeed: too busy, starting, or a proxy before it.
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Statuses after which the same request may succeed, beside all from 500 on: too busy, starting, or a proxy before it.
+_PASSING = frozenset({408, 425, 429})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
 
 
@@ -35,8 +35,9 @@ class Patience:
 
     Args:
         timeout (`float`): seconds without a byte after which an attempt is given up.
-        deadline (`float`): seconds for a request with all its attempts.
-        retries (`int`): attempts after the first.
+        deadline (`float`): seconds for a request with all its attempts. A server that is away or busy is asked again
+            until then, but for the first question that it is asked.
+        retries (`int`): attempts after answers that cannot be right, and after a first question without an answer.
     """
 
     timeout: float = 60.0
@@ -70,7 +71,7 @@ class Connection:
     def __init__(
         self, url: str, api_key_env: str | None = None, patience: Patience = Patience(), allow_http: bool = False
     ) -> None:
-        self.url, self.api_key_env, self.patience = _checked(url, allow_http), api_key_env, patience
+        self.url, self.api_key_env, self.patience = checked_url(url, allow_http), api_key_env, patience
         self._httpx = _httpx()
         self._client: Any = None
         self._lock = threading.Lock()
@@ -79,8 +80,8 @@ class Connection:
         self.was_away = False  # it may have been started anew since
 
     def get(self, path: str, read: Callable[[Any], T]) -> T:
-        """As [`post`], of what needs no body."""
-        return self._ask("GET", path, lambda request_id: None, lambda answer, _: read(answer))
+        """As [`post`], of what needs no body; asked first of all, so that a server that is not there is soon missed."""
+        return self._ask("GET", path, lambda request_id: None, lambda answer, _: read(answer), is_patient=False)
 
     def post(
         self,
@@ -104,58 +105,88 @@ class Connection:
         """
         return self._ask("POST", path, lambda request_id: name_requests(body, request_id), read)
 
-    def _ask(self, method: str, path: str, body: Callable[[str], Any], read: Callable[[Any, str], T]) -> T:
-        start, reason, pause = time.monotonic(), "", 0.0
-        for number in range(self.patience.retries + 1):
-            left = self.patience.deadline - (time.monotonic() - start)
-            if left <= pause:
-                reason = f"{reason}; the deadline of {self.patience.deadline:g} s is over"
-                break
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Callable[[str], Any],
+        read: Callable[[Any, str], T],
+        is_patient: bool = True,
+    ) -> T:
+        end, reason, pause, num_left = time.monotonic() + self.patience.deadline, "", 0.0, self.patience.retries
+        for number in itertools.count():
             time.sleep(pause)
             self.num_retries += number > 0
-            request_id = uuid.uuid4().hex
+            request_id, wait, counts = uuid.uuid4().hex, 0.0, True
             try:
-                answer, wait = self._once(method, path, body(request_id), request_id, left - pause)
-                if wait is None:
-                    return read(answer, request_id)
-                reason = answer
+                return read(self._once(method, path, body(request_id), request_id, end), request_id)
+            except _Away as away:
+                reason, wait, counts = str(away), away.wait, not is_patient
             except BadAnswer as error:
-                reason, wait = f"its answer cannot be right: {error}", 0.0
+                reason, counts = f"its answer cannot be right: {error}", not isinstance(error, SpoiltAnswer)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                reason, wait = f"its answer has another form than expected ({type(error).__name__})", 0.0
-            growing = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
-            pause = max(wait, growing)
+                reason = f"its answer has another form than expected ({type(error).__name__})"
+            pause = max(wait, min(_FIRST_PAUSE * 2 ** min(number, 9), _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+            num_left -= counts
+            left = end - time.monotonic()
+            if num_left < 0:
+                break
+            if left <= pause:
+                asked = f" while it asks for {wait:g} s" if wait > max(left, 0.0) else ""
+                reason += f"; the deadline of {self.patience.deadline:g} s is over{asked}"
+                break
         raise ServerError(f"the server at {self.url} gives no answer to {path}: {reason}")
 
-    def _once(self, method: str, path: str, body: Any, request_id: str, left: float) -> tuple[Any, float | None]:
-        """One attempt: the answer and `None`, or why there is none and the seconds that the server asks to wait."""
-        headers = {"X-Request-Id": request_id}
-        key = os.environ.get(self.api_key_env) if self.api_key_env else None
-        if self.api_key_env and not key:
-            raise ServerError(f"the environment variable {self.api_key_env} for the key of {self.url} is not set")
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+    def _once(self, method: str, path: str, body: Any, request_id: str, end: float) -> Any:
+        """
+        The answer to one attempt.
+
+        Raises:
+            _Away: there is none yet.
+            ServerError: there will be none.
+        """
+        key, timeout = self._key(), min(self.patience.timeout, max(end - time.monotonic(), 0.001))
+        headers = {"X-Request-Id": request_id} | ({"Authorization": f"Bearer {key}"} if key else {})
+        content = bytearray()
         try:
-            response = self._http().request(
-                method, path, json=body, headers=headers, timeout=min(self.patience.timeout, left)
-            )
+            with self._http().stream(method, path, json=body, headers=headers, timeout=timeout) as response:
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if time.monotonic() > end:
+                        raise _Away("it is still answering")
         except self._httpx.HTTPError as error:
             self.was_away = True
-            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, 0.0
-        if response.status_code in _PASSING:
-            return f"status {response.status_code}", _seconds(response.headers.get("Retry-After"))
-        if response.status_code != 200:
-            said = response.text[:300].replace(key, "***") if key else response.text[:300]
-            raise ServerError(f"the server at {self.url} refuses {path}: status {response.status_code}, {said!r}")
+            raise _Away(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+        status = response.status_code
+        if status in _PASSING or status >= 500:
+            self.was_away = self.was_away or status >= 500
+            raise _Away(f"status {status}", seconds_of(response.headers.get("Retry-After")))
+        if status != 200:
+            said = without_key(key, content.decode("utf-8", "replace"))[:300]
+            raise ServerError(f"the server at {self.url} refuses {path}: status {status}, {said!r}", status)
         try:
-            return json.loads(response.content), None
+            return json.loads(content)
         except ValueError:
-            return "what it sends is no JSON", 0.0
+            raise BadAnswer("what it sends is no JSON") from None
+
+    def _key(self) -> str:
+        """What the environment variable holds; empty where none is named."""
+        if not self.api_key_env:
+            return ""
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise ServerError(f"the environment variable {self.api_key_env} for the key of {self.url} is not set")
+        if not (key.isascii() and key.isprintable()):
+            raise ServerError(f"the environment variable {self.api_key_env} must hold a key in printable ASCII")
+        return key
 
     def _http(self) -> Any:
         with self._lock:
             if self._owner != os.getpid():
-                self._client, self._owner = self._httpx.Client(base_url=self.url), os.getpid()
+                # In the clear nothing goes through a proxy that the environment names.
+                is_private = self.url.startswith("https:")
+                self._client = self._httpx.Client(base_url=self.url, trust_env=is_private)
+                self._owner = os.getpid()
                 weakref.finalize(self, self._client.close)
             return self._client
 
@@ -166,39 +197,17 @@ class Connection:
         return type(self), (self.url, self.api_key_env, self.patience, True)
 
 
+class _Away(Exception):
+    """There is no answer yet; `wait`: the seconds that the server asks to wait."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
 def _httpx() -> Any:
     try:
         import httpx
     except ImportError as error:
         raise ImportError("Members behind servers need httpx. Install it: pip install 'hf_adafuse[served]'.") from error
     return httpx
-
-
-def _checked(url: Any, allow_http: bool) -> str:
-    parts = urlsplit(url) if isinstance(url, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise ValueError(
-            f"`url` must be like http://localhost:8000 or https://host, but is {url!r}. A key goes into an environment "
-            "variable, `api_key_env`."
-        )
-    if parts.scheme == "http" and not allow_http and not _is_here(parts.hostname):
-        raise ValueError(
-            f"`url` must be https for another host than this one, but is {url!r}: prompts and keys would be sent in "
-            "the clear. Pass allow_http=True where the network may be trusted."
-        )
-    return str(url).rstrip("/")
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _seconds(value: str | None) -> float:
-    """Of a `Retry-After`, as far as it is a number."""
-    try:
-        return max(0.0, float(value or 0.0))
-    except ValueError:
-        return 0.0

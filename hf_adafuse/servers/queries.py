@@ -7,12 +7,26 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
-class ServerError(Exception):
-    """A server gave no usable answer, however often it was asked; the text says why, without keys."""
+class ServerError(OSError):
+    """
+    A server gave no usable answer, however often it was asked; the text says why, without keys.
+
+    Args:
+        message (`str`)
+        status (`int`, *optional*): with which it refused the request.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class BadAnswer(Exception):
     """An answer that cannot be right: it is asked for again."""
+
+
+class SpoiltAnswer(BadAnswer):
+    """One that other requests have spoilt: it is asked for again for as long as a busy server is."""
 
 
 @dataclass(frozen=True)

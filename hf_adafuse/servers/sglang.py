@@ -13,6 +13,10 @@ from typing import Any
 from .api import About, ServerApi
 from .queries import BadAnswer, Query, ServerError, Step, make_step
 
+# What the server may have been started with, which acts on what is taken, not on what is said of it.
+_NEUTRAL = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0}  # fmt: skip
+
 
 class SglangApi(ServerApi):
     """See [`ServerApi`]."""
@@ -47,14 +51,15 @@ class SglangApi(ServerApi):
 
     def _post(self, group: list[Query], num_top: int, read: Any, reads_prompts: bool = False) -> Any:
         """A request; `reads_prompts`: for the log-probabilities of the prompts' tokens too."""
-        body = {
+        body: dict[str, Any] = {
             "input_ids": [list(query.ids) for query in group],
-            "sampling_params": {"temperature": 0, "max_new_tokens": max(1, group[0].num_steps)},
+            "sampling_params": {"max_new_tokens": max(1, group[0].num_steps), **_NEUTRAL},
             "return_logprob": True,
             "logprob_start_len": [0 if reads_prompts else len(query.ids) - 1 for query in group],
             "top_logprobs_num": [num_top] * len(group),
-            "token_ids_logprob": [list(query.tokens) or None for query in group],
         }
+        if any(query.tokens for query in group):  # a list for each, or it takes the first one for that of all
+            body["token_ids_logprob"] = [list(query.tokens) for query in group]
         return self.connection.post("/generate", body, read, name_requests=_name_requests)
 
     def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:

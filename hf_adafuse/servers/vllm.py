@@ -2,17 +2,51 @@
 
 `prompt_logprobs` switches the prefix cache off, so each text is a prompt of its own, asked for the token after it, by
 the most likely ones or by their names (`logprob_token_ids`); whole blocks of what texts share are read once.
+
+vLLM 0.32 forgets the most likely tokens of every request that it samples together with one for named tokens: the two
+kinds are never under way at once from this process, and what another client has spoilt so is asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from .api import About, ServerApi
-from .queries import BadAnswer, Query, ServerError, Step, make_step
+from .queries import BadAnswer, Query, ServerError, SpoiltAnswer, Step, make_step
+
+# The log-probability of what has been forgotten.
+_FORGOTTEN = -9999.0
+# What a model's generation config may say, which acts on what is taken, not on what is said of it.
+_NEUTRAL = {"temperature": 0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+
+
+class _Turnstile:
+    """Lets any number through at a time, but of one kind only."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._kind, self._inside = False, 0
+
+    @contextmanager
+    def passing(self, kind: bool) -> Iterator[None]:
+        """Wait until nobody of the other kind is inside."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inside == 0 or self._kind == kind)
+            self._kind, self._inside = kind, self._inside + 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+
+_TURNSTILES: dict[str, _Turnstile] = {}  # by URL: several objects here may ask one server
 
 
 class VllmApi(ServerApi):
@@ -25,17 +59,15 @@ class VllmApi(ServerApi):
         if name not in names:
             raise ServerError(f"the server at {self.connection.url} serves {names}, not {name!r}")
         entry = models[names.index(name)]
-        return About(name, str(entry.get("root") or name), entry.get("max_model_len"))
+        base = next((one for one in models if one["id"] == entry.get("parent")), entry)  # of an adapter
+        return About(name, str(entry.get("root") or name), entry.get("max_model_len") or base.get("max_model_len"))
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
-        # Asked for named tokens, it says nothing of the most likely ones but the first: two requests at a time.
-        best = [query for query in queries if query.num_steps]
+        # Asked for named tokens, it says nothing of the most likely ones but the first: two requests.
+        alone = [replace(query, tokens=()) for query in queries if query.num_steps]
         named = [replace(query, num_steps=0) for query in queries if query.tokens]
-        with ThreadPoolExecutor(2) as threads:
-            asked = threads.submit(self.in_requests, named, lambda group, tokens: self._post(group, tokens, 0))
-            alone = [replace(query, tokens=()) for query in best]
-            walks = iter(self.in_requests(alone, lambda group, tokens: self._post(group, tokens, num_top)))
-            steps = iter(asked.result())
+        walks = iter(self.in_requests(alone, lambda group, tokens: self._post(group, tokens, num_top)))
+        steps = iter(self.in_requests(named, lambda group, tokens: self._post(group, tokens, 0)))
         found = []
         for query in queries:
             walk = next(walks) if query.num_steps else []
@@ -52,26 +84,29 @@ class VllmApi(ServerApi):
             "model": self.model,
             "prompt": [list(query.ids) for query in group],
             "max_tokens": group[0].num_steps or 1,
-            "temperature": 0,
             "logprobs": max(num_top, 1),
             "return_tokens_as_token_ids": True,
             "return_token_ids": True,
+            **_NEUTRAL,
         }
         if tokens:
             body["logprob_token_ids"] = tokens
-        return self.connection.post(
-            "/v1/completions", body, lambda answer, request_id: self._steps(answer, request_id, group, num_top)
-        )
+        with _TURNSTILES.setdefault(self.connection.url, _Turnstile()).passing(bool(tokens)):
+            return self.connection.post(
+                "/v1/completions", body, lambda answer, request_id: self._steps(answer, request_id, group, num_top)
+            )
 
     def tokenize(self, text: str) -> list[int] | None:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         try:
             return self.connection.post("/tokenize", body, lambda answer, _: [int(token) for token in answer["tokens"]])
-        except ServerError:
-            return None  # a gateway before it may pass completions only
+        except ServerError as error:
+            if error.status in (403, 404, 405):
+                return None  # a gateway before it may pass completions only
+            raise
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
-        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0, **_NEUTRAL}
 
         def read(answer: Any, request_id: str) -> list[float]:
             entries = _choices(answer, request_id, 1)[0]["prompt_logprobs"][1:]
@@ -115,6 +150,8 @@ def _read(choice: Any, query: Query, num_top: int) -> list[Step]:
         raise BadAnswer("it is about other tokens")
     if not 1 <= len(entries) <= max(1, query.num_steps) or len(entries) != len(chosen):
         raise BadAnswer(f"it goes on for {len(entries)} tokens of {query.num_steps}")
+    if num_top and any(value <= _FORGOTTEN for entry in entries for value in entry.values()):
+        raise SpoiltAnswer("another client's request has made it forget the most likely tokens")
     return [make_step(entry, query.tokens, num_top, token) for entry, token in zip(entries, chosen, strict=True)]
 
 
