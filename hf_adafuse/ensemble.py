@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +38,8 @@ class AdaFuseEnsemble:
         options: of `from_pretrained`, for members by name.
 
     Attributes:
-        model (`PreTrainedModel`): the main model, enabled, the others bound to it.
+        model (`PreTrainedModel`): the main model, enabled, the others bound to it; with the weights of the one given,
+            which stays as it is.
         tokenizers (`list`): of the members.
 
     Raises:
@@ -56,7 +58,10 @@ class AdaFuseEnsemble:
         (main, tokenizer), *others = pairs
         stored = getattr(getattr(main, "generation_config", None), "adafuse_config", None)
         config = next(given for given in (adafuse_config, stored, True) if given is not None)
-        self.model = enable_adafuse(main, [model for model, _ in others], self.tokenizers[1:], tokenizer, config)
+        # A view of the same weights: other ensembles of this model, and the caller, keep theirs.
+        self.model = enable_adafuse(
+            copy.copy(main), [model for model, _ in others], self.tokenizers[1:], tokenizer, config
+        )
 
     def generate(self, inputs: Any = None, **kwargs: Any) -> Any:
         """

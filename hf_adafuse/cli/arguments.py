@@ -52,6 +52,18 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto or cpu (default: one device)"
     )
     group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
+    group.add_argument("--allow-http", action="store_true", help="ask servers on other hosts without encryption too")
+    group.add_argument("--api-key-env", metavar="NAME", help="the environment variable with the key of the servers")
+
+
+def member_loading(args: argparse.Namespace) -> dict[str, Any]:
+    """What these arguments say of how members are loaded, as `load_members` takes it."""
+    return {
+        "dtype": args.dtype,
+        "device_map": args.device_map,
+        "trust_remote_code": args.trust_remote_code,
+        "served": {"allow_http": args.allow_http, "api_key_env": args.api_key_env},
+    }
 
 
 def member_names(paths: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import PRESETS, AdaFuseConfig
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings, member_loading
 from .flag_types import count, name_list, whole_number
 from .job_settings import add_job_arguments, begin_in_folder, file_name, locked_folder
 
@@ -103,7 +103,7 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
     from ..evaluation.responses import Responses
     from .members import load_members
 
-    members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
+    members = load_members(args.model, args.assistant, **member_loading(args))
     config = adafuse_config(args, members[0][0])
     options = {"batch_size": args.batch_size, "progress": args.progress}
 

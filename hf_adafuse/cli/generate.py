@@ -14,6 +14,7 @@ from .arguments import (
     add_member_arguments,
     add_stop_argument,
     add_text_arguments,
+    member_loading,
     read_prompt,
     read_text_arguments,
 )
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model is None:
         prompt = as_question(prompt)
-    members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
+    members = load_members(args.model, args.assistant, **member_loading(args))
     writer = None if args.json else (SpanWriter if args.trace else TextWriter)(members[0][1])
     try:
         output = _generate(args, members, prompt, writer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -25,6 +25,7 @@ def load_members(
     dtype: str = "auto",
     device_map: str | None = None,
     trust_remote_code: bool = False,
+    served: Mapping[str, Any] | None = None,
 ) -> list[Pair]:
     """
     Each member's model and tokenizer, the main one first.
@@ -35,6 +36,7 @@ def load_members(
         dtype (`str`): of all weights; `"auto"` as saved.
         device_map (`str`, *optional*): as in `from_pretrained`. Without it, all on the GPU where there is one.
         trust_remote_code (`bool`): as in `from_pretrained`.
+        served (`dict`, *optional*): arguments of `ServedModel` for those behind servers.
 
     Raises:
         ValueError: something does not load, or there is no main model.
@@ -51,7 +53,7 @@ def load_members(
     tokenizers = []
     for name in names:  # before the first weights: a misspelled name is found at once
         with loading(name):
-            tokenizers.append(_tokenizer(name, trust_remote_code))
+            tokenizers.append(_tokenizer(name, trust_remote_code, served or {}))
     options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
     models = []
     for name, tokenizer in zip(names, tokenizers, strict=True):
@@ -71,10 +73,10 @@ def default_pair() -> list[Pair]:
     return list(import_module(name).load_pair())
 
 
-def _tokenizer(name: str, trust_remote_code: bool) -> Any:
+def _tokenizer(name: str, trust_remote_code: bool, served: Mapping[str, Any]) -> Any:
     """A tokenizer by the model's name; of one behind a server, the model itself, which has it."""
     if is_served_name(name):
-        return ServedModel.from_name(name)
+        return ServedModel.from_name(name, **served)
     return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_member_arguments, member_names
+from .arguments import add_member_arguments, member_loading, member_names
 from .flag_types import count, name_list, option, whole_number
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 
@@ -204,7 +204,7 @@ def _job(args: argparse.Namespace, num_members: int, stack: ExitStack) -> PaperJ
     from .members import load_members
     from .paper_job import PaperJob
 
-    members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
+    members = load_members(args.model, args.assistant, **member_loading(args))
     if _is_demo(args):
         stack.enter_context(threads(1))  # matrices this small are as fast on one
         members = members if num_members == len(members) else load_demo(num_members)

@@ -20,6 +20,7 @@ from .arguments import (
     add_stop_argument,
     add_text_arguments,
     given_settings,
+    member_loading,
     read_text_arguments,
 )
 from .few_shot import add_examples, add_prompt_arguments
@@ -162,7 +163,7 @@ def _load(args: argparse.Namespace) -> Callable[..., bool]:
     from .batches import Answerer
     from .members import load_members
 
-    members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
+    members = load_members(args.model, args.assistant, **member_loading(args))
     return Answerer(args, members).answer
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import AdaFuseConfig
 from .answer_bar import AnswerBar
-from .arguments import add_member_arguments, add_stop_argument, member_names
+from .arguments import add_member_arguments, add_stop_argument, member_loading, member_names
 from .few_shot import add_prompt_arguments, first_answers, put_behind, worked_examples
 from .flag_types import count
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
@@ -103,7 +103,7 @@ def _search(
     from .tune_answers import TuneAnswers
     from .tune_report import TuneReport
 
-    members = load_members(args.model, args.assistant, args.dtype, args.device_map, args.trust_remote_code)
+    members = load_members(args.model, args.assistant, **member_loading(args))
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
     stored = [_own_settings(model, path) for (model, _), path in zip(members, paths, strict=True)]
     candidates = with_own_settings(candidates, stored)

@@ -5,6 +5,7 @@ prompts; no word, round or request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ..members.member import Member
 from ..outputs import AdaFuseRound
@@ -52,10 +53,20 @@ class Places:
         admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
         if admitted:
             self.is_reading = True
-            for member in self._members:
-                member.read_prompts(len(admitted))
+            self._read(len(admitted))
             self.is_reading = False
         return admitted
+
+    def _read(self, number: int) -> None:
+        """Those behind servers while those here do."""
+        apart = [member for member in self._members if member.is_remote]
+        with ThreadPoolExecutor(max(1, len(apart))) as threads:
+            begun = [threads.submit(member.read_prompts, number) for member in apart]
+            for member in self._members:
+                if not member.is_remote:
+                    member.read_prompts(number)
+            for future in begun:
+                future.result()
 
     def leave(self, paused: Iterable[int]) -> None:
         """Of these prompts, those that are finished leave the batch."""

@@ -4,13 +4,12 @@ another. Knows one server and one vocabulary; no prompt and no call.
 
 from __future__ import annotations
 
-import math
 import warnings
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from ..servers.queries import Query, ServerError
+from ..servers.queries import Query, ServerError, difference
 from ..servers.served_model import ServedModel
 from .vocabulary import Vocabulary
 
@@ -25,10 +24,11 @@ class ServerCheck:
 
     Args:
         difference (`float`): nats by which its log-probabilities of one text differ at most, asked in two shapes.
-        log_probs (`tuple[float]`): of that text, in the first shape.
+        queries (`list[Query]`), log_probs (`tuple[float]`): of the tokens of that text, in the first shape.
     """
 
     difference: float
+    queries: list[Query]
     log_probs: tuple[float, ...]
 
 
@@ -53,7 +53,7 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> Serve
         raise ValueError(
             f"{name} must answer, but does not: {error}. Start the server, or leave the member out."
         ) from error
-    if known is not None and max(map(_distance, found.log_probs, known.log_probs)) > _allowed(model):
+    if known is not None and max(map(difference, found.log_probs, known.log_probs)) > _allowed(model, known):
         raise ValueError(
             f"{name} must be the same model in all calls, but its log-probabilities are others than before. Make a new "
             "ServedModel of it."
@@ -68,6 +68,7 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> Serve
         )
     model.api.connection.was_away = False
     _CHECKED[model.api] = found
+    model.api.known = found.queries, list(found.log_probs), _allowed(model, found)
     return found
 
 
@@ -77,13 +78,25 @@ def _compare_tokens(model: ServedModel, name: str, vocabulary: Vocabulary) -> No
         # Nothing in an answer says to which text it is: one that differs is asked for again.
         for _ in range(3):
             theirs = model.api.tokenize(text)
-            if theirs is None or theirs == ours:
+            if theirs is None:
+                _warn_of_unknown_tokens(name)
+                return
+            if theirs == ours:
                 break
         else:
             raise ValueError(
                 f"The tokenizer of {name} must be the server's, but for {text!r} the server has the ids {theirs}, and "
                 f"the tokenizer {ours}. Pass the served model's own tokenizer."
             )
+
+
+def _warn_of_unknown_tokens(name: str) -> None:
+    warnings.warn(
+        f"{name} does not say how it tokenizes: whether the tokenizer here is its own is not known. If not, its "
+        "texts make no sense.",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
@@ -100,18 +113,13 @@ def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
     alone = [steps[0] for steps in model.api.ask(beginnings, 2)]
     pairs = [*zip((first[0], first[-1]), again, strict=True), *zip(walk, alone, strict=True)]
     differences = [
-        _distance(one.log_probs[token], other.log_probs[token])
+        difference(one.log_probs[token], other.log_probs[token])
         for one, other in pairs
         for token in {*one.log_probs}.intersection(other.log_probs)
     ]
     found = tuple(step.log_probs[query.tokens[0]] for step, query in zip(first, queries, strict=True))
-    return ServerCheck(max(differences, default=0.0), found)
+    return ServerCheck(max(differences, default=0.0), queries, found)
 
 
-def _allowed(model: ServedModel) -> float:
-    return max(2 * model.most_difference, 2 * _CHECKED[model.api].difference)
-
-
-def _distance(one: float, other: float) -> float:
-    """In nats; of tokens that are next to impossible it says nothing."""
-    return abs(one - other) if max(one, other) > math.log(1e-4) else 0.0
+def _allowed(model: ServedModel, check: ServerCheck) -> float:
+    return max(2 * model.most_difference, 2 * check.difference)

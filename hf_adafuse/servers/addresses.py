@@ -29,7 +29,7 @@ def checked_url(url: Any, allow_http: bool) -> str:
     if parts.scheme == "http" and not allow_http and not _is_here(parts.hostname):
         raise ValueError(
             f"`url` must be https for another host than this one, but is {url!r}: prompts and keys would be sent in "
-            "the clear. Pass allow_http=True where the network may be trusted."
+            "the clear. Pass allow_http=True (--allow-http) where the network may be trusted."
         )
     return str(url).rstrip("/").removesuffix("/v1")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .connection import Connection
-from .queries import Query, Step
+from .queries import Query, ServerError, Step, difference
 
 T = TypeVar("T")
 
@@ -65,6 +65,27 @@ class ServerApi(ABC):
     def __init__(self, connection: Connection, model: str | None = None) -> None:
         self.connection, self.model = connection, model
         self.traffic = Traffic()
+        # What it said before it was trusted, and by how many nats that may differ when it is asked again.
+        self.known: tuple[list[Query], list[float], float] | None = None
+
+    def check_same(self) -> None:
+        """
+        Ask again what it was asked before it was trusted, where it has been away since.
+
+        Raises:
+            ServerError: it says something else, or nothing.
+        """
+        if self.known is None or not self.connection.was_away:
+            return
+        queries, before, most = self.known
+        steps = [of_query[0] for of_query in self.ask(queries, 2)]
+        now = [step.log_probs[query.tokens[0]] for step, query in zip(steps, queries, strict=True)]
+        if max(map(difference, now, before)) > most:
+            raise ServerError(
+                f"the server at {self.connection.url} has been away and is another model since: its log-probabilities "
+                "are others than before"
+            )
+        self.connection.was_away = False
 
     @abstractmethod
     def about(self) -> About:
@@ -87,7 +108,13 @@ class ServerApi(ABC):
 
     def tokenize(self, text: str) -> list[int] | None:
         """A text in the server's tokens, without special ones; `None` where it cannot be asked."""
-        return None
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        try:
+            return self.connection.post("/tokenize", body, lambda answer, _: [int(token) for token in answer["tokens"]])
+        except ServerError as error:
+            if error.status in (403, 404, 405):
+                return None  # a gateway before it may pass completions only
+            raise
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
         """The log-probability (nats) of each id of a text but the first."""

@@ -63,6 +63,11 @@ class Step:
     chosen: int
 
 
+def difference(one: float, other: float) -> float:
+    """Of two log-probabilities, in nats; of tokens that are next to impossible it says nothing."""
+    return abs(one - other) if max(one, other) > math.log(1e-4) else 0.0
+
+
 def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: int, chosen: int) -> Step:
     """
     A step of an answer, looked at.

@@ -48,8 +48,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         allow_http (`bool`, *optional*, defaults to `False`): whether another host than this one may be asked without
             encryption.
         timeout (`float`, *optional*, defaults to 60), deadline (`float`, *optional*, defaults to 300): seconds without
-            a byte, and for a request with all its attempts.
-        retries (`int`, *optional*, defaults to 5): attempts after the first.
+            a byte, and for a request with all its attempts: so long a server is waited for that is away or busy.
+        retries (`int`, *optional*, defaults to 5): attempts after answers that cannot be right, and after a first
+            question without an answer.
         num_parameters (`int`, *optional*): of the model; members propose in the order of their sizes.
         num_steps (`int`, *optional*, defaults to 4): how many tokens a greedy walk asks for at a time: more of them
             save requests, fewer save tokens that are read in vain.
@@ -64,6 +65,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
     config_class = ServedConfig
     main_input_name = "input_ids"
+    generation_config: Any
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         self._num_parameters, self.num_steps = num_parameters or _UNKNOWN_SIZE, num_steps
         self.most_difference = most_difference
         is_named = isinstance(named, (str, os.PathLike))
-        self.generation_config.eos_token_id = _all_ends(os.fspath(named), eos) if is_named else eos
+        self._take_generation_config(os.fspath(named) if is_named else about.source)
         self.register_buffer("_here", torch.empty(0), persistent=False)
 
     @property
@@ -117,9 +119,24 @@ class ServedModel(PreTrainedModel, GenerationMixin):
     def dtype(self) -> torch.dtype:
         return torch.float32
 
+    def _take_generation_config(self, source: str) -> None:
+        """The one beside the weights, where it is at hand, as a model here has it; with what a server cannot do in it,
+        the model is refused as the main one. What it does not name is the tokenizer's."""
+        try:
+            found = GenerationConfig.from_pretrained(source)
+        except (OSError, ValueError):
+            return
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(found, name) is None:
+                setattr(found, name, getattr(self.generation_config, name))
+        self.generation_config = found
+
     def ask(self, queries: Sequence[tuple[tuple[int, ...], tuple[int, ...], int]], num_top: int) -> list[list[Step]]:
-        """As of [`ServerApi.ask`]; a query is the ids of a text, the tokens that are asked for, and greedy steps."""
-        return self.api.ask([Query(*query) for query in queries], num_top)
+        """As of [`ServerApi.ask`]; a query is the ids of a text, the tokens that are asked for, and greedy steps. An
+        answer of a server that has been away is taken only if it is the same one."""
+        found = self.api.ask([Query(*query) for query in queries], num_top)
+        self.api.check_same()
+        return found
 
     def room(self, num_ids: int) -> int:
         """How many tokens may come after a text."""
@@ -172,12 +189,3 @@ def _tokenizer(given: Any, source: str) -> Any:
             f"`tokenizer` must be the tokenizer of the served model, its Hub name or a folder, but none loads from "
             f"{name!r} ({type(error).__name__}). Pass it."
         ) from error
-
-
-def _all_ends(source: str, eos: int | None) -> int | list[int] | None:
-    """The end-of-sequence ids: of the generation config beside the weights, where it is at hand; else `eos`."""
-    try:
-        found = GenerationConfig.from_pretrained(source).eos_token_id
-    except (OSError, ValueError):
-        return eos
-    return eos if found is None else found

@@ -96,15 +96,6 @@ class VllmApi(ServerApi):
                 "/v1/completions", body, lambda answer, request_id: self._steps(answer, request_id, group, num_top)
             )
 
-    def tokenize(self, text: str) -> list[int] | None:
-        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        try:
-            return self.connection.post("/tokenize", body, lambda answer, _: [int(token) for token in answer["tokens"]])
-        except ServerError as error:
-            if error.status in (403, 404, 405):
-                return None  # a gateway before it may pass completions only
-            raise
-
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
         body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0, **_NEUTRAL}
 

@@ -8,6 +8,7 @@ What is known of a node, by token, is its `snapshot`; its reading has the most l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from .backend import Backend, ForwardError
 from .kv_cache import KeysValues
 from .nodes import Node
 
+# Prompts that are read at a time.
+_AT_A_TIME = 8
 # ids of a text, tokens asked for after it, greedy steps
 Asked = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -49,10 +52,11 @@ class ServedBackend(Backend):
         """Make the trees. The server reads the prompts with the first request."""
         self._plant(prompts)
         if with_log_probs:
+            read = self.model.api.prompt_log_probs
             try:
-                self.prompt_log_probs = [
-                    self.model.api.prompt_log_probs(ids) if len(ids) > 1 else [] for ids in prompts
-                ]
+                with ThreadPoolExecutor(_AT_A_TIME) as threads:
+                    self.prompt_log_probs = list(threads.map(lambda ids: read(ids) if len(ids) > 1 else [], prompts))
+                self.model.api.check_same()
             except ServerError as error:
                 raise ForwardError(str(error)) from error
             self.num_forwards += len(prompts)

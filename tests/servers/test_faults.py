@@ -4,12 +4,16 @@ right, or there is an error that names the member; nothing is lost or committed 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import random
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
 
 import pytest
 from cases import PROMPTS, Case
@@ -17,6 +21,7 @@ from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, ServedModel
+from hf_adafuse.servers.addresses import seconds_of
 from hf_adafuse.servers.connection import Connection, Patience
 from hf_adafuse.servers.queries import BadAnswer, ServerError
 
@@ -137,7 +142,7 @@ def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair):
     pair.max_new_tokens = 60
     expected = pair.fast()
     with serving(stand_in) as url:
-        case = behind(pair, url, retries=2)
+        case = behind(pair, url, deadline=4.0)
         case.fast()
         before = len(stand_in.requests)
         case.fast()
@@ -160,6 +165,82 @@ def test_a_server_that_was_started_anew_with_another_model_is_refused(pair):
         case.models[1].api.connection.was_away = True  # a connection has failed since
         with pytest.raises(ValueError, match="must be the same model in all calls"):
             case.fast()
+
+
+def test_a_server_that_comes_back_with_another_model_in_the_middle_is_an_error(pair):
+    class Restarted(StandIn):
+        left = None
+
+        def answer(self, path, body, headers):
+            if self.left is not None and path == "/v1/completions":
+                self.left -= 1
+                if self.left == 0:
+                    self.model, self._memory = tiny_model("llama", "sentencepiece", 7), {}
+                    return 502, {}  # what a gateway says meanwhile
+            return super().answer(path, body, headers)
+
+    stand_in = Restarted(pair.models[1], pair.tokenizers[1])
+    with serving(stand_in) as url:
+        case = behind(pair, url)
+        case.fast()
+        stand_in.left = 5
+        with pytest.raises(AdaFuseDecodingError, match="has been away and is another model since"):
+            case.fast()
+        with pytest.raises(ValueError, match="must be the same model in all calls"):
+            case.fast()
+
+
+def test_a_server_that_comes_back_as_it_was_goes_on(pair):
+    class Away(StandIn):
+        left = 0
+
+        def answer(self, path, body, headers):
+            self.left -= path == "/v1/completions"
+            return (503, {}) if 0 < self.left <= 30 else super().answer(path, body, headers)
+
+    stand_in, expected = Away(pair.models[1], pair.tokenizers[1]), pair.fast()
+    with serving(stand_in) as url:
+        case = behind(pair, url, retries=1)  # it is waited for until the deadline, however often that is
+        case.fast()
+        stand_in.left = 35
+        assert case.fast().sequences.tolist() == expected.sequences.tolist()
+        connection = case.models[1].api.connection
+        assert stand_in.left <= 0 and connection.num_retries >= 30 and not connection.was_away
+
+
+def test_another_client_that_asks_vllm_for_named_tokens(pair):
+    """Sampled together, vLLM forgets the most likely tokens: the texts must not show it."""
+    stand_in, expected, is_over = StandIn(pair.models[1], pair.tokenizers[1], seconds=0.002), pair.fast(), []
+    with serving(stand_in) as url:
+        case = behind(pair, url, retries=0)
+        body = {"model": "tiny", "prompt": [[5, 6, 7]], "max_tokens": 1, "logprobs": 1, "logprob_token_ids": [9]}
+
+        def ask():
+            while not is_over:
+                with contextlib.suppress(PermissionError):
+                    stand_in.answer("/v1/completions", dict(body), {})
+                time.sleep(random.uniform(0, 0.02))
+
+        other = threading.Thread(target=ask)
+        other.start()
+        try:
+            outputs = [case.fast() for _ in range(3)]
+        finally:
+            is_over.append(True)
+            other.join()
+    assert stand_in._spoilt and case.models[1].api.connection.num_retries
+    assert [one.sequences.tolist() for one in outputs] == [expected.sequences.tolist()] * 3
+
+
+def test_members_of_one_server_do_not_spoil_each_others_answers(pair):
+    """The two kinds of requests are never under way at the same time, whoever asks here."""
+    stand_in, expected = StandIn(pair.models[1], pair.tokenizers[1], seconds=0.002), pair.fast()
+    with serving(stand_in) as url:
+        cases = [behind(pair, url) for _ in range(3)]
+        with ThreadPoolExecutor(3) as threads:
+            outputs = list(threads.map(lambda case: case.fast(), cases))
+    assert not stand_in._spoilt
+    assert [one.sequences.tolist() for one in outputs] == [expected.sequences.tolist()] * 3
 
 
 def test_another_model_under_another_name_is_refused(pair):
@@ -225,10 +306,47 @@ def test_a_key_goes_into_the_header_and_nowhere_else(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["http://host:8000", "http://10.0.0.7:8000", "ftp://localhost", "localhost:8000", 7,
-                                 "http://user:key@localhost:8000"])  # fmt: skip
+                                 "http://user:s3cret@localhost:8000", "http://:s3cret@localhost:8000",
+                                 "http://localhost:8000?api_key=s3cret", "http://localhost:8000#s3cret",
+                                 "http://localhost:abc"])  # fmt: skip
 def test_urls_that_are_refused(url):
-    with pytest.raises(ValueError, match="`url` must be "):
+    with pytest.raises(ValueError, match="`url` must be ") as caught:
         Connection(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ['s3cret"key', "x" * 299 + "s3cret"])
+def test_a_key_that_a_server_repeats_is_not_shown(key, monkeypatch):
+    monkeypatch.setenv("TINY_KEY", f" {key}\n")  # as a file with a key ends
+
+    class Telling:
+        def answer(self, path, body, headers):
+            return 400, {"error": headers["Authorization"]}
+
+    with serving(Telling()) as url, pytest.raises(ServerError, match=r"status 400.*Bearer \*\*\*") as caught:
+        Connection(url, "TINY_KEY").post("/", {}, lambda answer, name: answer)
+    assert "s3cret" not in str(caught.value) and "xxxx" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["s3crét", "s3\x07cret"])
+def test_a_key_that_cannot_be_sent_is_refused_by_its_variable(key, monkeypatch):
+    monkeypatch.setenv("TINY_KEY", key)
+    with pytest.raises(ServerError, match="environment variable TINY_KEY must hold a key in printable ASCII"):
+        Connection("http://localhost:1", "TINY_KEY").get("/", lambda answer: answer)
+
+
+def test_in_the_clear_nothing_goes_through_a_proxy(monkeypatch):
+    class Echo:
+        def answer(self, path, body, headers):
+            return 200, {"path": path}
+
+    with serving(Echo()) as proxy, serving(Echo()) as url:
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv("NO_PROXY", "")
+        monkeypatch.setenv("no_proxy", "")
+        # Through a proxy the path would be the whole URL.
+        assert Connection(f"{url}/v1").get("/here", lambda answer: answer["path"]) == "/here"
 
 
 def test_plain_http_to_another_host_with_a_word():
@@ -253,6 +371,48 @@ def test_the_deadline_holds():
         with pytest.raises(ServerError, match=r"status 429; the deadline of 0\.5 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
         assert time.monotonic() - start < 2
+
+
+def test_the_deadline_holds_for_an_answer_that_comes_byte_by_byte():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b" ")
+                    time.sleep(0.05)
+
+        threading.Thread(target=trickle, daemon=True).start()
+        url, start = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
+        with pytest.raises(ServerError, match=r"still answering; the deadline of 0\.5 s is over"):
+            Connection(url, patience=Patience(deadline=0.5)).post("/", {}, lambda answer, name: answer)
+        assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 507, 529])
+def test_statuses_that_pass(status):
+    answers = [(status, {}), (200, {"n": 1})]
+
+    class Busy:
+        def answer(self, path, body, headers):
+            return answers.pop(0)
+
+    with serving(Busy()) as url:
+        assert Connection(url).post("/", {}, lambda answer, name: answer) == {"n": 1}
+
+
+def test_when_to_come_back():
+    assert [seconds_of(value) for value in (None, "1.5", "-3", "soon")] == [0.0, 1.5, 0.0, 0.0]
+    assert 50 < seconds_of(formatdate(time.time() + 60, usegmt=True)) <= 60
+
+    class Busy:
+        def answer(self, path, body, headers):
+            return 429, {}, {"Retry-After": "400"}
+
+    with serving(Busy()) as url, pytest.raises(ServerError, match="of 300 s is over while it asks for 400 s"):
+        Connection(url).post("/", {}, lambda answer, name: answer)
 
 
 def test_what_cannot_be_read_is_asked_again():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from cases import PROMPTS, Case
 from reference import RefMember
 from stand_in import StandIn, serving
 from tiny import TOKENIZERS, eos_ids, tiny_model
+from transformers import GenerationConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
@@ -77,6 +79,84 @@ def test_an_ensemble_with_no_member_here(pair, servers):
     assert away.texts(PROMPTS[0], max_new_tokens=5) == here.texts([PROMPTS[0]], max_new_tokens=5)
 
 
+def test_two_ensembles_of_one_main_model_know_their_own_members(pair, servers):
+    """Each has its own; the model itself stays as it was."""
+    (main, tokenizer), other = pair[0], (tiny_model("llama", NAMES[1], 5), pair[1][1])
+    kind, before = type(main), set(vars(main))
+    expected = [
+        AdaFuseEnsemble([(main, tokenizer), one]).texts(PROMPTS[:2], max_new_tokens=9) for one in (pair[1], other)
+    ]
+    both = [AdaFuseEnsemble([(main, tokenizer), one]) for one in (pair[1], other)]
+    assert [one.texts(PROMPTS[:2], max_new_tokens=9) for one in both] == expected and expected[0] != expected[1]
+    assert type(main) is kind and set(vars(main)) == before
+    assert both[0].model.get_input_embeddings() is main.get_input_embeddings()
+
+
+def test_prompts_are_read_at_the_same_time(pair):
+    """Of one member several, and of several members all: one after another they would take six times as long."""
+
+    class Counting(StandIn):
+        def answer(self, path, body, headers):
+            with lock:
+                inside.append(self)
+                seen.append((len(inside), len({id(one) for one in inside})))
+            try:
+                return super().answer(path, body, headers)
+            finally:
+                with lock:
+                    inside.remove(self)
+
+    lock, inside, seen = threading.Lock(), [], []
+    stand_ins = [Counting(model, tokenizer, seconds=0.05) for model, tokenizer in pair]
+    with serving(stand_ins[0]) as first, serving(stand_ins[1]) as second:
+        members = [served(url, *one) for url, one in zip((first, second), pair, strict=True)]
+        prompts = [*PROMPTS[:3], "a big cat", "the tree", "to sit"]
+        config = AdaFuseConfig(model_weights="prompt")
+        case, expected = case_of(members, config, prompts, 1), case_of(pair, config, prompts, 1).fast()
+        AdaFuseEnsemble(members)  # the self-test is behind us
+        seen.clear()
+        assert case.fast().sequences.tolist() == expected.sequences.tolist()
+    assert max(seen)[0] >= 6 and max(servers for _, servers in seen) == 2
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_that_does_not_say_how_it_tokenizes(pair, kind):
+    class Mute(StandIn):
+        def answer(self, path, body, headers):
+            return (404, {}) if path == "/tokenize" else super().answer(path, body, headers)
+
+    with serving(Mute(*pair[1], kind=kind)) as url:
+        members = [pair[0], served(url, *pair[1], kind=kind)]
+        with pytest.warns(UserWarning, match="does not say how it tokenizes"):
+            AdaFuseEnsemble(members)
+
+
+def test_what_the_generation_config_asks_of_a_served_main_model(pair, tmp_path):
+    """As of the same model here, which would honour it."""
+    pair[0][1].save_pretrained(tmp_path)
+    GenerationConfig(repetition_penalty=1.8, eos_token_id=eos_ids(pair[0][1])).save_pretrained(tmp_path)
+    with serving(StandIn(*pair[0], name=str(tmp_path))) as url:
+        member = ServedModel(url, tokenizer=pair[0][1])
+        assert member.generation_config.eos_token_id == eos_ids(pair[0][1])
+        ensemble = AdaFuseEnsemble([(member, pair[0][1]), pair[1]])
+        with pytest.raises(ValueError, match="`repetition_penalty`"):
+            ensemble.texts(PROMPTS[0], max_new_tokens=3)
+        assert ensemble.texts(PROMPTS[0], max_new_tokens=3, repetition_penalty=1.0)
+        as_assistant = AdaFuseEnsemble([pair[1], (member, pair[0][1])])
+        assert as_assistant.texts(PROMPTS[0], max_new_tokens=3)
+
+
+def test_an_adapter_of_vllm_has_the_context_of_its_base(pair):
+    class WithAdapter(StandIn):
+        def models(self, body, headers):
+            base = super().models(body, headers)["data"][0]
+            return {"data": [base, {"id": "adapter", "root": "there", "parent": self.name, "max_model_len": None}]}
+
+    with serving(WithAdapter(*pair[1], max_length=90)) as url:
+        member = ServedModel(url, model="adapter", tokenizer=pair[1][1])
+        assert member.config.max_position_embeddings == 89
+
+
 def test_stop_strings_streams_and_returned_parts_work(pair, servers):
     outputs = []
     for members in (pair, servers[0]):
@@ -127,6 +207,28 @@ def test_the_command_line_takes_servers(pair, servers, tmp_path, capsys):
     assert command([*arguments, "--max-new-tokens", "6", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed and "s3cret" not in str(printed)
+
+
+def test_the_command_line_reaches_other_hosts_with_a_key(pair, tmp_path, monkeypatch, capsys):
+    flags = ["generate", PROMPTS[0], "--model", "vllm:http://gpu-node:8000#m"]
+    assert command(flags) == 2
+    err = capsys.readouterr().err
+    assert "--allow-http" in err and "in the clear" in err
+    made = []
+
+    def served_model(name, **options):
+        made.append((name, options))
+        raise ValueError("enough")
+
+    monkeypatch.setattr(ServedModel, "from_name", served_model)
+    assert command([*flags, "--allow-http", "--api-key-env", "TINY_KEY"]) == 2
+    assert made == [(flags[-1], {"allow_http": True, "api_key_env": "TINY_KEY"})]
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys):
+    assert command(["generate", PROMPTS[0], "--model", "vllm:http://127.0.0.1:9"]) == 2
+    err = capsys.readouterr().err
+    assert "gives no answer to /v1/models: ConnectError" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(
