@@ -303,8 +303,10 @@ def mean_nll(values, text, ends, config):
     return -sum(values) / size
 
 
-def own_logits(m, prefix, ids):
-    return [m.logits(tuple(prefix + ids[:i]))[token].item() for i, token in enumerate(ids)]
+def own_logits(m, prefix, ids, ends):
+    values = [m.logits(tuple(prefix + ids[:i]))[token].item() for i, token in enumerate(ids)]
+    end = [max(m.logits(tuple(prefix + ids))[token].item() for token in m.eos)] if ends and m.eos else []
+    return values + end
 
 
 def decode_by_method(members, prompts, config, max_new_tokens, numbers=None, **warping):
@@ -379,7 +381,7 @@ def one_round(members, prefixes, method, config, extra=None, is_sure=True, draft
         values = [token_log_probs(m, p, e, ends) for m, p, e in zip(members, prefixes, ids)]
         if any(-math.inf in of_member for of_member in values) or not any(values):
             continue
-        logits = [own_logits(m, p, e) for m, p, e in zip(members, prefixes, ids)]
+        logits = [own_logits(m, p, e, ends) for m, p, e in zip(members, prefixes, ids)]
         nlls = [mean_nll(of_member, text, ends, config) for of_member in values]
         entry = {"text": text, "ends": ends, "ids": ids, "own": own, "times": times.get((text, ends), {})}
         entries.append(entry | {"values": values, "nlls": nlls, "logits": logits})

@@ -24,7 +24,11 @@ def pieces(m):
 
 
 def token_of(m, data):
-    return pieces(m).index(data) if data and data in pieces(m) else None
+    """The first one, of ordinary ones before those that byte fallback has for a byte."""
+    found = [token for token, piece in enumerate(pieces(m)) if data and piece == data]
+    names = [m.tokenizer.convert_ids_to_tokens(token) for token in found]
+    ordinary = [token for token, name in zip(found, names) if not (name.startswith("<0x") and name.endswith(">"))]
+    return next(iter([*ordinary, *found]), None)
 
 
 def cut_character(data):

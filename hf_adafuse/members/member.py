@@ -94,8 +94,7 @@ class Member:
         can_share: bool = True,
     ) -> None:
         """
-        Take the prompts of a call; none is read before `read_prompts`, and all at once where a cache holds their
-        beginnings.
+        Take the prompts of a call; none is read before `read_prompts`, all at once where a cache holds beginnings.
 
         Args:
             prompts, processors, cache, can_share: as of `MemberPlan`.
@@ -189,9 +188,10 @@ class Member:
         return int(self._reader.best_of(self.path(prompt_index, ids)[-1], self.eos_ids))
 
     def logits(self, prompt_index: int, span: Span) -> list[float]:
-        """The processed logit of each id of a span that has been read."""
+        """The processed logit of each id of a span that has been read, and of the likeliest end where it ends."""
         nodes = self.path(prompt_index, span.ids)
-        return [float(node.reading.scores[token]) for node, token in zip(nodes, span.ids, strict=False)]
+        ends = [self.best_end(prompt_index, span.ids)] if span.ends and self.eos_ids else []
+        return [float(node.reading.scores[token]) for node, token in zip(nodes, [*span.ids, *ends], strict=False)]
 
     def begin_pass(
         self, needs: Mapping[int, tuple[list[Node], list[Node]]], likely: Callable[[int], list[Node]]

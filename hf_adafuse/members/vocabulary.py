@@ -82,10 +82,12 @@ class Vocabulary:
         return [self.piece(token) for token in range(size)]
 
     def token_of(self, piece: bytes) -> int | None:
-        """The first token of these bytes; `None` where there is none."""
+        """The first token of these bytes, one of a single byte only where there is no other; `None` where there is
+        none. Vocabularies with byte fallback have letters twice, and use the byte for none of them."""
         if self._tokens is None:
-            pieces = enumerate(self.all_pieces())
-            self._tokens = {piece: token for token, piece in reversed(list(pieces)) if piece}
+            pieces = [(token, piece) for token, piece in enumerate(self.all_pieces()) if piece]
+            last_first = sorted(pieces, key=lambda one: (self._is_byte(one[0]), one[0]), reverse=True)
+            self._tokens = {piece: token for token, piece in last_first}
         return self._tokens.get(piece)
 
     def encode(self, text: str) -> Encoding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from toys import run, texts, toy, word_tokenizer
 from hf_adafuse import AdaFuseConfig, SpanStrategy, TokenStrategy, register_strategy
 from hf_adafuse.decoding.fusion import Choice
 from hf_adafuse.decoding.strategies.majority import Majority
-from hf_adafuse.decoding.strategies.registry import STRATEGIES
+from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy
 from hf_adafuse.decoding.strategies.token_strategy import NextToken
 
 
@@ -63,6 +64,46 @@ def test_vocabularies_without_a_common_token_are_refused_before_the_first_pass()
     assert [model.forwards for model, _ in members] == [0, 0]
     never = AdaFuseConfig(method="deepen", method_options={"learning_rate": 0.0})  # the main model decides alone
     assert texts(run(members, never)) == texts(run(members[:1], AdaFuseConfig(method="deepen")))
+
+
+def test_letters_are_not_written_as_bytes():
+    """The vocabulary has each letter twice, first as the byte that is for what has no other token."""
+    case = case_of("unite", "sentencepiece", "characters", weights=(0.1, 1.0))
+    tokenizer = case.tokenizers[0]
+    names = tokenizer.convert_ids_to_tokens(new_ids(case, case.fast()))
+    assert "A" in tokenizer.get_vocab() and "<0x41>" in tokenizer.get_vocab()
+    doubled = {f"<0x{ord(name):02X}>" for name in tokenizer.get_vocab() if len(name) == 1 and ord(name) < 128}
+    assert names and not doubled.intersection(names)
+
+
+def test_a_text_can_end_by_logits():
+    tokenizer = word_tokenizer(["So", "It", "is"])
+    ending = {"It": {"</s>": 0.9, "is": 0.05}, "is": {"</s>": 0.9}}
+    going_on = {"It": {"</s>": 0.4, "is": 0.55}, "is": {"</s>": 0.9}}
+    members = [(toy(tokenizer, table), tokenizer) for table in (ending, going_on)]
+    for model, _ in members:
+        model.table += 10.0  # the same probabilities; the mean raw logit of nothing would be 0
+    for score in ("probability", "logit"):
+        output = run(members, AdaFuseConfig(method="specfuse", method_options={"num_tokens": 1, "score": score}))
+        assert texts(output) == [""], score
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "field"),
+    [
+        ("specfuse", {"learning_rate": math.inf}, "learning_rate"),
+        ("deepen", {"learning_rate": math.inf}, "learning_rate"),
+        ("unite", {"zero_repeated": "no"}, "zero_repeated"),
+    ],
+)
+def test_options_that_are_refused(method, options, field):
+    with pytest.raises(ValueError, match=f"`{field}` must be "):
+        make_strategy(AdaFuseConfig(method=method, method_options=options))
+
+
+def test_what_is_no_class_has_no_name():
+    with pytest.raises(ValueError, match="`cls` must be a subclass"):
+        register_strategy("unite", 3)
 
 
 def test_nothing_that_has_a_text_may_be_said():

@@ -83,3 +83,18 @@ def test_vocabularies_are_made_once_and_the_tokenizer_is_not_touched():
 def test_identical_tokenizers():
     assert Vocabulary(byte_level()).is_same_as(Vocabulary(byte_level()))
     assert not Vocabulary(byte_level()).is_same_as(Vocabulary(unigram()))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_token_of_some_bytes_is_an_ordinary_one_where_there_is_one(name):
+    """Byte fallback has a token for every byte, before the letters: what is never said where the letter is there."""
+    vocabulary = vocabulary_of(TOKENIZERS[name]())
+    pieces = vocabulary.all_pieces()
+    assert vocabulary.token_of(b"") is None and vocabulary.token_of(b"no such piece") is None
+    for piece in set(pieces) - {b""}:
+        alike = [token for token, other in enumerate(pieces) if other == piece]
+        names = vocabulary.tokenizer.convert_ids_to_tokens(alike)
+        ordinary = [token for token, one in zip(alike, names, strict=True) if not one.startswith("<0x")]
+        assert vocabulary.token_of(piece) == (ordinary or alike)[0]
+    if name == "sentencepiece":
+        assert vocabulary.tokenizer.convert_ids_to_tokens(vocabulary.token_of(b"a")) == "a"

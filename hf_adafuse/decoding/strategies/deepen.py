@@ -26,6 +26,8 @@ class DeePEn(TokenStrategy):
     that falls by a cosine to a quarter, make z' with the smallest KL(r || softmax(z') P_main), the mean over anchors;
     the token of the largest z' is committed. The others read the text since the last word began as their tokenizers
     have it whole. Where the main model would end the text, it decides alone; with `learning_rate=0` always.
+    The trace has the main model's log-probabilities alone: of the others no single one goes in. With nearly all weight
+    on the main model the text is nearly its own: the search takes steps of the rate, however small the loss.
 
     Source: the released code, read. It has no bound on the number of anchors, and drops a member that takes more than
     5 seconds from a step.

@@ -46,11 +46,11 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
     Raises:
         ValueError: the name is taken, or the class is no method.
     """
+    if not (inspect.isclass(cls) and issubclass(cls, (SpanStrategy, TokenStrategy))):
+        raise ValueError(f"`cls` must be a subclass of SpanStrategy or TokenStrategy, but is {cls!r}. Derive it.")
     known = STRATEGIES.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"`name` must be new, but {name!r} is {known.__qualname__} already. Choose another one.")
-    if not (inspect.isclass(cls) and issubclass(cls, (SpanStrategy, TokenStrategy))):
-        raise ValueError(f"`cls` must be a subclass of SpanStrategy or TokenStrategy, but is {cls!r}. Derive it.")
     fields = {one.name for one in dataclasses.fields(AdaFuseConfig)}
     taken = sorted(fields.intersection(inspect.signature(cls).parameters))
     if taken:

@@ -26,10 +26,13 @@ class SpecFuse(SpanStrategy):
     With a `learning_rate` the weights learn (Hedge): in round t, w_i is multiplied by exp(rate * sqrt(1 / K) / t *
     r_i), where r_i is the number of pairs of others (j, k) with S[j, i] >= S[j, k], at least 1, over (K - 1)^2.
 
-    Sources: SpecFuse for the probabilities, SpecEM's code for Hedge and `score="logit"` (the mean raw logit of the
-    tokens, divided by the row's sum). The released code always samples drafts: `do_sample=True, temperature=0.6,
-    top_p=0.9` does here. It drops what follows the last character that is no letter or digit, also where the word is
-    complete; writes " ." where nothing is left; and leaves out Hedge by default.
+    A draft that ends the text is scored with its end, by logits that of its likeliest end-of-sequence token.
+
+    Sources: SpecFuse for the probabilities (there without the row's sum, by which verifiers count alike here; and a
+    member that is hardly ever chosen leaves, which none does here), SpecEM's code for Hedge and `score="logit"` (the
+    mean raw logit of the tokens, divided by the row's sum). The released code always samples drafts: `do_sample=True,
+    temperature=0.6, top_p=0.9` does here. It drops what follows the last character that is no letter or digit, also
+    where the word is complete; writes " ." where nothing is left; and leaves out Hedge by default.
 
     Args:
         num_tokens (`int`, *optional*, defaults to 10): of a draft; its first word is always whole.

@@ -67,6 +67,9 @@ class SpanStrategy(Strategy):
     """
     A method in whose rounds every member proposes a text, every member scores every text, and one is committed.
 
+    What a member proposes is proposed whole: the call's stopping criteria, `max_time` too, are asked of what is
+    committed (methods with whole answers ask them of each answer).
+
     By itself it proposes `num_words` greedy words and takes the candidate of the lowest mean NLL. A method of your own
     overrides what it does otherwise, is given a name by [`register_strategy`] and used by that name.
 
@@ -138,11 +141,11 @@ def lowest(candidates: Sequence[ScoredSpan], nlls: list[list[float | None]], sco
 def check_number(name: str, value: Any, least: float, most: float = math.inf, *, is_integer: bool = False) -> None:
     """
     Raises:
-        ValueError: an option is not a number from `least` to `most`.
+        ValueError: an option is not a finite number from `least` to `most`.
     """
     kind = "a whole number" if is_integer else "a number"
     is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most:
+    if not is_number or not least <= value <= most or math.isinf(value):
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
         raise ValueError(f"`{name}` must be {kind} {bounds}, but is {value!r}. Leave it out for the default.")
 

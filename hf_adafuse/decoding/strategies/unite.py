@@ -22,7 +22,8 @@ class UniTE(TokenStrategy):
 
     Source: the released code (UniTE, "Determine-Then-Ensemble"), read. It differs so: it tokenizes the whole text anew
     each step, here the last word; it does not stop at the end of the sequence, here that is a text as others; it gives
-    a repeated token the logit 0 (`zero_repeated=True`).
+    a repeated token the logit 0 (`zero_repeated=True`); it passes over a sub-token that is a space alone. Which
+    models go together, its "determine" step, is the caller's choice here (`hf-adafuse tune` chooses by answers).
 
     Args:
         top_k (`int`, *optional*, defaults to 10)
@@ -36,6 +37,10 @@ class UniTE(TokenStrategy):
 
     def __post_init__(self) -> None:
         check_number("top_k", self.top_k, 1, is_integer=True)
+        if not isinstance(self.zero_repeated, bool):
+            raise ValueError(
+                f"`zero_repeated` must be True or False, but is {self.zero_repeated!r}. Choose one of them."
+            )
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
         tops = [[] if member is None else member.top(self.top_k) for member in members]
