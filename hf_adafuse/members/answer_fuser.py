@@ -31,9 +31,9 @@ class AnswerFuser:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model, self._tokenizer = model, tokenizer
 
-    def __call__(self, source: str, candidates: Sequence[str]) -> str | None:
+    def __call__(self, source: str, candidates: Sequence[str]) -> str:
         """
-        The answer, by beam search; `None` where it has not ended after `MAX_NEW_TOKENS`.
+        The answer, by beam search.
 
         Args:
             source (`str`): the prompt. One that leaves no room for the answers is cut at its beginning; the released
@@ -48,13 +48,7 @@ class AnswerFuser:
             do_sample=False,
             max_new_tokens=MAX_NEW_TOKENS,
         )
-        if self._model.generation_config.eos_token_id is not None and not self._ends(written[0].tolist()):
-            return None
         return str(self._tokenizer.decode(written[0], skip_special_tokens=True))
-
-    def _ends(self, ids: list[int]) -> bool:
-        eos = self._model.generation_config.eos_token_id
-        return bool(set(ids[1:]).intersection([eos] if isinstance(eos, int) else eos))
 
     def _read(self, source: str, candidates: Sequence[str]) -> list[int]:
         """The ids of what it reads."""

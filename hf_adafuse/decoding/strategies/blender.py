@@ -36,8 +36,8 @@ class Blender(WholeAnswers):
         ranker (`str`, *optional*, defaults to `"nll"`): the Hub name or a folder of a PairRM, which counts all members
             alike; `"nll"`: the lowest fused NLL wins, no other model runs.
         fuser (`str`, *optional*): the Hub name or a folder of a sequence-to-sequence model that reads what GenFuser
-            reads, 128 tokens of each answer, and writes 128 at most: of a longer one nothing is taken, and the winner
-            is committed as it is, as with `None`.
+            reads. As released it reads 128 of its tokens of each answer and writes 128 at most: a longer answer is cut.
+            `None`: the winner is committed as it is.
         num_fused (`int`, *optional*, defaults to 3): how many answers the fuser reads, at most.
     """
 
@@ -81,10 +81,7 @@ class Blender(WholeAnswers):
         if self.fuser is None:
             return None
         best = list(dict.fromkeys(text.strip() for text in texts))[: self.num_fused]
-        written = self._write(self.prompt_text, best)
-        if written is None:
-            return None
-        written = written.strip()
+        written = self._write(self.prompt_text, best).strip()
         # It goes on from the prompt as the best answer does.
         return texts[0][: len(texts[0]) - len(texts[0].lstrip())] + written if written else ""
 
