@@ -18,7 +18,7 @@ PACKAGE = ROOT / "hf_adafuse"
 HOUSE = (
     ("", "config outputs host_internals"),
     ("rounds", "trace_text trace_html round_lists"),
-    ("servers", "queries addresses connection api vllm sglang llamacpp served_model"),
+    ("servers", "daemons queries addresses connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend"),
     ("trees", "columns tree_cache tree_mask skinny_linear model_call"),
     ("trees", "pass_costs pass_policy shared_prefix"),

@@ -5,10 +5,11 @@ prompts; no word, round or request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from ..members.member import Member
 from ..outputs import AdaFuseRound
+from ..servers.daemons import begin
 from .progress import Prompt
 
 
@@ -59,14 +60,12 @@ class Places:
 
     def _read(self, number: int) -> None:
         """Those behind servers while those here do."""
-        apart = [member for member in self._members if member.is_remote]
-        with ThreadPoolExecutor(max(1, len(apart))) as threads:
-            begun = [threads.submit(member.read_prompts, number) for member in apart]
-            for member in self._members:
-                if not member.is_remote:
-                    member.read_prompts(number)
-            for future in begun:
-                future.result()
+        begun = [begin(partial(member.read_prompts, number)) for member in self._members if member.is_remote]
+        for member in self._members:
+            if not member.is_remote:
+                member.read_prompts(number)
+        for future in begun:
+            future.result()
 
     def leave(self, paused: Iterable[int]) -> None:
         """Of these prompts, those that are finished leave the batch."""

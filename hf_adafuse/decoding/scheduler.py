@@ -5,12 +5,13 @@ and members that can work at the same time do. Knows who waits for what; neither
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..members.member import Member
 from ..members.passes import Pass
+from ..servers.daemons import begin as begin_in_thread
 from ..trees.nodes import Node
 from ..trees.pass_policy import next_member
 from .requests import Read, Requests, SideBySide
@@ -63,7 +64,6 @@ class Scheduler:
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._places = [member.place for member in members]
         self._last: dict[Any, int] = {}  # per place, whose pass was the last one
-        self._threads: ThreadPoolExecutor | None = None
         self.served: list[int] = []
 
     def run(self, prompts: Mapping[int, Requests[None]]) -> None:
@@ -77,19 +77,15 @@ class Scheduler:
             MemberError: a forward pass failed.
         """
         ready = _tasks(prompts)
-        try:
-            while True:
-                for task in ready:
-                    self._advance(task)
-                ready = _tasks(self._on_pause([task.prompt_index for task in ready]))
-                if ready:
-                    continue
-                if not self._running and not any(self._waiting):
-                    return
-                ready = self._serve()
-        finally:
-            if self._threads is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+        while True:
+            for task in ready:
+                self._advance(task)
+            ready = _tasks(self._on_pause([task.prompt_index for task in ready]))
+            if ready:
+                continue
+            if not self._running and not any(self._waiting):
+                return
+            ready = self._serve()
 
     def _advance(self, task: _Task | None) -> None:
         """Let a task go on until it waits, and those that wait for it."""
@@ -150,8 +146,7 @@ class Scheduler:
 
     def _begin_apart(self, member_index: int) -> Future[Any]:
         begun, waiting = self._begin(member_index)
-        self._threads = self._threads or ThreadPoolExecutor(len(self._members))
-        future = self._threads.submit(begun.work)
+        future = begin_in_thread(begun.work)
         self._running[future] = member_index, begun, waiting
         return future
 

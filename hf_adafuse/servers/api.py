@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from .connection import Connection
+from .daemons import map_at_once
 from .queries import Query, ServerError, Step, difference
 
 T = TypeVar("T")
@@ -132,9 +132,9 @@ class ServerApi(ABC):
         """
         groups = list(self.requests(queries))
         found: dict[int, T] = {}
-        with ThreadPoolExecutor(max(1, min(len(groups), _AT_A_TIME))) as threads:
-            for (indices, _, _), answers in zip(groups, threads.map(lambda one: post(*one[1:]), groups), strict=True):
-                found.update(zip(indices, answers, strict=True))
+        answered = map_at_once(lambda one: post(*one[1:]), groups, _AT_A_TIME)
+        for (indices, _, _), answers in zip(groups, answered, strict=True):
+            found.update(zip(indices, answers, strict=True))
         return [found[index] for index in range(len(queries))]
 
     def requests(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], list[Query], list[int]]]:

@@ -8,11 +8,11 @@ What is known of a node, by token, is its `snapshot`; its reading has the most l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from ..servers.daemons import map_at_once
 from ..servers.queries import ServerError
 from .backend import Backend, ForwardError
 from .kv_cache import KeysValues
@@ -54,8 +54,7 @@ class ServedBackend(Backend):
         if with_log_probs:
             read = self.model.api.prompt_log_probs
             try:
-                with ThreadPoolExecutor(_AT_A_TIME) as threads:
-                    self.prompt_log_probs = list(threads.map(lambda ids: read(ids) if len(ids) > 1 else [], prompts))
+                self.prompt_log_probs = map_at_once(lambda ids: read(ids) if len(ids) > 1 else [], prompts, _AT_A_TIME)
                 self.model.api.check_same()
             except ServerError as error:
                 raise ForwardError(str(error)) from error

@@ -267,7 +267,7 @@ def test_the_flags_that_are_printed_give_the_choice_back(tune, monkeypatch):
     """Read as a shell and the command line read them, beside a main model with settings of its own."""
     write_numbered(tune.folder)
     pair = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
-    monkeypatch.setattr(members, "load_members", lambda *_: pair)
+    monkeypatch.setattr(members, "load_members", lambda *_, **__: pair)
     names = ["my models/it's $HOME", "b; c"]
     monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.rule == "word 3:1" else k % 3 == 1))
     code, out, _ = tune("--model", names[0], "--assistant", names[1])

@@ -1,0 +1,43 @@
+"""Calls in threads: in order, so many at a time, with their errors; none holds the process up at its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hf_adafuse.servers.daemons import begin, map_at_once
+
+
+def test_results_come_in_the_order_of_the_items_and_so_many_at_a_time():
+    inside, most, lock = set(), [], threading.Lock()
+
+    def call(item):
+        with lock:
+            inside.add(item)
+            most.append(len(inside))
+        time.sleep(0.001 * (item % 3))
+        with lock:
+            inside.remove(item)
+        return item * item
+
+    assert map_at_once(call, range(40), 4) == [item * item for item in range(40)]
+    assert 1 < max(most) <= 4
+    assert map_at_once(call, [], 4) == [] and map_at_once(call, iter([3]), 4) == [9]
+
+
+@pytest.mark.parametrize("items", [[0], [1, 0, 2]])
+def test_the_first_error_is_raised(items):
+    with pytest.raises(ZeroDivisionError):
+        map_at_once(lambda item: 1 / item, items, 2)
+    future = begin(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        future.result()
+
+
+def test_the_process_does_not_wait_for_them():
+    code = "import time; from hf_adafuse.servers.daemons import begin; begin(lambda: time.sleep(60))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
