@@ -51,7 +51,7 @@ def error_of(arguments, capsys):
 @pytest.fixture
 def no_models(monkeypatch):
     """What is wrong is found before models are loaded."""
-    monkeypatch.setattr(members, "load_members", lambda *_: pytest.fail("models are loaded"))
+    monkeypatch.setattr(members, "load_members", lambda *_, **__: pytest.fail("models are loaded"))
 
 
 def test_the_flags_are_what_generate_takes():
