@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, member_loading
 
 _DESCRIPTION = """\
 Write a folder that is a Hub repository of an ensemble: weights, tokenizers, settings, code and a model card. Whoever
@@ -51,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizers = None
     if not args.method_only:
         named = [] if args.model is None else args.assistant
-        members = load_members(
-            args.model, () if named else args.assistant, args.dtype, args.device_map, args.trust_remote_code
-        )
+        members = load_members(args.model, () if named else args.assistant, **member_loading(args))
         (model, tokenizer), *others = members
         if not named:
             assistants = [assistant for assistant, _ in others]

@@ -14,6 +14,9 @@ from .queries import Query, ServerError, Step, difference
 T = TypeVar("T")
 
 _AT_A_TIME = 4
+# How the most likely token is taken, whatever a server was started with or a model's generation config says.
+GREEDY = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+          "frequency_penalty": 0.0}  # fmt: skip
 
 
 @dataclass(frozen=True)

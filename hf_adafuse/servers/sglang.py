@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .api import About, ServerApi
+from .api import GREEDY, About, ServerApi
 from .queries import BadAnswer, Query, ServerError, Step, make_step
-
-# What the server may have been started with, which acts on what is taken, not on what is said of it.
-_NEUTRAL = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-            "frequency_penalty": 0.0}  # fmt: skip
 
 
 class SglangApi(ServerApi):
@@ -53,7 +49,7 @@ class SglangApi(ServerApi):
         """A request; `reads_prompts`: for the log-probabilities of the prompts' tokens too."""
         body: dict[str, Any] = {
             "input_ids": [list(query.ids) for query in group],
-            "sampling_params": {"max_new_tokens": max(1, group[0].num_steps), **_NEUTRAL},
+            "sampling_params": {"max_new_tokens": max(1, group[0].num_steps), **GREEDY},
             "return_logprob": True,
             "logprob_start_len": [0 if reads_prompts else len(query.ids) - 1 for query in group],
             "top_logprobs_num": [num_top] * len(group),

@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from .api import About, ServerApi
+from .api import GREEDY, About, ServerApi
 from .queries import BadAnswer, Query, ServerError, SpoiltAnswer, Step, make_step
 
 # The log-probability of what has been forgotten.
 _FORGOTTEN = -9999.0
-# What a model's generation config may say, which acts on what is taken, not on what is said of it.
-_NEUTRAL = {"temperature": 0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
-            "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+_GREEDY = GREEDY | {"top_k": 0}
 
 
 class _Turnstile:
@@ -87,7 +85,7 @@ class VllmApi(ServerApi):
             "logprobs": max(num_top, 1),
             "return_tokens_as_token_ids": True,
             "return_token_ids": True,
-            **_NEUTRAL,
+            **_GREEDY,
         }
         if tokens:
             body["logprob_token_ids"] = tokens
@@ -97,7 +95,7 @@ class VllmApi(ServerApi):
             )
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
-        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0, **_NEUTRAL}
+        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0, **_GREEDY}
 
         def read(answer: Any, request_id: str) -> list[float]:
             entries = _choices(answer, request_id, 1)[0]["prompt_logprobs"][1:]
