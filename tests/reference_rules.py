@@ -137,19 +137,33 @@ def choose(entries, weights, config, own):
 
 
 def answers(text):
-    """Per byte, whether it is of an answer: of the rest of a line that begins with the prompt's last line, the cue."""
+    """Per byte, whether it is of an answer: of the rest of a line that begins with the prompt's last line, the cue; if
+    there is none, of the rest of a line of the same first word after the last line's last word."""
     end = len(text)
     while end and text[end - 1 : end] == b"\n":
         end -= 1
     last = max((i + 1 for i in range(end) if text[i : i + 1] == b"\n"), default=0)
     cue, marks = text[last:], [False] * len(text)
-    is_cue = cue.strip() != b"" and any(cue.rstrip(b" ").endswith(end) for end in (b":", b"\n", "：".encode()))
+    arrows = [b"=>", b"->", "→".encode()]
+    ends = [b":", b"\n", "：".encode(), *arrows]
+    is_cue = cue.strip() != b"" and any(cue.rstrip(b" ").endswith(end) for end in ends)
     for start in range(last if is_cue else 0):
         if (start == 0 or text[start - 1 : start] == b"\n") and text[start:].startswith(cue):
             at = start + len(cue)
             while at < len(text) and text[at : at + 1] != b"\n":
                 marks[at] = True
                 at += 1
+    words = cue.split()
+    if is_cue and not any(marks) and not cue.endswith(b"\n") and len(words) > 1:
+        tail = cue[cue.rstrip(b" ").rindex(b" ") :]
+        at = 0
+        for line in text[:last].split(b"\n"):
+            is_alike = line.startswith(words[0] + b" ") or any(words[-1].endswith(arrow) for arrow in arrows)
+            places = [i for i in range(1, len(line)) if line[i:].startswith(tail)]
+            if is_alike and places:
+                for i in range(places[-1] + len(tail), len(line)):
+                    marks[at + i] = True
+            at += len(line) + 1
     return marks
 
 

@@ -391,3 +391,9 @@ def test_no_engine_is_imported():
 
 def test_export():
     assert "AdaFusePredictor" in hf_adafuse.__all__ and hf_adafuse.AdaFusePredictor is AdaFusePredictor
+
+
+@pytest.mark.parametrize("prompts", [[""], ["", ""], ["", "why"]])
+def test_prompts_without_a_token_are_refused(prompts):
+    with pytest.raises(ValueError, match="at least one token"):
+        AdaFuseEnsemble(pair()).texts(prompts, max_new_tokens=2, stop_strings=["."])

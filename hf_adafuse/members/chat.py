@@ -71,9 +71,19 @@ def chat_inputs(
 
 
 def pad_left(rows: Sequence[Sequence[int]], tokenizer: Any) -> Any:
-    """Rows of ids as a left-padded `BatchEncoding`, whatever the tokenizer's own settings; it need not have padding."""
+    """
+    Rows of ids as a left-padded `BatchEncoding`, whatever the tokenizer's own settings; it need not have padding.
+
+    Raises:
+        ValueError: all are empty.
+    """
     filler = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     width = max(map(len, rows))
+    if not width:
+        raise ValueError(
+            "The prompts must be at least one token each, but all are empty (the main tokenizer adds no "
+            "beginning-of-sequence token). Pass prompts."
+        )
     ids = [[filler] * (width - len(row)) + list(row) for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
     return BatchEncoding(

@@ -5,10 +5,8 @@ another. Knows one server and one vocabulary; no prompt and no call.
 from __future__ import annotations
 
 import warnings
-import weakref
-from dataclasses import dataclass
-from typing import Any
 
+from ..servers.api import Known
 from ..servers.queries import Query, ServerError, difference
 from ..servers.served_model import ServedModel
 from .vocabulary import Vocabulary
@@ -17,59 +15,37 @@ _PROBES = ("The quick brown fox jumps over the lazy dog.", " In 1492, Columbus s
 _TEXT = "The quick brown fox jumps over the lazy dog. In 1492, Columbus sailed the ocean"
 
 
-@dataclass(frozen=True)
-class ServerCheck:
+def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
     """
-    What a server showed.
-
-    Args:
-        difference (`float`): nats by which its log-probabilities of one text differ at most, asked in two shapes.
-        queries (`list[Query]`), log_probs (`tuple[float]`): of the tokens of that text, in the first shape.
-    """
-
-    difference: float
-    queries: list[Query]
-    log_probs: tuple[float, ...]
-
-
-# By what asks the server: copies of a model share it.
-_CHECKED: weakref.WeakKeyDictionary[Any, ServerCheck] = weakref.WeakKeyDictionary()
-
-
-def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> ServerCheck:
-    """
-    Compare, once for each model, and again when its server has been away.
+    Compare, once for each server, of which copies of a model share what was found; and again when it has been away.
 
     Raises:
         ValueError: the server's tokenizer is another, it does not answer, or it serves another model than before.
     """
-    known = _CHECKED.get(model.api)
-    if known is not None and not model.api.connection.was_away:
-        return known
+    api = model.api
+    if api.known is not None and not api.connection.was_away:
+        return
     try:
         _compare_tokens(model, name, vocabulary)
-        found = _compare_shapes(model, vocabulary)
+        if api.known is not None:
+            api.check_same()
+            return
+        known, found = _compare_shapes(model, vocabulary)
     except ServerError as error:
         raise ValueError(
-            f"{name} must answer, but does not: {error}. Start the server, or leave the member out."
+            f"{name} must answer as before, but does not: {error}. Start the server, make a new ServedModel of it, or "
+            "leave the member out."
         ) from error
-    if known is not None and max(map(difference, found.log_probs, known.log_probs)) > _allowed(model, known):
-        raise ValueError(
-            f"{name} must be the same model in all calls, but its log-probabilities are others than before. Make a new "
-            "ServedModel of it."
-        )
-    if known is None and found.difference > model.most_difference:
+    if found > model.most_difference:
         warnings.warn(
-            f"{name} differs from itself by up to {found.difference:.2g} nats, asked in two shapes: texts may differ "
-            f"from those of the same model here. Its `most_difference` is {model.most_difference:g}; raise it to go on "
-            "without this.",
+            f"{name} differs from itself by up to {found:.2g} nats, asked in two shapes: texts may differ from those "
+            f"of the same model here. Its `most_difference` is {model.most_difference:g}; raise it to go on without "
+            "this.",
             UserWarning,
             stacklevel=2,
         )
-    model.api.connection.was_away = False
-    _CHECKED[model.api] = found
-    model.api.known = found.queries, list(found.log_probs), _allowed(model, found)
-    return found
+    api.connection.was_away = False
+    api.known = known
 
 
 def _compare_tokens(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
@@ -99,9 +75,9 @@ def _warn_of_unknown_tokens(name: str) -> None:
     )
 
 
-def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
+def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> tuple[Known, float]:
     """One text, each beginning a prompt of its own, all in one request; and again one by one, and by a greedy walk:
-    with the server's cache filled, and in other batches."""
+    with the server's cache filled, and in other batches. The nats by which the answers differ at most are found too."""
     ids = vocabulary.encode_prompt(_TEXT)
     ends = range(max(1, len(ids) // 2), len(ids))
     queries = [Query(tuple(ids[:end]), (ids[end],)) for end in ends]
@@ -112,14 +88,10 @@ def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> ServerCheck:
     beginnings = [Query(tuple(went_on[: len(ids) + number]), (ids[0],)) for number in range(len(walk))]
     alone = [steps[0] for steps in model.api.ask(beginnings, 2)]
     pairs = [*zip((first[0], first[-1]), again, strict=True), *zip(walk, alone, strict=True)]
-    differences = [
+    found = max(
         difference(one.log_probs[token], other.log_probs[token])
         for one, other in pairs
         for token in {*one.log_probs}.intersection(other.log_probs)
-    ]
-    found = tuple(step.log_probs[query.tokens[0]] for step, query in zip(first, queries, strict=True))
-    return ServerCheck(max(differences, default=0.0), queries, found)
-
-
-def _allowed(model: ServedModel, check: ServerCheck) -> float:
-    return max(2 * model.most_difference, 2 * check.difference)
+    )
+    log_probs = [step.log_probs[query.tokens[0]] for step, query in zip(first, queries, strict=True)]
+    return Known(queries, log_probs, max(2 * model.most_difference, 2 * found)), found

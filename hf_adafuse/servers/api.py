@@ -35,6 +35,21 @@ class About:
     max_length: int | None
 
 
+@dataclass(frozen=True)
+class Known:
+    """
+    What a server said before it was trusted.
+
+    Args:
+        queries (`list[Query]`), log_probs (`list[float]`): of the one token that each asks for, in nats.
+        most_difference (`float`): nats by which it may differ when it is asked again.
+    """
+
+    queries: Sequence[Query]
+    log_probs: Sequence[float]
+    most_difference: float
+
+
 @dataclass
 class Traffic:
     """
@@ -68,8 +83,7 @@ class ServerApi(ABC):
     def __init__(self, connection: Connection, model: str | None = None) -> None:
         self.connection, self.model = connection, model
         self.traffic = Traffic()
-        # What it said before it was trusted, and by how many nats that may differ when it is asked again.
-        self.known: tuple[list[Query], list[float], float] | None = None
+        self.known: Known | None = None
 
     def check_same(self) -> None:
         """
@@ -80,10 +94,10 @@ class ServerApi(ABC):
         """
         if self.known is None or not self.connection.was_away:
             return
-        queries, before, most = self.known
+        queries = self.known.queries
         steps = [of_query[0] for of_query in self.ask(queries, 2)]
         now = [step.log_probs[query.tokens[0]] for step, query in zip(steps, queries, strict=True)]
-        if max(map(difference, now, before)) > most:
+        if max(map(difference, now, self.known.log_probs)) > self.known.most_difference:
             raise ServerError(
                 f"the server at {self.connection.url} has been away and is another model since: its log-probabilities "
                 "are others than before"

@@ -16,27 +16,38 @@ R = TypeVar("R")
 def begin(call: Callable[[], R]) -> Future[R]:
     """Begin a call in a thread of its own; the future has what it returns or raises."""
     future: Future[R] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=_answer, args=(future, call), daemon=True).start()
     return future
+
+
+def _answer(future: Future[R], call: Callable[[], R]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def map_at_once(function: Callable[[T], R], items: Iterable[T], most: int) -> list[R]:
     """What a function gives for each item, in their order, `most` of them at a time; the first error is raised."""
-    waiting = list(items)
-    if len(waiting) < 2:
-        return [function(item) for item in waiting]
-    turns = threading.Semaphore(most)
+    given = list(items)
+    if len(given) < 2:
+        return [function(item) for item in given]
+    answers: list[Future[R]] = [Future() for _ in given]
+    waiting = iter(zip(given, answers, strict=True))
+    taking = threading.Lock()
 
-    def call(item: T) -> R:
-        with turns:
-            return function(item)
+    def work() -> None:
+        nonlocal waiting
+        while True:
+            with taking:
+                item, answer = next(waiting, (None, None))
+            if answer is None:
+                return
+            _answer(answer, lambda item=item: function(item))  # type: ignore[misc]
+            if answer.exception() is not None:
+                with taking:
+                    waiting = iter(())  # all before it have been taken: nobody reads what would come after it
 
-    futures = [begin(lambda item=item: call(item)) for item in waiting]  # type: ignore[misc]
-    return [future.result() for future in futures]
+    for _ in range(min(most, len(given))):
+        threading.Thread(target=work, daemon=True).start()
+    return [answer.result() for answer in answers]

@@ -29,6 +29,13 @@ def found(text):
         (b"\n\n", []),
         (b"A:\nA:\nA:", []),  # nothing in them
         (b"user\na\nassistant\nParis\nuser\nb\nassistant\n", [b"Paris"]),  # a chat, its special tokens have no text
+        (b"Q: a? A: Paris\nQ: b? A: No, Rome.\n\nQ: c? A:", [b" Paris", b" No, Rome."]),  # all in one line
+        (b"Q: is it A: ? A: yes\nQ: b? A: ", [b"yes"]),
+        (b"I told him: no\nYou asked him:", []),  # lines of other beginnings
+        (b"sea otter => loutre\ncheese =>", [b" loutre"]),
+        ("Größe → size\nNähe →".encode(), [b" size"]),
+        (b"Q: a? A:\nQ: b? A:", []),
+        (b"Q: a? A: b\nQ: c? A: d", []),  # its own answer is begun
         ("Frage: a\nAntwort: Größe\nFrage: b\nAntwort:".encode(), [" Größe".encode()]),
     ],
 )
@@ -38,8 +45,10 @@ def test_answers(text, expected):
 
 def test_of_random_lines_as_by_every_byte():
     rng = random.Random(1)
-    for _ in range(3000):
-        text = "".join(rng.choice(["A:", "\n", "\n", " b", "A"]) for _ in range(rng.randint(0, 14))).encode()
+    for _ in range(6000):
+        text = "".join(
+            rng.choice(["A:", "\n", "\n", " b", "A", " A:", " ", "->"]) for _ in range(rng.randint(0, 14))
+        ).encode()
         marks = [False] * len(text)
         for start, stop in answer_spans(text):
             marks[start:stop] = [True] * (stop - start)

@@ -38,6 +38,20 @@ def test_the_first_error_is_raised(items):
         future.result()
 
 
+def test_nothing_more_is_begun_after_an_error():
+    begun = []
+
+    def call(item):
+        begun.append(item)
+        time.sleep(0.01)
+        return 1 / item
+
+    with pytest.raises(ZeroDivisionError):
+        map_at_once(call, [1, 0, *range(2, 100)], 2)
+    time.sleep(0.1)
+    assert len(begun) < 10
+
+
 def test_the_process_does_not_wait_for_them():
     code = "import time; from hf_adafuse.servers.daemons import begin; begin(lambda: time.sleep(60))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
