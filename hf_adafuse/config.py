@@ -58,7 +58,7 @@ class AdaFuseConfig:
             One positive weight per member, the main model first, in the fused score. `None` is the uniform mean;
             `"prompt"` the softmax of minus the NLL per byte that each member gives the prompt, times
             `prompt_sharpness` (PackLLM). `"examples"`: the same of the answers in a few-shot prompt, which follow what
-            the prompt ends with (`Answer:`) where earlier lines begin with it; without any, the uniform mean.
+            the prompt ends with (`Answer:`) in earlier lines; without any, the uniform mean.
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
             end of the text counts as one byte).

@@ -43,13 +43,17 @@ def test_answers(text, expected):
     assert found(text) == expected
 
 
-def test_of_random_lines_as_by_every_byte():
-    rng = random.Random(1)
+PARTS = (["A:", "\n", "\n", " b", "A"], ["Q: a A: b\n", "Q: ", "R: ", "A: ", "a", " A:", " ->", " ", "\n"])
+
+
+@pytest.mark.parametrize(("parts", "most", "least_found"), [(PARTS[0], 14, 100), (PARTS[1], 9, 200)])
+def test_of_random_lines_as_by_every_byte(parts, most, least_found):
+    rng, num_found = random.Random(1), 0
     for _ in range(6000):
-        text = "".join(
-            rng.choice(["A:", "\n", "\n", " b", "A", " A:", " ", "->"]) for _ in range(rng.randint(0, 14))
-        ).encode()
+        text = "".join(rng.choice(parts) for _ in range(rng.randint(0, most))).encode()
         marks = [False] * len(text)
         for start, stop in answer_spans(text):
             marks[start:stop] = [True] * (stop - start)
+            num_found += 1
         assert marks == answers(text), text
+    assert num_found > least_found
