@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # By the name of the argument that is a case's number, how many of `--cases` make one: some take longer.
 CASES_PER_NUMBER = {
     "case_number": 1,
-    "method_number": 4,
+    "method_number": 2,
     "served_number": 10,
     "structured_number": 10,
     "real_number": 40,

@@ -11,6 +11,7 @@ from reference import TIE, fit, greedy_word, propose
 
 def token_log_probs(m, prefix, ids, ends):
     values, so_far = [], list(prefix)
+    m.logits(tuple(prefix) + tuple(ids if ends else ids[:-1]))  # one pass instead of one for each token
     for token in ids:
         values.append(m.log_probs(so_far)[token].item())
         so_far.append(token)
@@ -172,6 +173,7 @@ def prompt_nll(m, ids, weights):
     total, size = 0.0, 0
     marks = answers(b"".join(m.token_bytes(token) for token in ids)) if weights == "examples" else None
     at = len(m.token_bytes(ids[0]))
+    m.logits(tuple(ids[:-1]) or tuple(ids))
     for end in range(1, len(ids)):
         piece = m.token_bytes(ids[end])
         at += len(piece)
