@@ -85,7 +85,6 @@ def main():
     names = (args.model, args.other)
     here, other = (AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval() for name in names)
     served = ServedModel(args.url, args.kind, tokenizer=tokenizer, num_steps=args.steps)
-    served.generation_config.eos_token_id = here.generation_config.eos_token_id
     small, large = (here, tokenizer), (other, other_tokenizer)
     away = (served, tokenizer)
     arrangements = {"assistant served": ([large, small], [large, away]), "main served": ([small, large], [away, large]),

@@ -5,7 +5,7 @@ Knows functions; no server.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -33,7 +33,7 @@ def map_at_once(function: Callable[[T], R], items: Iterable[T], most: int) -> li
     if len(given) < 2:
         return [function(item) for item in given]
     answers: list[Future[R]] = [Future() for _ in given]
-    waiting = iter(zip(given, answers, strict=True))
+    waiting: Iterator[tuple[T, Future[R]]] = iter(zip(given, answers, strict=True))
     taking = threading.Lock()
 
     def work() -> None:

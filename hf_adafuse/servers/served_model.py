@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from .api import ServerApi
 from .connection import Connection, Patience
@@ -43,7 +44,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         kind (`str`, *optional*, defaults to `"vllm"`): `"vllm"`, `"sglang"` or `"llamacpp"`.
         model (`str`, *optional*): its name at the server; by default the one that is served.
         tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*): the model's, or its Hub name or folder; by default
-            that of the name from which the server loaded the model.
+            that of the name from which the server loaded the model. The generation config beside it counts, as for a
+            model here.
+        eos_token_id (`int` or `list[int]`, *optional*): where texts end; by default as the generation config says.
         api_key_env (`str`, *optional*): the environment variable that holds the key. The key itself is kept nowhere.
         allow_http (`bool`, *optional*, defaults to `False`): whether another host than this one may be asked without
             encryption.
@@ -81,6 +84,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         num_parameters: int | None = None,
         num_steps: int = 4,
         most_difference: float = 0.05,
+        eos_token_id: int | Sequence[int] | None = None,
     ) -> None:
         if kind not in APIS:
             raise ValueError(f"`kind` must be one of {list(APIS)}, but is {kind!r}. Choose the server's.")
@@ -91,7 +95,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         api = APIS[kind](connection, model)
         about = api.about()
         api.model = about.model
-        named = about.source if tokenizer is None else tokenizer
+        source = about.source if tokenizer is None else _source(tokenizer, about.source)
         tokenizer = _tokenizer(tokenizer, about.source)
         # The last token that a text may have must leave room for the one that is asked for.
         length = None if about.max_length is None else about.max_length - 1
@@ -106,8 +110,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         self.api, self.tokenizer = api, tokenizer
         self._num_parameters, self.num_steps = num_parameters or _UNKNOWN_SIZE, num_steps
         self.most_difference = most_difference
-        is_named = isinstance(named, (str, os.PathLike))
-        self._take_generation_config(os.fspath(named) if is_named else about.source)
+        self._take_generation_config(source, eos_token_id)
         self.register_buffer("_here", torch.empty(0), persistent=False)
 
     @property
@@ -119,16 +122,23 @@ class ServedModel(PreTrainedModel, GenerationMixin):
     def dtype(self) -> torch.dtype:
         return torch.float32
 
-    def _take_generation_config(self, source: str) -> None:
+    def _take_generation_config(self, source: str | None, eos_token_id: int | Sequence[int] | None) -> None:
         """The one beside the weights, where it is at hand, as a model here has it; with what a server cannot do in it,
         the model is refused as the main one. What it does not name is the tokenizer's."""
-        try:
-            found = GenerationConfig.from_pretrained(source)
-        except (OSError, ValueError):
-            return
+        found = None if source is None else _generation_config(source)
+        if found is None and eos_token_id is None:
+            warnings.warn(
+                f"No generation config of {self.config.name_or_path} is at hand: its texts end with "
+                f"{self.tokenizer.eos_token!r} only. Pass `eos_token_id` if with other tokens too.",
+                UserWarning,
+                stacklevel=3,
+            )
+        found = found or GenerationConfig()
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(found, name) is None:
                 setattr(found, name, getattr(self.generation_config, name))
+        if eos_token_id is not None:
+            found.eos_token_id = eos_token_id if isinstance(eos_token_id, int) else list(eos_token_id)
         self.generation_config = found
 
     def ask(self, queries: Sequence[tuple[tuple[int, ...], tuple[int, ...], int]], num_top: int) -> list[list[Step]]:
@@ -176,6 +186,27 @@ def is_served_name(name: Any) -> bool:
     """Whether a name is that of a model behind a server, as [`ServedModel.from_name`] takes it."""
     kind, _, rest = str(name).partition(":")
     return kind in APIS and rest.startswith(("http://", "https://"))
+
+
+def _source(tokenizer: Any, at_the_server: str) -> str | None:
+    """From where a tokenizer was loaded, beside which the generation config is; else the folder that the server names,
+    if it is also here. Not a name that the server may have from anywhere."""
+    own = tokenizer if isinstance(tokenizer, (str, os.PathLike)) else getattr(tokenizer, "name_or_path", "")
+    if own:
+        return os.fspath(own)
+    return at_the_server if os.path.isdir(at_the_server) else None
+
+
+def _generation_config(source: str) -> GenerationConfig | None:
+    """As `from_pretrained` of a model finds it: a file of its own, or what the model's config says."""
+    try:
+        return GenerationConfig.from_pretrained(source)
+    except (OSError, ValueError):
+        pass
+    try:
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(source))
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _tokenizer(given: Any, source: str) -> Any:

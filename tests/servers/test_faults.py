@@ -90,8 +90,8 @@ def _short_pauses(monkeypatch):
 def behind(case, url, **options):
     """The case with its assistant behind a server."""
     patience = {"timeout": 20.0, "deadline": 60.0, "retries": 12} | options
-    served = ServedModel(url, model="tiny", tokenizer=case.tokenizers[1], **patience)
-    served.generation_config.eos_token_id = case.models[1].generation_config.eos_token_id
+    eos = case.models[1].generation_config.eos_token_id
+    served = ServedModel(url, model="tiny", tokenizer=case.tokenizers[1], eos_token_id=eos, **patience)
     return Case([case.models[0], served], case.tokenizers, case.config, case.prompts, case.max_new_tokens)
 
 

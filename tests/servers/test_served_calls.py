@@ -15,7 +15,7 @@ from cases import PROMPTS, Case
 from reference import RefMember
 from stand_in import StandIn, serving
 from tiny import TOKENIZERS, eos_ids, tiny_model
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
@@ -43,9 +43,8 @@ def servers(pair):
 
 
 def served(url, model, tokenizer, **options):
-    member = ServedModel(url, tokenizer=tokenizer, **options)
-    member.generation_config.eos_token_id = model.generation_config.eos_token_id
-    return member, tokenizer
+    eos = model.generation_config.eos_token_id
+    return ServedModel(url, tokenizer=tokenizer, eos_token_id=eos, **options), tokenizer
 
 
 @pytest.mark.parametrize(
@@ -146,6 +145,24 @@ def test_what_the_generation_config_asks_of_a_served_main_model(pair, tmp_path):
         assert as_assistant.texts(PROMPTS[0], max_new_tokens=3)
 
 
+def test_texts_end_as_the_generation_config_beside_the_tokenizer_says(pair, tmp_path):
+    """Where the server's own name of the model says nothing here."""
+    model, tokenizer = pair[0]
+    ends = [*eos_ids(tokenizer), tokenizer("a")["input_ids"][-1]]
+    tokenizer.save_pretrained(tmp_path)
+    with serving(StandIn(model, tokenizer, name="of/another/machine")) as url:
+        with pytest.warns(UserWarning, match="No generation config of .* is at hand: its texts end with '.+' only"):
+            unknown = ServedModel(url, tokenizer=tokenizer)
+        assert unknown.generation_config.eos_token_id == tokenizer.eos_token_id
+        assert ServedModel(url, tokenizer=tokenizer, eos_token_id=ends).generation_config.eos_token_id == ends
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        LlamaConfig(eos_token_id=ends[::-1]).save_pretrained(tmp_path)  # as a model is made of it
+        assert ServedModel(url, tokenizer=loaded).generation_config.eos_token_id == ends[::-1]
+        GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
+        for given in (loaded, str(tmp_path)):
+            assert ServedModel(url, tokenizer=given).generation_config.eos_token_id == ends
+
+
 def test_an_adapter_of_vllm_has_the_context_of_its_base(pair):
     class WithAdapter(StandIn):
         def models(self, body, headers):
@@ -153,7 +170,7 @@ def test_an_adapter_of_vllm_has_the_context_of_its_base(pair):
             return {"data": [base, {"id": "adapter", "root": "there", "parent": self.name, "max_model_len": None}]}
 
     with serving(WithAdapter(*pair[1], max_length=90)) as url:
-        member = ServedModel(url, model="adapter", tokenizer=pair[1][1])
+        member = ServedModel(url, model="adapter", tokenizer=pair[1][1], eos_token_id=eos_ids(pair[1][1]))
         assert member.config.max_position_embeddings == 89
 
 

@@ -15,9 +15,8 @@ from hf_adafuse import ServedModel
 def served(stack, model, tokenizer, kind, **options):
     """The same model behind a stand-in, and the stand-in."""
     stand_in = StandIn(model, tokenizer, kind)
-    member = ServedModel(stack.enter_context(serving(stand_in)), kind, tokenizer=tokenizer, **options)
-    member.generation_config.eos_token_id = model.generation_config.eos_token_id
-    return member, stand_in
+    options |= {"tokenizer": tokenizer, "eos_token_id": model.generation_config.eos_token_id}
+    return ServedModel(stack.enter_context(serving(stand_in)), kind, **options), stand_in
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
