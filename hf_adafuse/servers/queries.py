@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -68,6 +68,12 @@ def difference(one: float, other: float) -> float:
     return abs(one - other) if max(one, other) > math.log(1e-4) else 0.0
 
 
+def check_log_probs(values: Iterable[float]) -> None:
+    """Raises `BadAnswer` where one is no logarithm of a probability."""
+    if any(math.isnan(value) or value > 1e-3 for value in values):
+        raise BadAnswer("its numbers are no log-probabilities")
+
+
 def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: int, chosen: int) -> Step:
     """
     A step of an answer, looked at.
@@ -83,8 +89,7 @@ def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: 
     """
     if len(log_probs) < num_top or any(token not in log_probs for token in tokens):
         raise BadAnswer("it lacks tokens that were asked for")
-    if any(math.isnan(value) or value > 1e-3 for value in log_probs.values()):
-        raise BadAnswer("its numbers are no log-probabilities")
+    check_log_probs(log_probs.values())
     if math.fsum(math.exp(value) for value in log_probs.values()) > 1.01:
         raise BadAnswer("its probabilities are more than 1 together")
     best = sorted(log_probs, key=lambda token: (-log_probs[token], token))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .api import GREEDY, About, ServerApi
-from .queries import BadAnswer, Query, ServerError, Step, make_step
+from .queries import BadAnswer, Query, ServerError, Step, check_log_probs, make_step
 
 
 class SglangApi(ServerApi):
@@ -40,7 +40,9 @@ class SglangApi(ServerApi):
             entries = _answers(answer, request_id, 1)[0]["meta_info"]["input_token_logprobs"][1:]
             if [int(token) for _, token, *_ in entries] != list(ids[1:]):
                 raise BadAnswer("it reads another prompt")
-            return [float(value) for value, *_ in entries]
+            values = [float(value) for value, *_ in entries]
+            check_log_probs(values)
+            return values
 
         found: list[float] = self._post([Query(tuple(ids))], 1, read, reads_prompts=True)
         return found

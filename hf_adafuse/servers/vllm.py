@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from .api import GREEDY, About, ServerApi
-from .queries import BadAnswer, Query, ServerError, SpoiltAnswer, Step, make_step
+from .queries import BadAnswer, Query, ServerError, SpoiltAnswer, Step, check_log_probs, make_step
 
 # The log-probability of what has been forgotten.
 _FORGOTTEN = -9999.0
@@ -95,11 +95,17 @@ class VllmApi(ServerApi):
             )
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
-        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0, **_GREEDY}
+        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0}
+        body |= {"return_token_ids": True, **_GREEDY}
 
         def read(answer: Any, request_id: str) -> list[float]:
-            entries = _choices(answer, request_id, 1)[0]["prompt_logprobs"][1:]
-            return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], entries, strict=True)]
+            (choice,) = _choices(answer, request_id, 1)
+            if choice["prompt_token_ids"] != list(ids):
+                raise BadAnswer("it reads another prompt")
+            entries = choice["prompt_logprobs"][1:]
+            values = [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], entries, strict=True)]
+            check_log_probs(values)
+            return values
 
         return self.connection.post("/v1/completions", body, read)
 
