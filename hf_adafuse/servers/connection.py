@@ -15,10 +15,14 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
+from concurrent.futures import wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from .addresses import checked_url, seconds_of, without_key
+from .daemons import begin
 from .queries import BadAnswer, ServerError, SpoiltAnswer
 
 T = TypeVar("T")
@@ -26,6 +30,10 @@ T = TypeVar("T")
 # Statuses after which the same request may succeed, beside all from 500 on: too busy, starting, or a proxy before it.
 _PASSING = frozenset({408, 425, 429})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
+_GRACE = 0.5  # seconds after the deadline in which an attempt may still say why it has failed
+
+# `turn(end)`: entered before an attempt and left after it; raises where it is not its turn until then.
+Turn = Callable[[float], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class Connection:
         body: dict[str, Any],
         read: Callable[[Any, str], T],
         name_requests: Callable[[dict[str, Any], str], dict[str, Any]] = lambda body, request_id: body,
+        turn: Turn = lambda end: nullcontext(),
     ) -> T:
         """
         Ask until there is an answer that can be read.
@@ -99,11 +108,13 @@ class Connection:
                 comes of an answer of another form.
             name_requests (`Callable`, *optional*): `name_requests(body, request_id)`: the body with the name of the
                 request in it, where a server does not take it from the header `X-Request-Id`.
+            turn (`Callable`, *optional*): `turn(end)`: a context for each attempt, to wait in for others until then
+                (seconds, by `time.monotonic()`).
 
         Raises:
             ServerError: there is none within the deadline and the attempts, or the request is refused.
         """
-        return self._ask("POST", path, lambda request_id: name_requests(body, request_id), read)
+        return self._ask("POST", path, lambda request_id: name_requests(body, request_id), read, turn=turn)
 
     def _ask(
         self,
@@ -112,6 +123,7 @@ class Connection:
         body: Callable[[str], Any],
         read: Callable[[Any, str], T],
         is_patient: bool = True,
+        turn: Turn = lambda end: nullcontext(),
     ) -> T:
         end, reason, pause, num_left = time.monotonic() + self.patience.deadline, "", 0.0, self.patience.retries
         for number in itertools.count():
@@ -119,7 +131,10 @@ class Connection:
             self.num_retries += number > 0
             request_id, wait, counts = uuid.uuid4().hex, 0.0, True
             try:
-                return read(self._once(method, path, body(request_id), request_id, end), request_id)
+                attempt = partial(self._once, method, path, body(request_id), request_id, end)
+                with turn(end):
+                    answer = _until(end, attempt)
+                return read(answer, request_id)
             except _Away as away:
                 reason, wait, counts = str(away), away.wait, not is_patient
             except BadAnswer as error:
@@ -203,6 +218,15 @@ class _Away(Exception):
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.wait = wait
+
+
+def _until(end: float, attempt: Callable[[], T]) -> T:
+    """What an attempt gives, waited for until then: in a thread, as a timeout holds from byte to byte only."""
+    answer = begin(attempt)
+    wait([answer], max(end - time.monotonic(), 0.0) + _GRACE)
+    if not answer.done():
+        raise _Away("it is still answering")
+    return answer.result()
 
 
 def _httpx() -> Any:

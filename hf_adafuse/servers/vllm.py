@@ -9,7 +9,9 @@ kinds are never under way at once from this process, and what another client has
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,27 +26,40 @@ _GREEDY = GREEDY | {"top_k": 0}
 
 
 class _Turnstile:
-    """Lets any number through at a time, but of one kind only."""
+    """Lets any number through at a time, but of one kind only; the kind that has waited longest is the next one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._kind, self._inside = False, 0
+        self._waiting: list[tuple[bool, object]] = []  # kinds and who they are, in the order of their coming
+        self._inside: list[tuple[bool, object]] = []
 
     @contextmanager
-    def passing(self, kind: bool) -> Iterator[None]:
-        """Wait until nobody of the other kind is inside."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._inside == 0 or self._kind == kind)
-            self._kind, self._inside = kind, self._inside + 1
+    def passing(self, kind: bool, end: float) -> Iterator[None]:
+        """Wait until nobody of the other kind is inside; raises `ServerError` where that is not before `end`."""
+        me = (kind, object())
         try:
+            with self._changed:
+                self._waiting.append(me)
+                self._let_in()
+                if not self._changed.wait_for(lambda: me in self._inside, end - time.monotonic()):
+                    raise ServerError("other requests have kept the server busy until the deadline")
             yield
         finally:
             with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+                (self._inside if me in self._inside else self._waiting).remove(me)
+                self._let_in()
+
+    def _let_in(self) -> None:
+        """All of the kind that has waited longest, where nobody of the other kind is inside."""
+        kinds = [kind for kind, _ in [*self._waiting[:1], *self._inside[:1]]]
+        if len(set(kinds)) == 1:
+            self._inside += [one for one in self._waiting if one[0] == kinds[0]]
+            self._waiting = [one for one in self._waiting if one[0] != kinds[0]]
+            self._changed.notify_all()
 
 
-_TURNSTILES: dict[str, _Turnstile] = {}  # by URL: several objects here may ask one server
+# By process and URL: several objects here may ask one server, and in a forked process nobody comes out again.
+_TURNSTILES: dict[tuple[int, str], _Turnstile] = {}
 
 
 class VllmApi(ServerApi):
@@ -89,13 +104,16 @@ class VllmApi(ServerApi):
         }
         if tokens:
             body["logprob_token_ids"] = tokens
-        with _TURNSTILES.setdefault(self.connection.url, _Turnstile()).passing(bool(tokens)):
-            return self.connection.post(
-                "/v1/completions", body, lambda answer, request_id: self._steps(answer, request_id, group, num_top)
-            )
+        turnstile = _TURNSTILES.setdefault((os.getpid(), self.connection.url), _Turnstile())
+        return self.connection.post(
+            "/v1/completions",
+            body,
+            lambda answer, request_id: self._steps(answer, request_id, group, num_top),
+            turn=lambda end: turnstile.passing(bool(tokens), end),
+        )
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:
-        body = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0}
+        body: dict[str, Any] = {"model": self.model, "prompt": [list(ids)], "max_tokens": 1, "prompt_logprobs": 0}
         body |= {"return_token_ids": True, **_GREEDY}
 
         def read(answer: Any, request_id: str) -> list[float]:

@@ -1,0 +1,116 @@
+"""The deadline of a request holds whatever it waits for; the two kinds of vLLM's requests take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from stand_in import serving
+
+from hf_adafuse.servers.connection import Connection, Patience
+from hf_adafuse.servers.daemons import begin
+from hf_adafuse.servers.queries import BadAnswer, Query, ServerError
+from hf_adafuse.servers.vllm import VllmApi, _Turnstile
+
+
+def soon(seconds=10.0):
+    return time.monotonic() + seconds
+
+
+def test_the_deadline_holds_for_headers_that_come_byte_by_byte():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                for number in range(100):
+                    connection.sendall(b"X-%d: b\r\n" % number)
+                    time.sleep(0.05)
+
+        threading.Thread(target=trickle, daemon=True).start()
+        url, start = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
+        with pytest.raises(ServerError, match=r"still answering; the deadline of 0\.5 s is over"):
+            Connection(url, patience=Patience(deadline=0.5)).post("/", {}, lambda answer, name: answer)
+        assert time.monotonic() - start < 2
+
+
+def test_waiting_for_the_other_kind_counts_towards_the_deadline():
+    class Hanging:
+        is_over = threading.Event()
+
+        def answer(self, path, body, headers):
+            self.is_over.wait(10)
+            return 200, {}
+
+    with serving(Hanging()) as url:
+        slow, quick = (VllmApi(Connection(url, patience=Patience(deadline=seconds)), "m") for seconds in (8.0, 0.5))
+        first = begin(lambda: slow.ask([Query((5, 6), (7,), 0)], 2))
+        time.sleep(0.2)
+        start = time.monotonic()
+        try:
+            with pytest.raises(ServerError, match="other requests have kept the server busy until the deadline"):
+                quick.ask([Query((5, 6))], 2)
+            assert time.monotonic() - start < 2 and not first.done()
+        finally:
+            Hanging.is_over.set()
+
+
+def test_the_kinds_take_turns():
+    turnstile, is_over = _Turnstile(), threading.Event()
+
+    def plain():
+        while not is_over.is_set():
+            with turnstile.passing(False, soon()):
+                time.sleep(0.02)
+
+    others = [begin(plain) for _ in range(4)]
+    time.sleep(0.05)
+    try:
+        for _ in range(5):
+            with turnstile.passing(True, soon()):
+                assert {kind for kind, _ in turnstile._inside} == {True}
+    finally:
+        is_over.set()
+    assert [other.result(5) for other in others] == [None] * 4
+    assert not turnstile._inside and not turnstile._waiting
+
+
+def test_who_gives_up_waiting_is_in_nobodys_way():
+    turnstile = _Turnstile()
+    with turnstile.passing(False, soon()):
+        with pytest.raises(ServerError, match="until the deadline"), turnstile.passing(True, soon(0.05)):
+            pass
+        with turnstile.passing(False, soon(0.05)):
+            pass
+    assert not turnstile._inside and not turnstile._waiting
+
+
+def test_pauses_are_nobodys_turn(monkeypatch):
+    """Whoever has got a wrong answer does not keep others out until the next attempt."""
+    monkeypatch.setattr("hf_adafuse.servers.connection._FIRST_PAUSE", 3.0)
+
+    class Plain:
+        def answer(self, path, body, headers):
+            return 200, {}
+
+    turnstile, seen = _Turnstile(), threading.Event()
+
+    def read(answer, name):
+        seen.set()
+        raise BadAnswer("no")
+
+    def post():
+        turn = lambda end: turnstile.passing(False, end)  # noqa: E731
+        return Connection(url, patience=Patience(retries=1)).post("/", {}, read, turn=turn)
+
+    with serving(Plain()) as url:
+        first = begin(post)
+        assert seen.wait(5)
+        with turnstile.passing(True, soon(1.0)):
+            assert not first.done()
+        with pytest.raises(ServerError, match="cannot be right"):
+            first.result(10)
