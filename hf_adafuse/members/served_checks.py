@@ -12,19 +12,25 @@ from ..servers.served_model import ServedModel
 from .vocabulary import Vocabulary
 
 _PROBES = ("The quick brown fox jumps over the lazy dog.", " In 1492, Columbus sailed", "\n\tif x[0] == 'é':  # 3.14")
+# Seconds without a question after which it may have been started anew unseen.
+_LONG = 30.0
 _TEXT = "The quick brown fox jumps over the lazy dog. In 1492, Columbus sailed the ocean"
 
 
 def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
     """
-    Compare, once for each server, of which copies of a model share what was found; and again when it has been away.
+    Compare, once for each server, of which copies of a model share what was found; and again when it has been away, or
+    may have been.
 
     Raises:
         ValueError: the server's tokenizer is another, it does not answer, or it serves another model than before.
     """
     api = model.api
-    if api.known is not None and not api.connection.was_away:
+    if api.connection.idle_seconds > _LONG:
+        api.connection.count_absence()
+    if api.known is not None and not api.was_away:
         return
+    num_absences = api.connection.num_absences
     try:
         _compare_tokens(model, name, vocabulary)
         if api.known is not None:
@@ -33,8 +39,8 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
         known, found = _compare_shapes(model, vocabulary)
     except ServerError as error:
         raise ValueError(
-            f"{name} must answer as before, but does not: {error}. Start the server, make a new ServedModel of it, or "
-            "leave the member out."
+            f"{name} must answer{'' if api.known is None else ' as before'}, but does not: {error}. Start the server, "
+            "make a new ServedModel of it, or leave the member out."
         ) from error
     if found > model.most_difference:
         warnings.warn(
@@ -44,8 +50,7 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
             UserWarning,
             stacklevel=2,
         )
-    api.connection.was_away = False
-    api.known = known
+    api.trust(known, num_absences)
 
 
 def _compare_tokens(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from .connection import Connection
 from .daemons import map_at_once
@@ -64,6 +65,14 @@ class Traffic:
     num_requests: int = 0
     num_sent: int = 0
     num_cached: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def count(self, num_sent: int, num_cached: int) -> None:
+        """A request that has been answered; from any thread."""
+        with self._lock:
+            self.num_requests += 1
+            self.num_sent += num_sent
+            self.num_cached += num_cached
 
 
 class ServerApi(ABC):
@@ -84,6 +93,24 @@ class ServerApi(ABC):
         self.connection, self.model = connection, model
         self.traffic = Traffic()
         self.known: Known | None = None
+        self._num_seen = 0  # absences after which it was found to be the same one
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What counts requests is left out, so that what has been used is pickled as what has not; and whoever takes it
+        # up from there compares first.
+        return {**self.__dict__, "traffic": None, "_num_seen": -1}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, traffic=Traffic())
+
+    @property
+    def was_away(self) -> bool:
+        """Whether it may be another one than it was when it was compared last."""
+        return self._num_seen != self.connection.num_absences
+
+    def trust(self, known: Known, num_absences: int) -> None:
+        """Take it as known from here on; `num_absences`: those before it was asked."""
+        self.known, self._num_seen = known, num_absences
 
     def check_same(self) -> None:
         """
@@ -92,17 +119,18 @@ class ServerApi(ABC):
         Raises:
             ServerError: it says something else, or nothing.
         """
-        if self.known is None or not self.connection.was_away:
+        known, num_absences = self.known, self.connection.num_absences  # not those that come while it is asked
+        if known is None or not self.was_away:
             return
-        queries = self.known.queries
+        queries = known.queries
         steps = [of_query[0] for of_query in self.ask(queries, 2)]
         now = [step.log_probs[query.tokens[0]] for step, query in zip(steps, queries, strict=True)]
-        if max(map(difference, now, self.known.log_probs)) > self.known.most_difference:
+        if max(map(difference, now, known.log_probs)) > known.most_difference:
             raise ServerError(
                 f"the server at {self.connection.url} has been away and is another model since: its log-probabilities "
                 "are others than before"
             )
-        self.connection.was_away = False
+        self.trust(known, num_absences)
 
     @abstractmethod
     def about(self) -> About:

@@ -85,7 +85,13 @@ class Connection:
         self._lock = threading.Lock()
         self._owner = -1  # connections do not live on in a forked process
         self.num_retries = 0
-        self.was_away = False  # it may have been started anew since
+        self.num_absences = 0  # times that it may have been started anew
+        self._last_answer = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since it has answered last."""
+        return time.monotonic() - self._last_answer
 
     def get(self, path: str, read: Callable[[Any], T]) -> T:
         """As [`post`], of what needs no body; asked first of all, so that a server that is not there is soon missed."""
@@ -170,19 +176,26 @@ class Connection:
                     if time.monotonic() > end:
                         raise _Away("it is still answering")
         except self._httpx.HTTPError as error:
-            self.was_away = True
+            self.count_absence()
             raise _Away(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
         status = response.status_code
         if status in _PASSING or status >= 500:
-            self.was_away = self.was_away or status >= 500
+            if status >= 500:
+                self.count_absence()
             raise _Away(f"status {status}", seconds_of(response.headers.get("Retry-After")))
         if status != 200:
             said = without_key(key, content.decode("utf-8", "replace"))[:300]
             raise ServerError(f"the server at {self.url} refuses {path}: status {status}, {said!r}", status)
+        self._last_answer = time.monotonic()
         try:
             return json.loads(content)
         except ValueError:
             raise BadAnswer("what it sends is no JSON") from None
+
+    def count_absence(self) -> None:
+        """It may have been started anew: it has not answered, or has not been asked for long."""
+        with self._lock:
+            self.num_absences += 1
 
     def _key(self) -> str:
         """What the environment variable holds; empty where none is named."""

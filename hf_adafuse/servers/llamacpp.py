@@ -145,9 +145,7 @@ class LlamaCppApi(ServerApi):
         found = [_steps(one, query, most, forced) for one, query in zip(answers, group, strict=True)]
         if forced == self._letter and not all(found):
             raise BadAnswer("it lacks tokens that were asked for")
-        self.traffic.num_requests += 1
-        self.traffic.num_sent += sum(sent)
-        self.traffic.num_cached += sum(int(one["timings/cache_n"]) for one in answers)
+        self.traffic.count(sum(sent), sum(int(one["timings/cache_n"]) for one in answers))
         return found
 
 

@@ -64,9 +64,7 @@ class SglangApi(ServerApi):
         infos = [one["meta_info"] for one in _answers(answer, request_id, len(group))]
         steps = [_read(info, query, num_top) for info, query in zip(infos, group, strict=True)]
         cached = sum(int(info.get("cached_tokens") or 0) for info in infos)
-        self.traffic.num_requests += 1
-        self.traffic.num_sent += sum(len(query.ids) for query in group)
-        self.traffic.num_cached += cached
+        self.traffic.count(sum(len(query.ids) for query in group), cached)
         return steps
 
 

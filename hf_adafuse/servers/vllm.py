@@ -132,9 +132,7 @@ class VllmApi(ServerApi):
         steps = [_read(choice, query, num_top) for choice, query in zip(choices, group, strict=True)]
         usage = answer.get("usage") or {}
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        self.traffic.num_requests += 1
-        self.traffic.num_sent += sum(len(query.ids) for query in group)
-        self.traffic.num_cached += cached
+        self.traffic.count(sum(len(query.ids) for query in group), cached)
         return steps
 
 

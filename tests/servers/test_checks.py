@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+import time
+
 import pytest
 from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse import ServedModel
+from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel
+from hf_adafuse.servers.api import Traffic
 from hf_adafuse.servers.queries import ServerError
 
 
@@ -88,3 +93,107 @@ def test_a_token_of_a_prompt_may_be_impossible(member, kind):
     with serving(stand_in) as url:
         api = ServedModel(url, kind, tokenizer=member[1], retries=0).api
         assert api.prompt_log_probs([5, 6, 7, 8])[1] == float("-inf")
+
+
+def bind(member, served):
+    """With the same model here as the main one."""
+    AdaFuseEnsemble([member, (served, member[1])])
+
+
+def restarted(stand_in):
+    """As it is after it was started anew with another model."""
+    stand_in.model, stand_in._memory = tiny_model("llama", "sentencepiece", 7), {}
+
+
+def test_an_unpickled_one_is_compared_before_it_is_used(member):
+    stand_in = StandIn(*member)
+    with serving(stand_in) as url:
+        model = ServedModel(url, tokenizer=member[1])
+        bind(member, model)
+        assert not model.api.was_away
+        one, other = (pickle.loads(pickle.dumps(model)) for _ in range(2))
+        bind(member, one)
+        assert not one.api.was_away
+        restarted(stand_in)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"must answer as before.* is another model since"):
+                bind(member, other)
+
+
+def test_one_that_has_not_been_asked_for_long_is_compared(member):
+    stand_in = StandIn(*member)
+    with serving(stand_in) as url:
+        model = ServedModel(url, tokenizer=member[1])
+        bind(member, model)
+        num_requests = len(stand_in.requests)
+        bind(member, model)
+        assert len(stand_in.requests) == num_requests
+        model.api.connection._last_answer -= 31.0
+        bind(member, model)
+        assert len(stand_in.requests) > num_requests and not model.api.was_away
+        restarted(stand_in)
+        model.api.connection._last_answer -= 31.0
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"must answer as before.* is another model since"):
+                bind(member, model)
+
+
+def test_an_absence_during_a_comparison_is_not_forgotten(member):
+    """Another thread has seen it: what was compared may have been asked before."""
+
+    class Leaving(StandIn):
+        asked_of = ()
+
+        def answer(self, path, body, headers):
+            for one in self.asked_of:
+                one.api.connection.count_absence()
+            return super().answer(path, body, headers)
+
+    stand_in = Leaving(*member)
+    with serving(stand_in) as url:
+        model = ServedModel(url, tokenizer=member[1])
+        bind(member, model)
+        assert not model.api.was_away
+        stand_in.asked_of = [model]
+        model.api.connection.count_absence()
+        model.api.check_same()
+        assert model.api.was_away
+
+
+def test_use_does_not_change_what_is_pickled(member):
+    with serving(StandIn(*member)) as url:
+        predictor = AdaFusePredictor([ServedModel(url, tokenizer=member[1])] * 2, max_new_tokens=4)
+        before = pickle.dumps(predictor)
+        predictor({"prompt": ["the cat"]})
+        api = predictor._members[0].api
+        api.connection.count_absence()
+        assert api.traffic.num_requests and pickle.dumps(predictor) == before
+        assert pickle.loads(before)._members[0].api.traffic == Traffic()
+
+
+def test_a_server_that_cannot_be_compared_is_named(member):
+    class Refusing(StandIn):
+        def completions(self, body, headers):
+            raise PermissionError("not today")
+
+    with serving(Refusing(*member)) as url:
+        model = ServedModel(url, tokenizer=member[1])
+        with pytest.raises(ValueError, match=r"assistant 1 .* must answer, but does not: .*not today"):
+            bind(member, model)
+
+
+def test_requests_of_several_threads_are_all_counted():
+    class Slow(int):
+        """Adding one takes so long that another thread comes between."""
+
+        def __add__(self, other):
+            time.sleep(0.001)
+            return Slow(int(self) + other)
+
+    traffic = Traffic(num_requests=Slow(0))
+    threads = [threading.Thread(target=lambda: [traffic.count(2, 1) for _ in range(20)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (traffic.num_requests, traffic.num_sent, traffic.num_cached) == (80, 160, 80)
