@@ -77,7 +77,7 @@ class AdaFusePredictor:
             text until there; others of its batch do not suffer. A job that is resumed does not ask it again. `"raise"`:
             the batch fails.
         lazy (`bool`, *optional*, defaults to `False`): load at the first batch, not here.
-        options: of `from_pretrained`, for members by name; by default these are on the GPU where there is one.
+        options: as of [`AdaFuseEnsemble`]; by default members by name are on the GPU where there is one.
 
     Raises:
         ValueError: an argument that cannot be used, before anything is loaded; a member that does not load, or members

@@ -13,7 +13,7 @@ from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .host_internals import execution_device
 from .members.chat import chat_inputs, pad_left
-from .members.loading import find_tokenizer, load_model, load_tokenizer
+from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
 from .outputs import AdaFuseRound
 
 
@@ -35,7 +35,8 @@ class AdaFuseEnsemble:
         members (`list`): the main model first. Each a model, its Hub name or folder, a [`ServedModel`] or its name like
             `"vllm:http://localhost:8000#model"`, or a pair of one of these and its tokenizer.
         adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): as of `generate()`.
-        options: of `from_pretrained`, for members by name.
+        options: of `from_pretrained`, for members by name; for those by the name of a server of [`ServedModel`], like
+            `allow_http` and `api_key_env`.
 
     Attributes:
         model (`PreTrainedModel`): the main model, enabled, the others bound to it; with the weights of the one given,
@@ -53,6 +54,8 @@ class AdaFuseEnsemble:
         **options: Any,
     ) -> None:
         check_members(members)
+        models = [member[0] if isinstance(member, (tuple, list)) else member for member in members]
+        check_options([os.fspath(model) for model in models if isinstance(model, (str, os.PathLike))], options)
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
@@ -132,15 +135,16 @@ def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any
     """A member's model and tokenizer, loaded."""
     model, tokenizer = member if isinstance(member, (tuple, list)) else (member, None)
     argument = f"members[{index}]"
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = load_tokenizer(os.fspath(tokenizer), argument)
     if isinstance(model, (str, os.PathLike)):
         name = os.fspath(model)
+        known = {} if tokenizer is None else {"tokenizer": tokenizer}
         try:
-            model = load_model(name, **{"dtype": "auto", **options})
+            model = load_model(name, **{"dtype": "auto", **options, **known})
         except (OSError, KeyError) as error:
             raise ValueError(
                 f"`{argument}` must be a model, its Hub name, a folder or a server, but {name!r} does not load "
                 f"({type(error).__name__}: {error}). Check the name."
             ) from error
-    if isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = load_tokenizer(os.fspath(tokenizer), argument)
     return model, find_tokenizer(model, argument) if tokenizer is None else tokenizer

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,6 +18,8 @@ _TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Per main model, what was loaded for it; it may be seen through several objects that are equal.
 _ASSISTANTS: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _LOADING_ERRORS = (OSError, ValueError, KeyError)
+# What may be said of a model behind a server beside its name; all else is for `from_pretrained`.
+_SERVED_OPTIONS = frozenset(inspect.signature(ServedModel).parameters) - {"url", "kind", "model"}
 
 
 def find_tokenizer(model: Any, argument: str) -> Any:
@@ -65,10 +68,21 @@ def load_tokenizer(name: str, argument: str) -> Any:
 
 
 def load_model(name: str, **options: Any) -> Any:
-    """A model by its Hub name, its folder or its server; `options` are those of `from_pretrained`."""
-    if is_served_name(name):
-        return ServedModel.from_name(name)
-    return AutoModelForCausalLM.from_pretrained(name, **options).eval()
+    """A model by its Hub name, its folder or its server; of `options`, those of `from_pretrained` and of `ServedModel`,
+    it takes what it knows."""
+    is_served = is_served_name(name)
+    own = {option: value for option, value in options.items() if (option in _SERVED_OPTIONS) == is_served}
+    return ServedModel.from_name(name, **own) if is_served else AutoModelForCausalLM.from_pretrained(name, **own).eval()
+
+
+def check_options(names: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where options are for models behind servers and none of the names is that of one."""
+    wrong = sorted(_SERVED_OPTIONS.intersection(options))
+    if wrong and not any(map(is_served_name, names)):
+        raise ValueError(
+            f"`{wrong[0]}` must be left out where no member is the name of a server, but is given. Name one like "
+            '"vllm:http://localhost:8000", or pass it to `ServedModel`.'
+        )
 
 
 def load_assistant(

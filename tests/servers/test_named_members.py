@@ -1,0 +1,55 @@
+"""Members by the names of their servers: what is said of them beside the name, and what takes no such name."""
+
+from __future__ import annotations
+
+import pytest
+from cases import PROMPTS
+from stand_in import StandIn, serving
+from tiny import TOKENIZERS, tiny_model
+
+from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel
+from hf_adafuse.servers.queries import ServerError
+
+URL = "vllm:http://gpu-node:8000#m"
+
+
+@pytest.fixture(scope="module")
+def member():
+    return tiny_model("llama", "sentencepiece", 1), TOKENIZERS["sentencepiece"]()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """With what models behind servers are made."""
+    found = []
+
+    def from_name(name, **options):
+        found.append((name, options))
+        raise ServerError("enough")
+
+    monkeypatch.setattr(ServedModel, "from_name", from_name)
+    return found
+
+
+@pytest.mark.parametrize("kind", [AdaFuseEnsemble, AdaFusePredictor])
+def test_options_reach_the_member_that_knows_them(member, made, tmp_path, kind):
+    for one in member:
+        one.save_pretrained(tmp_path)
+    options = {"allow_http": True, "api_key_env": "TINY_KEY", "deadline": 5.0}
+    with pytest.raises(ValueError, match=r"`members\[1\]` must be .*enough"):
+        kind([str(tmp_path), URL], attn_implementation="eager", **options)
+    assert made == [(URL, options)]
+
+
+@pytest.mark.parametrize("members", [["A", "B"], [("A", "B")]])
+def test_options_for_servers_without_one_are_refused(members):
+    with pytest.raises(ValueError, match="`allow_http` must be left out where no member is the name of a server"):
+        AdaFuseEnsemble(members, allow_http=True)
+
+
+def test_a_pair_of_a_server_and_a_tokenizer(member):
+    """Nothing that the server says of where it has its model from need load here."""
+    with serving(StandIn(*member, name="/srv/model")) as url:
+        ensemble = AdaFuseEnsemble([member, (f"vllm:{url}", member[1])], num_steps=2)
+        assert ensemble.tokenizers[1] is member[1]
+        assert ensemble.texts(PROMPTS[0], max_new_tokens=3)
