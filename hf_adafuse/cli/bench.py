@@ -112,7 +112,9 @@ def run(args: argparse.Namespace) -> int:
     from ..benchmarks.measuring import METHODS, check_against
     from ..benchmarks.plot import check_matplotlib, save_plot
     from ..demo.threads import threads
+    from .members import check_loaded_here
 
+    check_loaded_here("bench", args)
     if args.methods is not None:
         args.against += METHODS if "all" in args.methods else args.methods
     check_against(args.against)

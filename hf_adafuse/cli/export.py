@@ -43,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
     adafuse_config(args)  # refuse wrong settings before models are loaded
 
     from ..hub.export import export_adafuse
-    from .members import load_members
+    from .members import check_loaded_here, load_members
 
+    check_loaded_here("export", args)
     model = None
     tokenizer = None
     assistants = args.assistant

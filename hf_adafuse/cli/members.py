@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -63,6 +64,16 @@ def load_members(
             else:
                 models.append(_on_device(AutoModelForCausalLM.from_pretrained(name, **options).eval()))
     return [(model, model.tokenizer if one is model else one) for model, one in zip(models, tokenizers, strict=True)]
+
+
+def check_loaded_here(command: str, args: Namespace) -> None:
+    """Raises `ValueError` where a flag names a model behind a server: the command needs its weights."""
+    for flag, name in [("--model", args.model), *(("--assistant", name) for name in args.assistant)]:
+        if name is not None and is_served_name(name):
+            raise ValueError(
+                f"`{flag}` must be a model with its weights here for `{command}`, but {name!r} is behind a server. "
+                "Give its Hub name or a folder."
+            )
 
 
 def default_pair() -> list[Pair]:

@@ -78,18 +78,24 @@ class VllmApi(ServerApi):
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
         # Asked for named tokens, it says nothing of the most likely ones but the first: two requests.
         alone = [replace(query, tokens=()) for query in queries if query.num_steps]
-        named = [replace(query, num_steps=0) for query in queries if query.tokens]
+        named = [part for query in queries for part in self._parts(query)]
         walks = iter(self.in_requests(alone, lambda group, tokens: self._post(group, tokens, num_top)))
         steps = iter(self.in_requests(named, lambda group, tokens: self._post(group, tokens, 0)))
         found = []
         for query in queries:
             walk = next(walks) if query.num_steps else []
-            known = next(steps)[0] if query.tokens else None
-            if known is not None:
-                first = walk[0] if walk else known
-                walk = [replace(first, log_probs={**known.log_probs, **first.log_probs}), *walk[1:]]
+            known = [next(steps)[0] for _ in self._parts(query)]
+            if known:
+                first = walk[0] if walk else known[0]
+                log_probs = {token: value for step in [*known, first] for token, value in step.log_probs.items()}
+                walk = [replace(first, log_probs=log_probs), *walk[1:]]
             found.append(walk)
         return found
+
+    def _parts(self, query: Query) -> list[Query]:
+        """What asks for its tokens, as many at a time as a request may ask for."""
+        starts = range(0, len(query.tokens), self.most_tokens)
+        return [replace(query, tokens=query.tokens[at : at + self.most_tokens], num_steps=0) for at in starts]
 
     def _post(self, group: list[Query], tokens: list[int], num_top: int) -> list[list[Step]]:
         """A request for the most likely tokens alone, or for named ones alone."""

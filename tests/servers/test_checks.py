@@ -12,7 +12,7 @@ from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel
 from hf_adafuse.servers.api import Traffic
-from hf_adafuse.servers.queries import ServerError
+from hf_adafuse.servers.queries import Query, ServerError
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +197,17 @@ def test_requests_of_several_threads_are_all_counted():
     for thread in threads:
         thread.join()
     assert (traffic.num_requests, traffic.num_sent, traffic.num_cached) == (80, 160, 80)
+
+
+def test_many_tokens_of_one_text_are_asked_for_in_parts(member):
+    stand_in = StandIn(*member)
+    with serving(stand_in) as url:
+        api = ServedModel(url, tokenizer=member[1]).api
+        queries = [Query((5, 6), tuple(range(300))), Query((5, 6, 7), (3,), 0), Query((5, 6), tuple(range(200)), 0)]
+        found = api.ask(queries, 2)
+    named = [body["logprob_token_ids"] for _, body, _ in stand_in.requests if body and "logprob_token_ids" in body]
+    assert max(map(len, named)) <= 128
+    for query, steps in zip(queries, found, strict=True):
+        row = stand_in.log_probs(query.ids)
+        assert {*query.tokens} <= {*steps[0].log_probs} and bool(steps[0].top) == bool(query.num_steps)
+        assert all(value == float(row[token]) for token, value in steps[0].log_probs.items())

@@ -8,6 +8,7 @@ from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel
+from hf_adafuse.cli import main as command
 from hf_adafuse.servers.queries import ServerError
 
 URL = "vllm:http://gpu-node:8000#m"
@@ -53,3 +54,12 @@ def test_a_pair_of_a_server_and_a_tokenizer(member):
         ensemble = AdaFuseEnsemble([member, (f"vllm:{url}", member[1])], num_steps=2)
         assert ensemble.tokenizers[1] is member[1]
         assert ensemble.texts(PROMPTS[0], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("flags", [["--model", URL], ["--model", "A", "--assistant", URL]])
+@pytest.mark.parametrize("arguments", [["bench"], ["export", "{}"]])
+def test_commands_that_need_weights_refuse_servers(made, flags, arguments, tmp_path, capsys):
+    assert command([one.format(tmp_path / "new") for one in arguments] + flags) == 2
+    err = capsys.readouterr().err
+    assert f"`{flags[-2]}` must be a model with its weights here for `{arguments[0]}`, but '{URL}'" in err
+    assert err.count("\n") == 1 and not made
