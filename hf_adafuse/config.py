@@ -7,16 +7,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-WORD_BOUNDARIES = ("whitespace", "unicode")
-NLL_NORMALIZATIONS = ("token", "byte")
-COMMITMENTS = ("adaptive", "fixed")
-EXPLORATIONS = ("diverse", "beam")
-FUSIONS = ("span", "horizon", "word")
-WORD_MEANS = ("arithmetic", "root", "geometric")
+# Fields that are one of a few texts.
+CHOICES = {
+    "word_boundary": ("whitespace", "unicode"),
+    "nll_normalization": ("token", "byte"),
+    "commitment": ("adaptive", "fixed"),
+    "exploration": ("diverse", "beam"),
+    "fusion": ("span", "horizon", "word"),
+    "word_mean": ("arithmetic", "root", "geometric"),
+}
 WEIGHTINGS = ("prompt", "examples")
 # What peers use too.
 _FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
 _FIELDS_OF_ALL += ["nll_normalization", "do_sample"]
+# The largest values with which nothing overflows, far beyond what is of use; of weights also the inverse of the least.
+_MOST = {"margin_threshold": 1e9, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
+_MOST |= {"switch_margin": math.inf}
+_MOST_WEIGHT = 1e100
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -58,12 +65,13 @@ class AdaFuseConfig:
             One positive weight per member, the main model first, in the fused score. `None` is the uniform mean;
             `"prompt"` the softmax of minus the NLL per byte that each member gives the prompt, times
             `prompt_sharpness` (PackLLM). `"examples"`: the same of the answers in a few-shot prompt, which follow what
-            the prompt ends with (`Answer:`) in earlier lines; without any, the uniform mean.
+            the prompt ends with (`Answer:`) in earlier lines; without any, the uniform mean. With nearly all weight a
+            member judges what all propose, but does not propose alone (unite, gac, majority: the text is its own).
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
             end of the text counts as one byte).
         commitment (`str`, *optional*, defaults to `"adaptive"`):
-            `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin (the paper's Figure 2).
+            `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin, no branches (the paper's Figure 2).
         exploration (`str`, *optional*, defaults to `"diverse"`):
             `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
         fusion (`str`, *optional*, defaults to `"span"`):
@@ -80,7 +88,7 @@ class AdaFuseConfig:
             Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
         switch_margin (`float`, *optional*, defaults to 0.0):
             delta: the main model's own words are left only where others win by more than delta (nats). Infinite: the
-            main model alone.
+            main model's own words alone; with `exploration="beam"` these are not its greedy ones.
         certainty_gate (`float`, *optional*):
             theta: words of which the main model is so certain, p(1) >= theta, are committed without asking the others.
         do_sample (`bool`, *optional*):
@@ -96,7 +104,7 @@ class AdaFuseConfig:
             stand beside the fields: `{"method": "unite", "top_k": 10}`.
 
     Raises:
-        ValueError: a field is out of its range, or `from_dict` is given an unknown field.
+        ValueError: a field is out of its range, or of no use with the others, or `from_dict` is given an unknown one.
     """
 
     margin_threshold: float = 0.7
@@ -122,48 +130,30 @@ class AdaFuseConfig:
     def __post_init__(self) -> None:
         # 1. Single fields
         self._check_method()
-        if not _is_number(self.margin_threshold) or self.margin_threshold < 0:
-            raise ValueError(
-                f"`margin_threshold` must be a number of at least 0, but is {self.margin_threshold!r}. "
-                "Use 0 never to branch and a value above 1 always to branch."
-            )
         for name in ("max_words", "num_branches", "max_word_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`{name}` must be an integer of at least 1, but is {value!r}. Use 1 for the least.")
-        choices = {
-            "word_boundary": WORD_BOUNDARIES,
-            "nll_normalization": NLL_NORMALIZATIONS,
-            "commitment": COMMITMENTS,
-            "exploration": EXPLORATIONS,
-            "fusion": FUSIONS,
-            "word_mean": WORD_MEANS,
-        }
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"`{name}` must be one of {list(allowed)}, but is {value!r}. Choose one of these.")
-        for name in ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if not (_is_number(value) or (name == "switch_margin" and value == math.inf)) or value < 0:
-                raise ValueError(f"`{name}` must be a number of at least 0, but is {value!r}. Leave it out.")
-        if self.certainty_gate is not None and not (_is_number(self.certainty_gate) and 0 < self.certainty_gate <= 1):
-            raise ValueError(
-                f"`certainty_gate` must be a number above 0 and at most 1, but is {self.certainty_gate!r}. Use None "
-                "for no gate."
-            )
+            if not (_is_number(value) or value == most) or not 0 <= value <= most:
+                bounds = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
+                raise ValueError(f"`{name}` must be a number {bounds}, but is {value!r}. Leave it out.")
+        gate = self.certainty_gate
+        if gate is not None and not (_is_number(gate) and 0 < gate <= 1):
+            raise ValueError(f"`certainty_gate` must be a number above 0, to 1, but is {gate!r}. Use None for no gate.")
         if self.do_sample is not None and not isinstance(self.do_sample, bool):
-            raise ValueError(
-                f"`do_sample` must be True, False or None, but is {self.do_sample!r}. Use None to go by the call."
-            )
+            raise ValueError(f"`do_sample` must be True, False or None, but is {self.do_sample!r}. Leave it out.")
         if self.model_weights is not None and self.model_weights not in WEIGHTINGS:
             self._check_weights()
         # 2. Combinations
-        if self.fusion == "word" and (self.nll_normalization != "token" or self.length_exponent != 1):
-            raise ValueError(
-                '`fusion` must be "span" or "horizon" with `nll_normalization` or `length_exponent`, but is "word". '
-                "Leave them out: words are compared by their probabilities."
-            )
+        for name, needed in _without_use(vars(self)).items():
+            default, value = getattr(AdaFuseConfig, name), getattr(self, name)
+            raise ValueError(f"`{name}` must be {default!r} without {needed}, but is {value!r}. Leave it out.")
 
     def _check_method(self) -> None:
         if not isinstance(self.method, str) or not self.method:
@@ -185,10 +175,10 @@ class AdaFuseConfig:
         if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
             raise ValueError(f"`model_weights` must be a list of numbers, but is {weights!r}. Give one per member.")
         weights = tuple(weights)  # type: ignore[arg-type]
-        if not weights or not all(_is_number(weight) and weight > 0 for weight in weights):
+        if not weights or not all(_is_number(one) and 1 / _MOST_WEIGHT <= one <= _MOST_WEIGHT for one in weights):
             raise ValueError(
-                f"`model_weights` must be a list of positive numbers, but is {list(weights)!r}. "
-                "Leave a member out of `assistant_models` instead of giving it no weight."
+                f"`model_weights` must be a list of positive numbers of at most {_MOST_WEIGHT:g}, but is "
+                f"{list(weights)!r}. Leave a member out of `assistant_models` instead of giving it no weight."
             )
         object.__setattr__(self, "model_weights", tuple(float(weight) for weight in weights))
 
@@ -222,9 +212,13 @@ class AdaFuseConfig:
         return cls(**{**given, "method_options": {**given.get("method_options", {}), **options}})
 
     def changed(self, values: Mapping[str, Any]) -> AdaFuseConfig:
-        """These settings with some of them changed, as `from_dict` reads them; with another method, those alone."""
-        kept = self.to_dict() if values.get("method", self.method) == self.method else {}
-        return self.from_dict({**kept, **values})
+        """These settings with some of them changed, as `from_dict` reads them, less those that have no use then; with
+        another method, those alone."""
+        if values.get("method", self.method) != self.method:
+            return self.from_dict(values)
+        changed = {**self.to_dict(), **values}
+        dropped = _without_use(changed).keys() - values.keys()
+        return self.from_dict({name: value for name, value in changed.items() if name not in dropped})
 
     @classmethod
     def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | str | bool | None) -> AdaFuseConfig | None:
@@ -246,5 +240,19 @@ class AdaFuseConfig:
         )
 
 
+def _without_use(values: Mapping[str, Any]) -> dict[str, str]:
+    """Of all fields, those other than the defaults that are not used with the others, and what would use them."""
+    is_word, lengths = values["fusion"] == "word", '`fusion` "span" or "horizon"'
+    needed = {
+        "word_mean": (is_word, '`fusion="word"`'),
+        "nll_normalization": (not is_word, lengths),
+        "length_exponent": (not is_word, lengths),
+        "prompt_sharpness": (isinstance(values["model_weights"], str), '`model_weights` "prompt" or "examples"'),
+        "exploration": (values["commitment"] == "adaptive", '`commitment="adaptive"`'),
+    }
+    unused = {name: used_by for name, (is_used, used_by) in needed.items() if not is_used}
+    return {name: used_by for name, used_by in unused.items() if values[name] != getattr(AdaFuseConfig, name)}
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf

@@ -86,7 +86,7 @@ class Case:
 
 
 def random_config(rng: random.Random, num_members: int) -> AdaFuseConfig:
-    return AdaFuseConfig(
+    fields = dict(
         margin_threshold=rng.choice([0.0, 0.2, 0.7, 1.1]),
         max_words=rng.randint(1, 4),
         num_branches=rng.randint(1, 5),
@@ -97,6 +97,9 @@ def random_config(rng: random.Random, num_members: int) -> AdaFuseConfig:
         commitment=rng.choice(["adaptive"] * 5 + ["fixed"]),
         exploration=rng.choice(["diverse"] * 4 + ["beam"]),
     )
+    if fields["commitment"] == "fixed":
+        del fields["exploration"]  # nothing is explored
+    return AdaFuseConfig(**fields)
 
 
 def random_case(number: int) -> Case:

@@ -40,18 +40,28 @@ NOT_DEFAULTS = {
     "word_boundary": "unicode",
     "model_weights": [1.0, 0.5],
     "nll_normalization": "byte",
-    "commitment": "fixed",
+    "commitment": "adaptive",
     "exploration": "beam",
     "fusion": "horizon",
-    "word_mean": "geometric",
+    "word_mean": "arithmetic",
     "length_exponent": 0.5,
-    "prompt_sharpness": 8.0,
+    "prompt_sharpness": 1.0,
     "online_rate": 1.5,
     "switch_margin": 0.25,
     "certainty_gate": 0.9,
     "do_sample": True,
     "method": "adafuse",
 }
+# Those that are of no use with the ones above.
+OTHERS = DEFAULTS | {
+    "commitment": "fixed",
+    "model_weights": "examples",
+    "fusion": "word",
+    "word_mean": "geometric",
+    "prompt_sharpness": 8.0,
+}
+# With what a field is of use.
+WITH = {"word_mean": {"fusion": "word"}, "prompt_sharpness": {"model_weights": "prompt"}}
 COUNTS = ("max_words", "num_branches", "max_word_tokens")
 CHOICES = {
     "word_boundary": ("whitespace", "unicode"),
@@ -70,10 +80,11 @@ REFUSED = [
         ("model_weights", value)
         for value in ([], (), [0.0, 1.0], [-1.0, 1.0], [math.nan], [math.inf], [True], ["1"], [None], [[1.0]])
     ],
+    *[("model_weights", value) for value in ([1e308, 1e308], [1.0, 1e-320], [1.0, 10**400])],
     *[("model_weights", value) for value in (1.0, 1, True, False, "12", b"12", {"a": 1.0}, {})],
     *[("do_sample", value) for value in ("true", 2, [], {})],
     *[(name, value) for name in NUMBERS for value in (-0.1, math.nan, -math.inf, "1", None, True)],
-    *[(name, math.inf) for name in NUMBERS if name != "switch_margin"],
+    *[(name, value) for name in NUMBERS if name != "switch_margin" for value in (math.inf, 1e308, 10**400)],
     *[("certainty_gate", value) for value in (0, -0.5, 1.5, math.nan, "0.5", True)],
     ("model_weights", "promt"),
 ]
@@ -110,18 +121,23 @@ def _assert_form(message: str, name: str, value: object) -> None:
         *[("margin_threshold", value) for value in (0, 0.0, 1, 1.1, 1e9)],
         *[(name, value) for name in COUNTS for value in (1, 2, 10**6)],
         *[(name, value) for name, values in CHOICES.items() for value in values],
-        *[("model_weights", value) for value in (None, [1], [0.1, 5], (2.0, 3), range(1, 3), "prompt")],
-        *[(name, value) for name in NUMBERS for value in (0.0, 0.5, 2, 1e6)],
+        *[
+            ("model_weights", value)
+            for value in (None, [1], [0.1, 5], (2.0, 3), range(1, 3), "prompt", [1e100, 1e-100])
+        ],
+        *[(name, value) for name in NUMBERS for value in (0.0, 0.5, 2, 10)],
+        *[(name, 1e6) for name in NUMBERS if name != "length_exponent"],
         *[("certainty_gate", value) for value in (None, 0.001, 1, 1.0)],
         ("switch_margin", math.inf),
     ],
     ids=repr,
 )
 def test_the_ends_of_each_range_are_accepted(name, value):
-    config = AdaFuseConfig(**{name: value})
+    others = WITH.get(name, {})
+    config = AdaFuseConfig(**{name: value}, **others)
     given = tuple(value) if name == "model_weights" and value not in (None, "prompt") else value
     assert getattr(config, name) == given
-    assert config.to_dict() == DEFAULTS | {name: list(given) if isinstance(given, tuple) else given}
+    assert config.to_dict() == DEFAULTS | others | {name: list(given) if isinstance(given, tuple) else given}
 
 
 def test_weights_are_kept_as_floats_and_not_as_the_callers_list():
@@ -154,13 +170,13 @@ def test_frozen():
     config = AdaFuseConfig()
     for name in DEFAULTS:
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(config, name, NOT_DEFAULTS[name])
+            setattr(config, name, OTHERS[name])
         with pytest.raises(dataclasses.FrozenInstanceError):
             delattr(config, name)
     assert config == AdaFuseConfig()
 
 
-@pytest.mark.parametrize("values", [DEFAULTS, NOT_DEFAULTS], ids=["defaults", "others"])
+@pytest.mark.parametrize("values", [DEFAULTS, NOT_DEFAULTS, OTHERS], ids=["defaults", "not defaults", "others"])
 def test_round_trips(values):
     config = AdaFuseConfig(**values)
     assert config.to_dict() == values
@@ -226,3 +242,36 @@ def test_what_does_not_go_with_a_method_is_refused(values, named):
     with pytest.raises(ValueError, match=r"must be .+, but .+\. .+") as error:
         AdaFuseConfig(**values)
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "needed"),
+    [
+        ({"word_mean": "root"}, "word_mean", '`fusion="word"`'),
+        ({"word_mean": "geometric", "fusion": "horizon"}, "word_mean", '`fusion="word"`'),
+        ({"prompt_sharpness": 2.0}, "prompt_sharpness", '`model_weights` "prompt" or "examples"'),
+        ({"prompt_sharpness": 2.0, "model_weights": [1, 2]}, "prompt_sharpness", "`model_weights` "),
+        ({"prompt_sharpness": 2.0, "method": "unite"}, "prompt_sharpness", "`model_weights` "),
+        ({"exploration": "beam", "commitment": "fixed"}, "exploration", '`commitment="adaptive"`'),
+        ({"nll_normalization": "byte", "fusion": "word"}, "nll_normalization", '`fusion` "span" or "horizon"'),
+        ({"length_exponent": 0.5, "fusion": "word"}, "length_exponent", '`fusion` "span" or "horizon"'),
+    ],
+    ids=str,
+)
+def test_what_would_not_be_used_is_refused(values, name, needed):
+    with pytest.raises(ValueError, match=f"^`{name}` must be ") as error:
+        AdaFuseConfig(**values)
+    _assert_form(str(error.value), name, values[name])
+    assert f" without {needed}" in str(error.value)
+    with pytest.raises(ValueError, match=f"^`{name}` must be "):  # as an older version may have stored it
+        AdaFuseConfig.coerce(AdaFuseConfig().to_dict() | values)
+
+
+def test_settings_that_are_changed_take_what_they_alone_use_with_them():
+    robust = AdaFuseConfig.robust()
+    changed = robust.changed({"fusion": "span", "model_weights": [2, 1], "max_words": 1})
+    assert changed == AdaFuseConfig(model_weights=(2, 1), max_words=1)
+    assert robust.changed({"max_words": 1}) == dataclasses.replace(robust, max_words=1)
+    assert AdaFuseConfig(exploration="beam").changed({"commitment": "fixed"}) == AdaFuseConfig(commitment="fixed")
+    with pytest.raises(ValueError, match=r"^`word_mean` must be "):
+        robust.changed({"fusion": "span", "word_mean": "geometric"})

@@ -10,16 +10,7 @@ from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..config import (
-    COMMITMENTS,
-    EXPLORATIONS,
-    FUSIONS,
-    NLL_NORMALIZATIONS,
-    PRESETS,
-    WORD_BOUNDARIES,
-    WORD_MEANS,
-    AdaFuseConfig,
-)
+from ..config import CHOICES, PRESETS, AdaFuseConfig
 from ..members.templates import is_unicode
 from .flag_types import option, plain_text, seed, stop_text, weights
 
@@ -124,7 +115,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         default = getattr(defaults, field)
         default = {"model_weights": "equal", "certainty_gate": "none"}.get(field, default)
         help += f" (default: {default})"
-        group.add_argument(flag, dest=field, help=help, **options)
+        group.add_argument(flag, dest=field, help=help, choices=CHOICES.get(field), **options)
 
     group.add_argument(
         "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: paper)"
@@ -139,12 +130,12 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
     add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt, examples", type=weights, metavar="W,W")
     add("--max-word-tokens", "max_word_tokens", "a word also ends here", type=int, metavar="N")
-    add("--word-boundary", "word_boundary", "where words end", choices=WORD_BOUNDARIES)
-    add("--nll-normalization", "nll_normalization", "unit of the mean NLL", choices=NLL_NORMALIZATIONS)
-    add("--commitment", "commitment", "how long spans are", choices=COMMITMENTS)
-    add("--exploration", "exploration", "how branches are found", choices=EXPLORATIONS)
-    add("--fusion", "fusion", "how candidates are compared", choices=FUSIONS)
-    add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word", choices=WORD_MEANS)
+    add("--word-boundary", "word_boundary", "where words end")
+    add("--nll-normalization", "nll_normalization", "unit of the mean NLL")
+    add("--commitment", "commitment", "how long spans are")
+    add("--exploration", "exploration", "how branches are found")
+    add("--fusion", "fusion", "how candidates are compared")
+    add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word")
     add("--length-exponent", "length_exponent", "a: NLL / length^a", type=float, metavar="A")
     add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt or examples", type=float, metavar="X")
     add("--online-rate", "online_rate", "at which weights follow what is committed", type=float, metavar="ETA")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
-from .fusion import END, ScoredSpan, units
+from .fusion import END, Choice, ScoredSpan, units
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .strategies.strategy import SpanStrategy
@@ -54,6 +54,11 @@ class Judge:
         best = pool.best_of(0)
         own = candidates.index(best) if best in candidates else None
         choice = strategy.choose(spans, self.trust(prompt).weights, own)
+        if not isinstance(choice, Choice):
+            raise TypeError(
+                f"What {type(strategy).__name__}.choose gives must be a Choice (of hf_adafuse.decoding.fusion), but is "
+                f"{choice!r}. Mend the method."
+            )
         if choice.winner is not None and not 0 <= choice.winner < len(candidates):
             raise IndexError(
                 f"The winner that {type(strategy).__name__}.choose gives must be the index of one of {len(candidates)} "

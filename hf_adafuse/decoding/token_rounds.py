@@ -69,6 +69,11 @@ class TokenRounds:
             distributions[k] = Distribution(member, node.reading)
             member.num_proposals += 1
         found = self._strategy.choose(distributions, self._weights)
+        if not isinstance(found, list) or not all(isinstance(one, NextToken) for one in found):
+            raise TypeError(
+                f"What {type(self._strategy).__name__}.choose gives must be a list of NextToken, but is {found!r}. "
+                "Mend the method."
+            )
         for winner in found:
             if (yield from self._can_say(winner)):
                 self._commit(winner, found, distributions)

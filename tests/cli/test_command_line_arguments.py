@@ -58,7 +58,8 @@ def test_escapes_are_documented_and_an_empty_text_is_refused(command, capsys):
         *PRESETS.values(),
         {"model_weights": (1 / 3, 2.0, 1e-9), "margin_threshold": 0.1 + 0.2, "online_rate": 1e-7},
         {"switch_margin": math.inf, "certainty_gate": 1.0, "max_word_tokens": 12345678},
-        {"commitment": "fixed", "exploration": "beam", "nll_normalization": "byte", "do_sample": True},
+        {"commitment": "fixed", "nll_normalization": "byte", "do_sample": True},
+        {"exploration": "beam", "length_exponent": 0.5},
     ],
     ids=str,
 )

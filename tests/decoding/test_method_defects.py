@@ -166,3 +166,28 @@ def test_methods_of_ones_own_that_are_wrong_say_so(monkeypatch):
         register_strategy("taken", Taken)
     with pytest.raises(ValueError, match="`name` must be new"):
         register_strategy("unite", Silent)
+    for name in ("", " ", "a,b", " mine", "mine\n", None, 3):
+        with pytest.raises(ValueError, match=r"^`name` must be a text without commas, and without spaces at its ends"):
+            register_strategy(name, Silent)
+
+
+@pytest.mark.parametrize("given", [None, 0, (0, [], [])], ids=repr)
+@pytest.mark.parametrize(
+    ("base", "needed"), [(SpanStrategy, "a Choice"), (TokenStrategy, "a list of NextToken")], ids=["span", "token"]
+)
+def test_what_a_method_of_ones_own_gives_is_checked(base, needed, given, monkeypatch):
+    class Wrong(base):
+        def choose(self, *_):
+            return given
+
+    monkeypatch.setattr("hf_adafuse.decoding.strategies.registry.STRATEGIES", dict(STRATEGIES))
+    register_strategy("wrong", Wrong)
+    with pytest.raises(TypeError, match=rf"^What Wrong\.choose gives must be {needed}.*, but is .+\. Mend the method"):
+        case_of("wrong").fast()
+
+
+@pytest.mark.parametrize("method", ["unite", "gac", "deepen"])
+def test_a_method_over_tokens_has_no_unit_of_the_nll(method):
+    with pytest.raises(ValueError, match=f"`nll_normalization` must be 'token' with method '{method}', but is 'byte'"):
+        make_strategy(AdaFuseConfig(method=method, nll_normalization="byte"))
+    make_strategy(AdaFuseConfig(method="sweetspan", nll_normalization="byte"))

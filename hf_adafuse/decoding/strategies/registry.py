@@ -40,12 +40,17 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
     Give a method of your own a name, by which `adafuse_config={"method": name}` uses it in this process.
 
     Args:
-        name (`str`): not that of another method, but of an earlier class of the same name and module.
+        name (`str`): not that of another method, but of an earlier class of the same name and module; no commas, and no
+            spaces at its ends.
         cls (`type`): a subclass of [`SpanStrategy`] or [`TokenStrategy`]; its keyword arguments are the options.
 
     Raises:
-        ValueError: the name is taken, or the class is no method.
+        ValueError: the name is none or taken, or the class is no method.
     """
+    if not isinstance(name, str) or not name or "," in name or name != name.strip():
+        raise ValueError(
+            f"`name` must be a text without commas, and without spaces at its ends, but is {name!r}. Choose another."
+        )
     if not (inspect.isclass(cls) and issubclass(cls, (SpanStrategy, TokenStrategy))):
         raise ValueError(f"`cls` must be a subclass of SpanStrategy or TokenStrategy, but is {cls!r}. Derive it.")
     known = STRATEGIES.get(name)
@@ -69,7 +74,7 @@ def make_strategy(config: AdaFuseConfig) -> Any:
     The method that the settings name, for one prompt.
 
     Raises:
-        ValueError: no such method, or options that it has not.
+        ValueError: no such method, or options or settings that it has not.
         ImportError: a library that it needs is not there.
     """
     if config.method not in STRATEGIES:
@@ -83,6 +88,11 @@ def make_strategy(config: AdaFuseConfig) -> Any:
         raise ValueError(
             f"`method_options` must be of {list(known)} with method {config.method!r}, but has {unknown}. Check the "
             "spelling."
+        )
+    if config.nll_normalization != "token" and issubclass(STRATEGIES[config.method], TokenStrategy):
+        raise ValueError(
+            f"`nll_normalization` must be 'token' with method {config.method!r}, but is {config.nll_normalization!r}. "
+            "Leave it out: the method uses no NLL."
         )
     strategy = STRATEGIES[config.method](**config.method_options)
     strategy.config = config
