@@ -21,7 +21,7 @@ WEIGHTINGS = ("prompt", "examples")
 _FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
 _FIELDS_OF_ALL += ["nll_normalization", "do_sample"]
 # The largest values with which nothing overflows, far beyond what is of use; of weights also the inverse of the least.
-_MOST = {"margin_threshold": 1e9, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
+_MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
 _MOST |= {"switch_margin": math.inf}
 _MOST_WEIGHT = 1e100
 # Settings by name. README says by which measurements `robust` was chosen.
@@ -140,7 +140,8 @@ class AdaFuseConfig:
                 raise ValueError(f"`{name}` must be one of {list(allowed)}, but is {value!r}. Choose one of these.")
         for name, most in _MOST.items():
             value = getattr(self, name)
-            if not (_is_number(value) or value == most) or not 0 <= value <= most:
+            is_number = _is_number(value) or (name == "switch_margin" and value == math.inf)
+            if not is_number or not 0 <= value <= most:
                 bounds = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
                 raise ValueError(f"`{name}` must be a number {bounds}, but is {value!r}. Leave it out.")
         gate = self.certainty_gate
