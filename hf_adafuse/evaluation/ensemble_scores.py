@@ -8,7 +8,8 @@ member k's tokens of the text and L_k their number (with `nll_normalization="byt
 | `span`, `horizon` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
 | `word` | sum over words of log sum_k w_k p_k(word), or of another mean (`word_mean`) |
 
-A `method` other than AdaFuse is scored as `span` is: not every one gives a text a probability of its own.
+A `method` other than AdaFuse is scored as `span` is, and a warning says so: not every one gives a text a probability of
+its own.
 The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
 number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
 member it is that member's log-likelihood. It is a weighted geometric pool of the members, not normalized over all
@@ -21,8 +22,10 @@ infinite `switch_margin`, with which the main model is alone.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +87,7 @@ class EnsembleScorer:
         latter it is said only where every member would, by its own greedy text: what the ensemble writes where they
         differ is known only by decoding.
         """
+        self._tell_rule()
         by_member = []
         for participant, call in zip(self._participants, self._calls, strict=True):
             split = [pair_ids(context, continuation, participant.tokenizer) for context, continuation in pairs]
@@ -98,6 +102,7 @@ class EnsembleScorer:
 
     def texts(self, texts: Sequence[str]) -> list[float]:
         """Per text, its log-likelihood, read from its beginning, in windows where it is longer than a context."""
+        self._tell_rule()
         by_member = []
         for participant, call in zip(self._participants, self._calls, strict=True):
             windows = [_windows(text, participant) for text in texts]
@@ -105,6 +110,10 @@ class EnsembleScorer:
             pieces = iter(flat)
             by_member.append([_joined([next(pieces) for _ in of_text]) for of_text in windows])
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
+
+    def _tell_rule(self) -> None:
+        if self._config.method != "adafuse":
+            warn_of_span_rule()
 
     def _read_contexts(self, contexts: Sequence[str]) -> None:
         """What the members make of contexts, for weights that follow from it; each is read once for all of its
@@ -139,6 +148,17 @@ class EnsembleScorer:
             return -score
         length = len(readings[0].ids) if config.nll_normalization == "token" else sum(num_bytes)
         return -score * math.pow(max(length, 1), config.length_exponent)
+
+
+@functools.cache
+def warn_of_span_rule() -> None:
+    """Once per process: what is between the batches may make `warnings` forget what it has shown."""
+    warnings.warn(
+        "Log-likelihoods (multiple choice, perplexity) under methods other than AdaFuse follow AdaFuse's span rule, "
+        "not the method: with the same weights such methods have the same scores.",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def context_nlls(participant: Participant, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:

@@ -97,10 +97,10 @@ def _load(manager: Any, name: str) -> list[Any]:
 
 
 def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
-    """What `simple_evaluate` returns, with the standard errors that it leaves out."""
+    """What `simple_evaluate` returns, with the standard errors that it leaves out. Shows no bar but that of `lm`."""
     from lm_eval import simple_evaluate
 
-    with _quiet(), contextlib.redirect_stdout(sys.stderr):
+    with _quiet(), _without_bars(), contextlib.redirect_stdout(sys.stderr):
         results: dict[str, Any] = simple_evaluate(
             model=lm,
             tasks=tasks.objects,

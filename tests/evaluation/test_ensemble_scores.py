@@ -206,3 +206,14 @@ def test_long_texts_are_read_in_windows():
     own = harness_model(*kind).loglikelihood_rolling(texts, True)
     assert ensemble([kind], False).loglikelihood_rolling(texts) == pytest.approx(own, abs=1e-2)
     assert all(math.isfinite(value) for value in ensemble(KINDS[:2]).loglikelihood_rolling(texts))
+
+
+@pytest.mark.parametrize("method", ["unite", "majority", "sweetspan"])
+def test_other_methods_are_scored_by_the_span_rule_and_that_is_said(method):
+    lm, span = ensemble(KINDS[:2], AdaFuseConfig(method=method)), ensemble(KINDS[:2], AdaFuseConfig())
+    asked, texts = requests("loglikelihood", PAIRS), requests("loglikelihood_rolling", [("She said the cat",)])
+    ensemble_scores.warn_of_span_rule.cache_clear()
+    with pytest.warns(UserWarning, match="follow AdaFuse's span rule, not the method"):
+        found = lm.loglikelihood(asked)
+    rolling = lm.loglikelihood_rolling(texts)  # said once
+    assert (found, rolling) == (span.loglikelihood(asked), span.loglikelihood_rolling(texts))
