@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import PRESETS, AdaFuseConfig
+from ..config import AdaFuseConfig
 from .arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings, member_loading
 from .flag_types import count, name_list, whole_number
 from .job_settings import add_job_arguments, begin_in_folder, file_name, locked_folder
@@ -31,7 +31,9 @@ examples:
   hf-adafuse eval --tasks arc_easy --model A --assistant B --fusion word --limit 100
 
 --data FOLDER holds one file per task, named by it (nq*.jsonl), with lines {"question": ..., "answer": ...}; an answer
-is a text or a list of accepted ones. The first lines are the worked examples, the others are asked. --output DIR gets
+is a text or a list of accepted ones. The first lines are the worked examples, the others are asked. Where a task asks
+for log-likelihoods (multiple choice, perplexity), methods other than AdaFuse are scored by its span rule, and differ in
+nothing but weights. --output DIR gets
 results.json and, per method, samples_TASK.jsonl, two of which `hf-adafuse compare` sets side by side. Killed and
 started again with the same --output, it goes on where it stopped."""
 
@@ -51,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members-alone", action="store_true", help="also each member alone, under the same code")
     parser.add_argument(
         "--methods", type=name_list, metavar="NAME,NAME",
-        help="several methods, presets and rules of `hf-adafuse tune` and the members alone: one "
-        "table; all: methods and presets, with their defaults; rules: the rules",
+        help="several methods, presets and rules of `hf-adafuse tune` and the members alone: one table; all: methods "
+        "and presets; rules: the rules. --weights, --max-word-tokens and --word-boundary are for all of them, but for "
+        "rules and presets with weights of their own",
     )  # fmt: skip
     parser.add_argument("--limit", type=count, metavar="N", help="the first N questions of each task")
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
@@ -134,29 +137,17 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
 
 
 def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseConfig]:
-    """Per method, preset or rule, its settings: the defaults, and what the flags say of all."""
-    from ..decoding.strategies.registry import STRATEGIES, make_strategy
-    from ..evaluation.candidates import RULES, fitted
+    """Per method, preset or rule, its settings: its own, over what the flags say of all, over the defaults."""
+    from ..evaluation.candidates import fitted, rules_named
 
     given = {name: getattr(args, name) for name in _OF_ALL if getattr(args, name) is not None}
     flags = [name for name, value in given_settings(args).items() if value is not None]
     others = [flag for flag in flags if flag not in (*_OF_ALL, "weights")]
     if others:
         raise ValueError(f"`--methods` must come without settings of one method, but has {others}. Drop them.")
-    presets = {name: values for name, values in PRESETS.items() if values}
-    methods = presets | {name: {"method": name} for name in STRATEGIES}
-    rules = {name: fitted(rule, max(2, 1 + len(args.assistant))) for name, rule in RULES.items()}
-    groups = {"all": list(methods), "rules": list(rules)}
-    wrong = [name for name in names if name not in {**methods, **rules, **groups}]
-    if wrong:
-        raise ValueError(
-            f"`--methods` must be all, rules, or of {list(methods | rules)}, but has {wrong}. Check the spelling."
-        )
-    chosen = [name for group in names for name in groups.get(group, [group])]
-    configs = {name: AdaFuseConfig.from_dict((rules | methods)[name] | given) for name in chosen}
-    for config in configs.values():
-        make_strategy(config)  # also a library that a method needs is missed now
-    return configs
+    num_members = max(2, 1 + len(args.assistant))
+    rules = {name: fitted(rule, num_members) for name, rule in rules_named(names).items()}
+    return {name: AdaFuseConfig.from_dict(given | rule) for name, rule in rules.items()}
 
 
 def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:

@@ -12,7 +12,7 @@ from ..config import AdaFuseConfig
 from .answer_bar import AnswerBar
 from .arguments import add_member_arguments, add_stop_argument, member_loading, member_names
 from .few_shot import add_prompt_arguments, first_answers, put_behind, worked_examples
-from .flag_types import count
+from .flag_types import count, name_list
 from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
 from .questions import Question, Template, read_questions
 
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
     from ..evaluation.halving import Look
 
 _DESCRIPTION = """\
-Find the members and settings that answer questions best: every member alone, and every choice of members, of the main
-one among them and of a rule. The questions are split, equal ones to the same part: successive halving on one part drops
-the candidates that are behind, and what is found is judged on the other part. Killed and started again, it goes on
-where it stopped."""
+Find the members and settings that answer questions best: every member alone; and every pair of members and all of them
+together (not the sets between), with each of them as the main one, by every rule. The questions are split, equal ones
+to the same part: successive halving on one part drops the candidates that are behind, and what is found is judged on
+the other part. Killed and started again, it goes on where it stopped."""
 
 _DETAILS = """\
 examples:
   hf-adafuse tune --data dev.jsonl --few-shot 5 --model A --assistant B --max-new-tokens 32 --output tuned
+  hf-adafuse tune --data dev.jsonl --methods all,"word root" --model A --assistant B --assistant C --output tuned
   hf-adafuse tune --data dev.jsonl --chat --metric last_number --model A --assistant B --budget 2000 --output tuned
 
-The rules are those in hf_adafuse/evaluation/candidates.py and, where a main model's generation config has settings,
-"the model's own settings". A line of the data is {"question": ..., "answer": ...}, the answer a text or a list of
-accepted ones. A budget, like a bar's total, counts answers: one candidate's to one question. The ensemble that did best
-on the questions searched is chosen only where it is above the best member alone by more than --min-gain standard errors
-of the paired difference. A question that a candidate fails on counts as wrong for it, and the report says so.
+The rules are those in hf_adafuse/evaluation/candidates.py, or of --methods, and, where a main model's generation config
+has settings, "the model's own settings". A line of the data is {"question": ..., "answer": ...}, the answer a text or a
+list of accepted ones. A budget, like a bar's total, counts answers: one candidate's to one question. The ensemble that
+did best on the questions searched is chosen only where it is above the best member alone by more than --min-gain
+standard errors of the paired difference there, and not behind the member that is best on the questions held out. A
+question that a candidate fails on counts as wrong for it, and the report says so.
 
 DIR/generation_config.json  for generate(generation_config=GenerationConfig.from_pretrained("DIR"), ...)
 DIR/adafuse_config.json     the members, the main model first, and the settings; null: that member alone
@@ -50,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _DETAILS
     parser.add_argument("--data", required=True, metavar="FILE", help="questions with answers, in JSONL")
     parser.add_argument("--output", required=True, metavar="DIR", help="where the settings and the evidence go")
+    parser.add_argument(
+        "--methods", type=name_list, metavar="NAME,NAME",
+        help="which rules, presets and methods are tried, as of `eval --methods`; all: methods and presets; rules: the "
+        "rules (default: rules)",
+    )  # fmt: skip
     parser.add_argument("--metric", default="exact_match", metavar="NAME", help="as of compare (default: exact_match)")
     parser.add_argument(
         "--template",
@@ -71,13 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    from ..evaluation.candidates import make_candidates
+    from ..evaluation.candidates import make_candidates, rules_named
     from ..evaluation.metrics import METRICS
     from ..evaluation.tuning import make_plan
 
     if args.metric not in METRICS:
         raise ValueError(f"`--metric` must be one of {list(METRICS)}, but is {args.metric!r}. Choose one of these.")
-    candidates = make_candidates(2 if args.model is None else 1 + len(args.assistant))
+    rules = None if args.methods is None else rules_named(args.methods)
+    candidates = make_candidates(2 if args.model is None else 1 + len(args.assistant), rules)
     template = Template(args.template or ("{question}" if args.chat else TEMPLATE))
     questions = _questions(args, template)
     # What cannot be planned is refused before models are loaded.

@@ -108,10 +108,15 @@ class TuneReport:
         ensemble = self._show(tuning.ensemble)
         seen, honest = tuning.gain.difference, tuning.held_out_gain.difference
         figures = f"{self._points(seen)} where it was searched for, {self._points(honest)} held out (n = {honest.n})"
+        if tuning.held_out_member != tuning.member:
+            figures += f", there against {self._show(tuning.held_out_member)}"
         if tuning.winner == tuning.member:
-            reason = (
-                "not above it" if seen.value <= 0 else f"not above it by more than {self._min_gain:g} standard errors"
-            )
+            if seen.value <= 0:
+                reason = "not above it"
+            elif not seen.value > self._min_gain * seen.error:
+                reason = f"not above it by more than {self._min_gain:g} standard errors"
+            else:
+                reason = "behind the best member where it was not searched for"
             return [
                 f"The best choice is one member alone: {best}.",
                 f"The best ensemble, {ensemble}, is {reason}: {figures}.",
@@ -156,10 +161,13 @@ class TuneReport:
             "held_out": n,
             "winner": self._show(tuning.winner),
             "best_member": self._show(tuning.member),
+            "best_member_held_out": self._show(tuning.held_out_member),
             "best_ensemble": self._show(tuning.ensemble),
             "min_gain": self._min_gain,
             "gain_searched": _figures(tuning.search.scores[tuning.ensemble], tuning.search.scores[tuning.member]),
-            "gain_held_out": _figures(tuning.held_out_scores[tuning.ensemble], tuning.held_out_scores[tuning.member]),
+            "gain_held_out": _figures(
+                tuning.held_out_scores[tuning.ensemble], tuning.held_out_scores[tuning.held_out_member]
+            ),
             "candidates": [self._entry(index) for index in range(len(self._candidates))],
         }
 

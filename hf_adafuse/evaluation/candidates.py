@@ -1,4 +1,4 @@
-"""What `hf-adafuse tune` chooses among: every member alone, and every choice of members times every rule. No model.
+"""What `hf-adafuse tune` chooses among: every member alone, pairs and all of them times every rule. No model.
 
 The table below is all there is to edit: a rule is a name without commas and the fields of `AdaFuseConfig` in which it
 differs from the defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.
@@ -14,8 +14,11 @@ from typing import Any
 from ..config import PRESETS, AdaFuseConfig
 
 RULES: dict[str, dict[str, Any]] = {
-    # The paper's, and spans compared by another measure.
+    # The paper's, at other settings too, and spans compared by another measure.
     "span": {},
+    "span B 1": {"num_branches": 1},
+    "span M 1": {"max_words": 1},
+    "span tau 0.9": {"margin_threshold": 0.9},
     "span length^0.5": {"length_exponent": 0.5},
     "span length^0": {"length_exponent": 0.0},
     "span margin 0.5": {"switch_margin": 0.5},
@@ -44,7 +47,9 @@ RULES: dict[str, dict[str, Any]] = {
     "word gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
     "word gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
     "word gate 0.5 margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
-    # Other methods: over tokens, and over whole answers.
+    # Other methods: over words, over tokens, and over whole answers.
+    "sweetspan": {"method": "sweetspan"},
+    "cool-fusion": {"method": "cool-fusion"},
     "UniTE": {"method": "unite"},
     "GaC": {"method": "gac"},
     "best of the members' answers": {"method": "rerank"},
@@ -85,9 +90,36 @@ class Candidate:
         return f"{joined} alone" if self.is_alone else f"{joined}: {self.rule}"
 
 
+def rules_named(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """
+    Rules, presets and methods by name, each with its settings as in `RULES`; weights are not yet [`fitted`].
+
+    Args:
+        names (`list[str]`): `"all"` stands for all methods and presets, `"rules"` for all rules.
+
+    Raises:
+        ValueError: a name that none of them has.
+        ImportError: a method needs a library that is not there.
+    """
+    from ..decoding.strategies.registry import STRATEGIES, make_strategy
+
+    methods = {name: values for name, values in PRESETS.items() if values}
+    methods |= {name: {"method": name} if name != "adafuse" else {} for name in STRATEGIES}
+    known = RULES | methods
+    groups = {"all": list(methods), "rules": list(RULES)}
+    wrong = [name for name in names if name not in {**known, **groups}]
+    if wrong:
+        raise ValueError(f"`--methods` must be all, rules, or of {list(known)}, but has {wrong}. Check the spelling.")
+    found = {name: known[name] for group in names for name in groups.get(group, [group])}
+    for settings in found.values():
+        make_strategy(AdaFuseConfig(**settings))
+    return found
+
+
 def make_candidates(num_members: int, rules: Mapping[str, Mapping[str, Any]] | None = None) -> list[Candidate]:
     """
-    All candidates: the members alone, then by number of members, by who they are, by which is the main one, by rule.
+    All candidates: the members alone; then the pairs and, of more, all members, by who they are, by which is the main
+    one, by rule. Of rules with the same settings only the first.
 
     Args:
         num_members (`int`): at least 2.
@@ -102,12 +134,13 @@ def make_candidates(num_members: int, rules: Mapping[str, Mapping[str, Any]] | N
             "line."
         )
     rules = RULES if rules is None else rules
+    firsts = {AdaFuseConfig(**rules[name]): name for name in reversed(list(rules))}.values()
     made = [Candidate((member,)) for member in range(num_members)]
     for size in sorted({2, num_members}):
         for chosen in combinations(range(num_members), size):
             for main in chosen:
                 members = (main, *(member for member in chosen if member != main))
-                made += [Candidate(members, name, fitted(rule, size)) for name, rule in rules.items()]
+                made += [Candidate(members, name, fitted(rule, size)) for name, rule in rules.items() if name in firsts]
     return made
 
 

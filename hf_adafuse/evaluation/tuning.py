@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from .candidates import Candidate
 from .halving import Evaluate, Look, Search, first_questions, most_answers, search
-from .paired import Paired, paired
+from .paired import Paired, mean, paired
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Tuning:
         plan (`Plan`), search (`Search`): how.
         member (`int`), ensemble (`int`): the best member alone and the best ensemble, by the questions searched.
         winner (`int`): one of the two: the ensemble where it is above the member by more than `min_gain` standard
-            errors of the paired difference on the questions searched.
+            errors of the paired difference on the questions searched, and not behind any member on those held out.
         held_out_scores (`dict[int, list[float]]`): of every member alone and the best ensemble.
     """
 
@@ -79,14 +79,20 @@ class Tuning:
         return self.plan.held_out
 
     @property
+    def held_out_member(self) -> int:
+        """The best member alone by the questions held out; of equals the one that was best on those searched."""
+        alone = [self.member, *(one for one in self.held_out_scores if one != self.ensemble)]
+        return max(alone, key=lambda one: mean(self.held_out_scores[one]).value)
+
+    @property
     def gain(self) -> Paired:
         """How far the best ensemble is above the best member on the questions searched: too high, as it was chosen."""
         return self.search.gain(self.ensemble, self.member)
 
     @property
     def held_out_gain(self) -> Paired:
-        """The same on the questions held out: the honest figure."""
-        return paired(self.held_out_scores[self.ensemble], self.held_out_scores[self.member])
+        """How far it is above the best member on the questions held out: the honest figure."""
+        return paired(self.held_out_scores[self.ensemble], self.held_out_scores[self.held_out_member])
 
 
 def tune(
@@ -114,7 +120,7 @@ def tune(
             of the groups that is held out.
         budget (`int`, *optional*): most answers to ask for; for a small one fewer questions are searched.
         min_gain (`float`, *optional*, defaults to 1.0): by more than so many standard errors an ensemble must be above
-            the best member to be chosen. The best of many is above by luck: 0 falls for it.
+            the best member to be chosen. The best of many is above by luck: 0 falls for it, but for what is held out.
         block (`int`, *optional*, defaults to 8): questions that a candidate is asked at a time.
         on_look (`Callable`): is told of each look, and how many answers are still to come at most.
         tie_break (`Callable`): a finer measure of some answers together, for candidates that score the same.
@@ -143,13 +149,15 @@ def _by_index(
 
 
 def _judge(plan: Plan, found: Search, alone: Sequence[int], score: Evaluate, min_gain: float) -> Tuning:
-    """Choose by what was searched; ask the members and the best ensemble what was held out."""
+    """Choose by what was searched; ask the members and the best ensemble what was held out, which may refuse it."""
     member = found.best(alone)
     ensemble = found.best([index for index in found.finalists if index not in alone])
     gain = found.gain(ensemble, member).difference
-    winner = ensemble if gain.value > 0 and gain.value > min_gain * gain.error else member
     judged = {index: list(score(index, plan.held_out)) for index in [*alone, ensemble]}
-    return Tuning(plan, found, member, ensemble, winner, judged)
+    tuning = Tuning(plan, found, member, ensemble, member, judged)
+    is_above = gain.value > 0 and gain.value > min_gain * gain.error
+    is_ahead = is_above and tuning.held_out_gain.difference.value >= 0
+    return replace(tuning, winner=ensemble) if is_ahead else tuning
 
 
 def make_plan(

@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import sys
+import warnings
 
 import lm_eval
 import pytest
@@ -19,6 +20,7 @@ from hf_adafuse.cli import eval as eval_command
 from hf_adafuse.cli import main, members
 from hf_adafuse.evaluation import harness
 from hf_adafuse.evaluation.candidates import RULES
+from hf_adafuse.evaluation.ensemble_scores import warn_of_span_rule
 from hf_adafuse.evaluation.language_model import AdaFuseLM
 
 CHOICE = """\
@@ -108,6 +110,14 @@ def own_answers(folder, data):
     return [sample["resps"][0][0].strip() for sample in found["samples"]["nq"]]
 
 
+@pytest.mark.parametrize("flag", ["--progress", "--no-progress"])
+def test_the_bars_are_those_of_the_ensemble(flag, evaluate):
+    """The harness has one per task of its own, for the prompts it makes."""
+    code, _, err = evaluate("--limit", "2", flag)
+    assert code == 0 and ("ensemble: generate_until: 100%" in err) == (flag == "--progress")
+    assert err.count("%|") == err.count("generate_until:")
+
+
 def test_started_again_it_goes_on(evaluate, monkeypatch):
     assert evaluate("--limit", "2")[0] == 0
     first = lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")
@@ -133,6 +143,13 @@ def test_a_multiple_choice_of_ones_own(evaluate, tmp_path):
     assert code == 0 and [line.split()[:2] for line in out.splitlines()[1:]] == [["trees", "acc"]] * 3
     (sample, *_) = lines_of(evaluate.output / "ensemble" / "samples_trees.jsonl")
     assert len(sample["resps"]) == 2 and "rounds" not in sample
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warn_of_span_rule.cache_clear()
+        methods = ["--methods", "unite,gac", "--overwrite"]
+        code, out, err = evaluate(*methods, "--include-path", str(folder), tasks="trees")
+    assert code == 0 and out.count("trees  acc  ") == 4
+    assert err.count("hf-adafuse: warning: Log-likelihoods (multiple choice, perplexity) under methods other") == 1
 
 
 @pytest.mark.parametrize(
@@ -213,6 +230,22 @@ def test_the_settings_of_rules():
     assert configs["word 3:1"] == AdaFuseConfig(fusion="word", model_weights=(3, 1, 1))
     assert configs["robust"] == AdaFuseConfig.robust() and configs["UniTE"] == AdaFuseConfig(method="unite")
     assert len(configs) == len(RULES)
+
+
+def test_settings_for_all_leave_a_rule_what_it_sets():
+    parser = argparse.ArgumentParser()
+    eval_command.add_arguments(parser)
+    assert "methods other than AdaFuse are scored by its span rule" in " ".join(parser.format_help().split())
+    flags = ["--model", "a", "--assistant", "b", "--weights", "1,2", "--max-word-tokens", "5"]
+    args = parser.parse_args(["--tasks", "nq", *flags])
+    configs = eval_command._configs(["robust", "word 3:1", "word", "unite"], args)
+    assert configs == {
+        "robust": AdaFuseConfig.robust().changed({"max_word_tokens": 5}),
+        "word 3:1": AdaFuseConfig(fusion="word", model_weights=(3, 1), max_word_tokens=5),
+        "word": AdaFuseConfig(fusion="word", model_weights=(1, 2), max_word_tokens=5),
+        "unite": AdaFuseConfig(method="unite", model_weights=(1, 2), max_word_tokens=5),
+    }
+    assert "but for rules and presets with weights of their own" in " ".join(parser.format_help().split())
 
 
 def test_methods_go_with_no_settings_of_one(evaluate):

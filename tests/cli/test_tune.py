@@ -235,6 +235,38 @@ def test_an_ensemble_is_best(tune, monkeypatch):
     assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(fusion="word", model_weights=(3, 1))
 
 
+def test_an_ensemble_that_is_behind_where_it_was_not_searched_for(tune, monkeypatch):
+    write_numbered(tune.folder)
+    assert tune()[0] == 0
+    held_out = {line - 1 for line in read_json(tune.output / "evidence.json")["held_out"]}
+
+    def right(one, k):  # the second member is the better one on what is held out
+        if one.is_alone:
+            return k % 3 == 1 if (one.members == (1,)) != (k in held_out) else k % 9 == 1
+        return k % 9 == 1 if k in held_out else k % 3
+
+    monkeypatch.setattr(asking.Panel, "ask", answering(right))
+    code, out, _ = tune("--overwrite")
+    evidence = read_json(tune.output / "evidence.json")
+    assert code == 0
+    assert (evidence["best_member"], evidence["best_member_held_out"]) == ("gpt_neox alone", "llama alone")
+    assert evidence["winner"] == "gpt_neox alone" and "The best choice is one member alone: gpt_neox alone.\n" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("The best ensemble, "))
+    assert " is behind the best member where it was not searched for: +" in line
+    assert line.endswith(" held out (n = 30), there against llama alone.")
+    assert evidence["gain_held_out"]["difference"] < 0 < evidence["gain_searched"]["difference"]
+
+
+def test_the_rules_to_try_by_name(tune, monkeypatch):
+    write_numbered(tune.folder)
+    monkeypatch.setattr(asking.Panel, "ask", answering(lambda one, k: k % 3 if one.rule == "unite" else k % 3 == 1))
+    code, out, _ = tune("--methods", "unite,robust,rules")
+    assert code == 0 and f"searched on 70 questions: {2 + 2 * 4} candidates, " in out
+    assert ": unite.\n" in out and " --preset paper --method unite\n" in out
+    stored = GenerationConfig.from_pretrained(tune.output).adafuse_config
+    assert AdaFuseConfig.from_dict(stored) == AdaFuseConfig(method="unite")
+
+
 def with_settings(monkeypatch, stored):
     """The demo's pair, the second with settings in its generation config."""
     pair = [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
@@ -298,6 +330,7 @@ def test_chats(tune, monkeypatch):
     ("flags", "expected"),
     [
         (["--metric", "x"], "`--metric` must be one of ['exact_match', "),
+        (["--methods", "unit"], "`--methods` must be all, rules, or of ['span', 'word 3:1', 'robust', "),
         (["--model", "A"], "The members must be 2 or more, but are 1."),
         (["--assistant", "B"], "`--model` must be given with `--assistant`, but is not."),
         (["--budget", "9"], "`budget` must be at least "),

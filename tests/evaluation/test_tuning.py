@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from hf_adafuse.config import AdaFuseConfig
-from hf_adafuse.evaluation.candidates import RULES, Candidate, make_candidates, with_own_settings
+from hf_adafuse.config import PRESETS, AdaFuseConfig
+from hf_adafuse.decoding.strategies.registry import STRATEGIES
+from hf_adafuse.evaluation.candidates import RULES, Candidate, make_candidates, rules_named, with_own_settings
 from hf_adafuse.evaluation.halving import first_questions, most_answers, search
 from hf_adafuse.evaluation.paired import mean
 from hf_adafuse.evaluation.tuning import make_plan, tune
@@ -122,8 +123,31 @@ def test_the_search_does_not_see_what_is_held_out():
         return [1 - score if question in held_out else score for question, score in zip(questions, scores)]
 
     other = tune(MADE_UP, range(200), lying, seed=1)
-    assert (other.winner, other.member, other.search) == (found.winner, found.member, found.search)
-    assert other.held_out_gain.difference.value == -found.held_out_gain.difference.value
+    assert (other.ensemble, other.member, other.search) == (found.ensemble, found.member, found.search)
+    assert found.winner == found.ensemble
+    assert other.winner == other.member  # which is all that it can do
+
+
+def test_held_out_an_ensemble_stands_against_the_member_that_is_best_there():
+    """Which another one may be than on the questions searched."""
+    right = {"a alone": (0.5, 0.25), "b alone": (0.25, 0.75)}
+
+    def tuned(ensemble_held_out):
+        rates = right | {"a + b: rule": (0.75, ensemble_held_out)}
+        held_out = make_plan(3, 2, range(40), 0.3, 0).held_out
+
+        def evaluate(candidate, asked):
+            rate = rates[candidate.show("ab")]
+            return [rate[one in held_out] + (0.01 if one % 2 else -0.01) for one in asked]
+
+        return tune([*MEMBERS, Candidate((0, 1), "rule")], range(40), evaluate)
+
+    for held_out, gain in ((0.5, -0.25), (0.75, 0.0), (1.0, 0.25)):
+        found = tuned(held_out)
+        assert (found.member, found.held_out_member, found.ensemble) == (0, 1, 2)
+        assert found.held_out_gain.difference.value == pytest.approx(gain)
+        assert found.winner == (2 if gain >= 0 else 0)
+        assert found.gain.difference.value == pytest.approx(0.25)
 
 
 def test_figures_of_what_is_held_out_are_honest():
@@ -297,6 +321,20 @@ class TestCandidates:
         }  # fmt: skip
         assert made[-1].config.model_weights == (3, 1, 1)
 
+    def test_rules_by_name(self):
+        found = rules_named(["unite", "word 3:1", "robust"])
+        assert found == {"unite": {"method": "unite"}, "word 3:1": RULES["word 3:1"], "robust": PRESETS["robust"]}
+        assert rules_named(["rules"]) == RULES
+        assert list(rules_named(["all"])) == ["robust", *STRATEGIES]
+        assert [one.rule for one in make_candidates(2, found)[2:]] == ["unite", "word 3:1", "robust"] * 2
+        with pytest.raises(ValueError, match=r"`--methods` must be all, rules, or of \[.+\], but has \['unit'\]"):
+            rules_named(["unit", "unite"])
+
+    def test_of_rules_with_the_same_settings_the_first_is_tried(self):
+        made = make_candidates(2, rules_named(["adafuse", "rules", "unite"]))
+        assert len(made) == 2 + 2 * len(RULES)
+        assert "adafuse" in {one.rule for one in made} and not {"span", "unite"} & {one.rule for one in made}
+
     def test_rules_are_valid_and_unlike(self):
         configs = [one.config for one in make_candidates(3) if one.members == (0, 1, 2)]
         assert len(set(configs)) == len(configs) == len(RULES)
@@ -306,7 +344,7 @@ class TestCandidates:
         [
             ({"num_branches": 5}, {"num_branches": 5}),
             ({"model_weights": [2, 1], "fusion": "word", "max_words": 3}, {"fusion": "word", "model_weights": (2, 1)}),
-            ({"max_words": 1, "do_sample": False}, {"max_words": 1}),
+            ({"max_words": 2, "do_sample": False}, {"max_words": 2}),
         ],
     )
     def test_settings_of_the_main_model(self, stored, settings):
