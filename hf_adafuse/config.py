@@ -20,10 +20,10 @@ WEIGHTINGS = ("prompt", "examples")
 # What peers use too.
 _FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
 _FIELDS_OF_ALL += ["nll_normalization", "do_sample"]
-# The largest values with which nothing overflows, far beyond what is of use; of weights also the inverse of the least.
+# Bounds far beyond what is of use, within which nothing overflows.
 _MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
 _MOST |= {"switch_margin": math.inf}
-_MOST_WEIGHT = 1e100
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -176,9 +176,9 @@ class AdaFuseConfig:
         if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
             raise ValueError(f"`model_weights` must be a list of numbers, but is {weights!r}. Give one per member.")
         weights = tuple(weights)  # type: ignore[arg-type]
-        if not weights or not all(_is_number(one) and 1 / _MOST_WEIGHT <= one <= _MOST_WEIGHT for one in weights):
+        if not weights or not all(_is_number(one) and _LEAST_WEIGHT <= one <= _MOST_WEIGHT for one in weights):
             raise ValueError(
-                f"`model_weights` must be a list of positive numbers of at most {_MOST_WEIGHT:g}, but is "
+                f"`model_weights` must be a list of positive numbers from {_LEAST_WEIGHT} to {_MOST_WEIGHT}, but is "
                 f"{list(weights)!r}. Leave a member out of `assistant_models` instead of giving it no weight."
             )
         object.__setattr__(self, "model_weights", tuple(float(weight) for weight in weights))
