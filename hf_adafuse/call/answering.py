@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..decoding.progress import AdaFuseDecodingError
 from ..outputs import AdaFuseRound
+from ..servers.queries import ServerError
 
 Q = TypeVar("Q")
 
@@ -65,7 +66,8 @@ def answer_each(
 ) -> Iterator[tuple[Q, Exception]]:
     """
     Ask questions together and tell each answer as soon as it is there. Where that fails, those without an answer are
-    asked by halves, down to one alone; yields those that fail even so, and why.
+    asked by halves, down to one alone; yields those that fail even so, and why. Where a server has gone away no half
+    would fare better: all of them fail.
 
     Args:
         questions (`list`)
@@ -88,8 +90,9 @@ def answer_each(
     except _TellError as error:
         raise (error.__cause__ or error) from None
     except failures as error:
-        if len(questions) == 1:
-            yield questions[0], error
+        if len(questions) == 1 or _is_from_an_absence(error):
+            rows = [row for row in range(len(questions)) if row not in done]
+            yield from [(questions[row], _of_row(error, row, len(questions))) for row in rows]
             return
     # Not in the handler: the error holds on to what the pass that failed has allocated.
     left = [question for row, question in enumerate(questions) if row not in done]
@@ -97,6 +100,24 @@ def answer_each(
     for half in (left[:middle], left[middle:]):
         if half:
             yield from answer_each(half, ask, tell, failures)
+
+
+def _is_from_an_absence(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ServerError) and error.is_away:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _of_row(error: Exception, row: int, num_rows: int) -> Exception:
+    """The error as one of that question alone."""
+    if not isinstance(error, AdaFuseDecodingError) or num_rows == 1:
+        return error
+    own = slice(row, row + 1) if len(error.texts) == num_rows else slice(0)  # else it is of a part of the questions
+    alone = AdaFuseDecodingError(error.member, error.reason, error.round, error.texts[own], error.sequences[own])
+    alone.__cause__ = error.__cause__
+    return alone
 
 
 def reason_of(error: Exception) -> str:

@@ -30,6 +30,7 @@ T = TypeVar("T")
 # Statuses after which the same request may succeed, beside all from 500 on: too busy, starting, or a proxy before it.
 _PASSING = frozenset({408, 425, 429})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
+_SHORT = 5.0  # seconds in which a server that is there answers something
 _GRACE = 0.5  # seconds after the deadline in which an attempt may still say why it has failed
 
 # `turn(end)`: entered before an attempt and left after it; raises where it is not its turn until then.
@@ -135,14 +136,14 @@ class Connection:
         for number in itertools.count():
             time.sleep(pause)
             self.num_retries += number > 0
-            request_id, wait, counts = uuid.uuid4().hex, 0.0, True
+            request_id, wait, counts, is_silent = uuid.uuid4().hex, 0.0, True, False
             try:
                 attempt = partial(self._once, method, path, body(request_id), request_id, end)
                 with turn(end):
                     answer = _until(end, attempt)
                 return read(answer, request_id)
             except _Away as away:
-                reason, wait, counts = str(away), away.wait, not is_patient
+                reason, wait, counts, is_silent = str(away), away.wait, not is_patient, True
             except BadAnswer as error:
                 reason, counts = f"its answer cannot be right: {error}", not isinstance(error, SpoiltAnswer)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -156,7 +157,18 @@ class Connection:
                 asked = f" while it asks for {wait:g} s" if wait > max(left, 0.0) else ""
                 reason += f"; the deadline of {self.patience.deadline:g} s is over{asked}"
                 break
-        raise ServerError(f"the server at {self.url} gives no answer to {path}: {reason}")
+        is_away = is_silent and not self._answers_anything()
+        raise ServerError(f"the server at {self.url} gives no answer to {path}: {reason}", is_away=is_away)
+
+    def _answers_anything(self) -> bool:
+        end = time.monotonic() + min(self.patience.timeout, _SHORT)
+        try:
+            _until(end, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))
+        except BadAnswer:
+            pass
+        except (_Away, ServerError):
+            return False
+        return True
 
     def _once(self, method: str, path: str, body: Any, request_id: str, end: float) -> Any:
         """

@@ -14,11 +14,12 @@ class ServerError(OSError):
     Args:
         message (`str`)
         status (`int`, *optional*): with which it refused the request.
+        is_away (`bool`, *optional*, defaults to `False`): whether it answers nothing at all, whatever it is asked.
     """
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, is_away: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.is_away = status, is_away
 
 
 class BadAnswer(Exception):

@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import random
+import re
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from cases import PROMPTS, Case
 from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, ServedModel
+from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFusePredictor, ServedModel
 from hf_adafuse.servers.addresses import seconds_of
 from hf_adafuse.servers.connection import Connection, Patience
 from hf_adafuse.servers.queries import BadAnswer, ServerError
@@ -153,6 +154,46 @@ def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair):
     assert caught.value.member.startswith("assistant 1 (vllm:http://127.0.0.1") and caught.value.round > 1
     for text, whole in zip(caught.value.texts, texts_of(expected), strict=True):
         assert text and whole.startswith(text)
+
+
+def test_a_job_whose_server_has_gone_waits_for_it_once_and_keeps_the_texts(pair):
+    class Dying(StandIn):
+        most = None
+
+        def answer(self, path, body, headers):
+            is_dead = self.most is not None and len(self.requests) >= self.most
+            return (503, {}) if is_dead else super().answer(path, body, headers)
+
+    stand_in, prompts = Dying(pair.models[1], pair.tokenizers[1]), [f"{text} {n}" for text in "abcd" for n in range(4)]
+    with serving(stand_in) as url:
+        case = behind(pair, url, deadline=3.0)
+        members = list(zip(case.models, case.tokenizers, strict=True))
+        predictor = AdaFusePredictor(members, max_new_tokens=30, batch_size=2)
+        expected = predictor({"prompt": prompts})
+        assert not any(expected["error"])
+        stand_in.most = len(stand_in.requests) + 25
+        start = time.monotonic()
+        answered = predictor({"prompt": prompts})
+        assert time.monotonic() - start < 12  # asked by halves, each would wait until its deadline: over a minute
+    assert any(answered["error"]) and any(answered["text"])
+    for text, error, whole in zip(answered["text"], answered["error"], expected["text"], strict=True):
+        assert whole.startswith(text) and (error or text == whole)
+        assert not error or re.match(r"assistant 1 \(vllm:.*\) failed in round .*status 503", error)
+
+
+def test_a_prompt_that_a_server_cannot_answer_takes_no_other_with_it(pair):
+    class Choking(StandIn):
+        def answer(self, path, body, headers):
+            texts = [self.tokenizer.decode(ids) for ids in (body or {}).get("prompt", []) if isinstance(ids, list)]
+            return (503, {}) if any("zzz" in text for text in texts) else super().answer(path, body, headers)
+
+    stand_in, prompts = Choking(pair.models[1], pair.tokenizers[1]), ["the cat", "a dog", "to sit", "zzzz"]
+    with serving(stand_in) as url:
+        case = behind(pair, url, deadline=1.0)
+        answered = AdaFusePredictor(list(zip(case.models, case.tokenizers, strict=True)), max_new_tokens=4)(
+            {"prompt": prompts}
+        )
+    assert [bool(error) for error in answered["error"]] == [False, False, False, True]
 
 
 def test_a_server_that_was_started_anew_with_another_model_is_refused(pair):
