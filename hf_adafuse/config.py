@@ -27,7 +27,13 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {"fusion": "word", "word_mean": "root", "model_weights": "examples", "prompt_sharpness": 20.0},
+    "robust": {
+        "fusion": "word",
+        "word_mean": "root",
+        "model_weights": "examples",
+        "prompt_sharpness": 20.0,
+        "online_rate": 1.0,
+    },
 }
 
 
@@ -194,9 +200,11 @@ class AdaFuseConfig:
     @classmethod
     def robust(cls) -> AdaFuseConfig:
         """
-        The settings that came nearest to the better member on every task they were measured on: words are compared by
-        the root mean of the members' probabilities, and the examples of a few-shot prompt say whom to trust. The same
-        as `"robust"` where an `adafuse_config` is asked for.
+        The settings that came nearest to the better member on few-shot tasks, whichever is the main one: words are
+        compared by the root mean of the members' probabilities, the examples of the prompt say whom to trust, and so
+        does, more slowly, what has been committed. Without examples all members count alike at the beginning, and a
+        member that cannot do the task costs more (README, Quality). The same as `"robust"` where an `adafuse_config` is
+        asked for.
         """
         return cls(**PRESETS["robust"])
 

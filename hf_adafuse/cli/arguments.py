@@ -45,6 +45,10 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
     group.add_argument("--allow-http", action="store_true", help="ask servers on other hosts without encryption too")
     group.add_argument("--api-key-env", metavar="NAME", help="the environment variable with the key of the servers")
+    group.add_argument(
+        "--served-tokenizer", metavar="NAME",
+        help="of the models behind servers, a Hub name or folder (default: the name that the server has for the model)",
+    )  # fmt: skip
 
 
 def member_loading(args: argparse.Namespace) -> dict[str, Any]:
@@ -53,7 +57,11 @@ def member_loading(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "device_map": args.device_map,
         "trust_remote_code": args.trust_remote_code,
-        "served": {"allow_http": args.allow_http, "api_key_env": args.api_key_env},
+        "served": {
+            "allow_http": args.allow_http,
+            "api_key_env": args.api_key_env,
+            "tokenizer": args.served_tokenizer,
+        },
     }
 
 

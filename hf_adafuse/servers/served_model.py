@@ -218,5 +218,5 @@ def _tokenizer(given: Any, source: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"`tokenizer` must be the tokenizer of the served model, its Hub name or a folder, but none loads from "
-            f"{name!r} ({type(error).__name__}). Pass it."
+            f"{name!r} ({type(error).__name__}). Pass it (`--served-tokenizer` on the command line)."
         ) from error

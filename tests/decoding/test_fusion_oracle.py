@@ -106,9 +106,9 @@ FEW_SHOT = ["A: a big cat\nthe tree\n", "Q: cat\nA: it was\nQ: tree\n", "Once\nA
 
 @pytest.mark.parametrize("number", range(24))
 def test_trust_by_examples_equals_the_oracle(number, look_ahead):
-    """Prompts with and without examples in one batch; by the root mean, as the robust settings have it."""
+    """Prompts with and without examples in one batch; half of them by all that the robust settings have."""
     rule = {"model_weights": "examples", "prompt_sharpness": 6.0}
-    mean = {"fusion": "word", "word_mean": "root"} if number % 2 else {}
+    mean = {"fusion": "word", "word_mean": "root", "online_rate": 1.0} if number % 2 else {}
     case, rng = case_of(30000 + number, **rule, **mean), random.Random(number)
     ending = rng.choice(["A:", "A:", "Q: She\nA:", "A:\n", "the"])
     case.prompts = [rng.choice(FEW_SHOT) + ending for _ in case.prompts]

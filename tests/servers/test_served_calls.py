@@ -218,12 +218,19 @@ def test_names_of_servers(name, is_one):
 def test_the_command_line_takes_servers(pair, servers, tmp_path, capsys):
     for number, (_, tokenizer) in enumerate(pair):
         tokenizer.save_pretrained(tmp_path / str(number))
+        GenerationConfig(eos_token_id=eos_ids(tokenizer)).save_pretrained(tmp_path / str(number))
         servers[1][number].name = str(tmp_path / str(number))
     urls = [f"vllm:{member.api.connection.url}" for member, _ in servers[0]]
     arguments = ["generate", PROMPTS[0], "--model", urls[0], "--assistant", urls[1]]
     assert command([*arguments, "--max-new-tokens", "6", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed and "s3cret" not in str(printed)
+    for stand_in in servers[1]:
+        stand_in.name = "a.gguf"  # no name of a tokenizer
+    assert command([*arguments, "--max-new-tokens", "6", "--json"]) == 2
+    assert "--served-tokenizer" in capsys.readouterr().err
+    same = ["--model", urls[0], "--assistant", urls[0], "--served-tokenizer", str(tmp_path / "0")]
+    assert command(["generate", PROMPTS[0], *same, "--max-new-tokens", "6", "--json"]) == 0
 
 
 def test_the_command_line_reaches_other_hosts_with_a_key(pair, tmp_path, monkeypatch, capsys):
@@ -239,7 +246,7 @@ def test_the_command_line_reaches_other_hosts_with_a_key(pair, tmp_path, monkeyp
 
     monkeypatch.setattr(ServedModel, "from_name", served_model)
     assert command([*flags, "--allow-http", "--api-key-env", "TINY_KEY"]) == 2
-    assert made == [(flags[-1], {"allow_http": True, "api_key_env": "TINY_KEY"})]
+    assert made == [(flags[-1], {"allow_http": True, "api_key_env": "TINY_KEY", "tokenizer": None})]
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys):
