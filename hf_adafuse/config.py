@@ -17,9 +17,8 @@ CHOICES = {
     "word_mean": ("arithmetic", "root", "geometric"),
 }
 WEIGHTINGS = ("prompt", "examples")
-# What peers use too.
 _FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
-_FIELDS_OF_ALL += ["nll_normalization", "do_sample"]
+_FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
 # Bounds far beyond what is of use, within which nothing overflows.
 _MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
 _MOST |= {"switch_margin": math.inf}
@@ -27,13 +26,8 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {
-        "fusion": "word",
-        "word_mean": "root",
-        "model_weights": "examples",
-        "prompt_sharpness": 20.0,
-        "online_rate": 1.0,
-    },
+    "robust": {"fusion": "word", "word_mean": "root", "model_weights": "examples"}
+    | {"prompt_sharpness": 20.0, "online_rate": 1.0},
 }
 
 
@@ -202,9 +196,8 @@ class AdaFuseConfig:
         """
         The settings that came nearest to the better member on few-shot tasks, whichever is the main one: words are
         compared by the root mean of the members' probabilities, the examples of the prompt say whom to trust, and so
-        does, more slowly, what has been committed. Without examples all members count alike at the beginning, and a
-        member that cannot do the task costs more (README, Quality). The same as `"robust"` where an `adafuse_config` is
-        asked for.
+        does, more slowly, what has been committed. Without examples all members begin alike, and one that cannot do the
+        task costs more (README, Quality). The same as `"robust"` where an `adafuse_config` is asked for.
         """
         return cls(**PRESETS["robust"])
 

@@ -270,7 +270,7 @@ def test_what_would_not_be_used_is_refused(values, name, needed):
 def test_settings_that_are_changed_take_what_they_alone_use_with_them():
     robust = AdaFuseConfig.robust()
     changed = robust.changed({"fusion": "span", "model_weights": [2, 1], "max_words": 1})
-    assert changed == AdaFuseConfig(model_weights=(2, 1), max_words=1)
+    assert changed == AdaFuseConfig(model_weights=(2, 1), online_rate=1.0, max_words=1)
     assert robust.changed({"max_words": 1}) == dataclasses.replace(robust, max_words=1)
     assert AdaFuseConfig(exploration="beam").changed({"commitment": "fixed"}) == AdaFuseConfig(commitment="fixed")
     with pytest.raises(ValueError, match=r"^`word_mean` must be "):

@@ -1,7 +1,5 @@
 """Requests to one server: where it is, the key, and what is done about answers that do not come. Knows JSON over HTTP;
-nothing of what it says.
-
-Every request here can be asked again without harm: it reads, and changes nothing but the server's cache.
+nothing of what it says. Every request can be asked again without harm: it changes nothing but the server's cache.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -30,8 +28,8 @@ T = TypeVar("T")
 # Statuses after which the same request may succeed, beside all from 500 on: too busy, starting, or a proxy before it.
 _PASSING = frozenset({408, 425, 429})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
-_SHORT = 5.0  # seconds in which a server that is there answers something
-_GRACE = 0.5  # seconds after the deadline in which an attempt may still say why it has failed
+# Seconds in which a server that is there answers something; after a deadline, in which an attempt may say why
+_SHORT, _GRACE = 5.0, 0.5
 
 # `turn(end)`: entered before an attempt and left after it; raises where it is not its turn until then.
 Turn = Callable[[float], AbstractContextManager[None]]
@@ -157,15 +155,14 @@ class Connection:
                 asked = f" while it asks for {wait:g} s" if wait > max(left, 0.0) else ""
                 reason += f"; the deadline of {self.patience.deadline:g} s is over{asked}"
                 break
-        is_away = is_silent and not self._answers_anything()
-        raise ServerError(f"the server at {self.url} gives no answer to {path}: {reason}", is_away=is_away)
+        message = f"the server at {self.url} gives no answer to {path}: {reason}"
+        raise ServerError(message, is_away=is_silent and not self._answers_anything())
 
     def _answers_anything(self) -> bool:
         end = time.monotonic() + min(self.patience.timeout, _SHORT)
         try:
-            _until(end, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))
-        except BadAnswer:
-            pass
+            with suppress(BadAnswer):
+                _until(end, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))
         except (_Away, ServerError):
             return False
         return True
