@@ -159,7 +159,7 @@ class Connection:
         raise ServerError(message, is_away=is_silent and not self._answers_anything())
 
     def _answers_anything(self) -> bool:
-        end = time.monotonic() + min(self.patience.timeout, _SHORT)
+        end = time.monotonic() + min(self.patience.timeout, self.patience.deadline, _SHORT)
         try:
             with suppress(BadAnswer):
                 _until(end, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))

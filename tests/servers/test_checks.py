@@ -77,7 +77,7 @@ def test_wrong_numbers_of_a_prompt_are_asked_for_again(member, kind, alter):
     stand_in = Misreading(*member, kind)
     stand_in.alter = alter
     with serving(stand_in) as url:
-        api = ServedModel(url, kind, tokenizer=member[1], retries=2).api
+        api = ServedModel(url, kind, tokenizer=member[1], eos_token_id=member[1].eos_token_id, retries=2).api
         expected = api.prompt_log_probs([5, 6, 7, 8])
         stand_in.num_wrong = 2
         assert api.prompt_log_probs([5, 6, 7, 8]) == expected and stand_in.num_wrong == 0
@@ -91,7 +91,7 @@ def test_a_token_of_a_prompt_may_be_impossible(member, kind):
     stand_in = Misreading(*member, kind)
     stand_in.alter, stand_in.num_wrong = with_value(float("-inf")), 1
     with serving(stand_in) as url:
-        api = ServedModel(url, kind, tokenizer=member[1], retries=0).api
+        api = ServedModel(url, kind, tokenizer=member[1], eos_token_id=member[1].eos_token_id, retries=0).api
         assert api.prompt_log_probs([5, 6, 7, 8])[1] == float("-inf")
 
 
@@ -108,7 +108,7 @@ def restarted(stand_in):
 def test_an_unpickled_one_is_compared_before_it_is_used(member):
     stand_in = StandIn(*member)
     with serving(stand_in) as url:
-        model = ServedModel(url, tokenizer=member[1])
+        model = ServedModel(url, tokenizer=member[1], eos_token_id=member[1].eos_token_id)
         bind(member, model)
         assert not model.api.was_away
         one, other = (pickle.loads(pickle.dumps(model)) for _ in range(2))
@@ -123,7 +123,7 @@ def test_an_unpickled_one_is_compared_before_it_is_used(member):
 def test_one_that_has_not_been_asked_for_long_is_compared(member):
     stand_in = StandIn(*member)
     with serving(stand_in) as url:
-        model = ServedModel(url, tokenizer=member[1])
+        model = ServedModel(url, tokenizer=member[1], eos_token_id=member[1].eos_token_id)
         bind(member, model)
         num_requests = len(stand_in.requests)
         bind(member, model)
@@ -151,7 +151,7 @@ def test_an_absence_during_a_comparison_is_not_forgotten(member):
 
     stand_in = Leaving(*member)
     with serving(stand_in) as url:
-        model = ServedModel(url, tokenizer=member[1])
+        model = ServedModel(url, tokenizer=member[1], eos_token_id=member[1].eos_token_id)
         bind(member, model)
         assert not model.api.was_away
         stand_in.asked_of = [model]
@@ -162,7 +162,9 @@ def test_an_absence_during_a_comparison_is_not_forgotten(member):
 
 def test_use_does_not_change_what_is_pickled(member):
     with serving(StandIn(*member)) as url:
-        predictor = AdaFusePredictor([ServedModel(url, tokenizer=member[1])] * 2, max_new_tokens=4)
+        predictor = AdaFusePredictor(
+            [ServedModel(url, tokenizer=member[1], eos_token_id=member[1].eos_token_id)] * 2, max_new_tokens=4
+        )
         before = pickle.dumps(predictor)
         predictor({"prompt": ["the cat"]})
         api = predictor._members[0].api
@@ -177,7 +179,7 @@ def test_a_server_that_cannot_be_compared_is_named(member):
             raise PermissionError("not today")
 
     with serving(Refusing(*member)) as url:
-        model = ServedModel(url, tokenizer=member[1])
+        model = ServedModel(url, tokenizer=member[1], eos_token_id=member[1].eos_token_id)
         with pytest.raises(ValueError, match=r"assistant 1 .* must answer, but does not: .*not today"):
             bind(member, model)
 
@@ -202,7 +204,7 @@ def test_requests_of_several_threads_are_all_counted():
 def test_many_tokens_of_one_text_are_asked_for_in_parts(member):
     stand_in = StandIn(*member)
     with serving(stand_in) as url:
-        api = ServedModel(url, tokenizer=member[1]).api
+        api = ServedModel(url, tokenizer=member[1], eos_token_id=member[1].eos_token_id).api
         queries = [Query((5, 6), tuple(range(300))), Query((5, 6, 7), (3,), 0), Query((5, 6), tuple(range(200)), 0)]
         found = api.ask(queries, 2)
     named = [body["logprob_token_ids"] for _, body, _ in stand_in.requests if body and "logprob_token_ids" in body]

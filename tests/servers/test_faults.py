@@ -429,7 +429,7 @@ def test_the_deadline_holds_for_an_answer_that_comes_byte_by_byte():
         url, start = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
         with pytest.raises(ServerError, match=r"still answering; the deadline of 0\.5 s is over"):
             Connection(url, patience=Patience(deadline=0.5)).post("/", {}, lambda answer, name: answer)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 3  # and as long again to see whether it answers anything
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 507, 529])

@@ -51,7 +51,7 @@ def test_options_for_servers_without_one_are_refused(members):
 def test_a_pair_of_a_server_and_a_tokenizer(member):
     """Nothing that the server says of where it has its model from need load here."""
     with serving(StandIn(*member, name="/srv/model")) as url:
-        ensemble = AdaFuseEnsemble([member, (f"vllm:{url}", member[1])], num_steps=2)
+        ensemble = AdaFuseEnsemble([member, (f"vllm:{url}", member[1])], num_steps=2, eos_token_id=2)
         assert ensemble.tokenizers[1] is member[1]
         assert ensemble.texts(PROMPTS[0], max_new_tokens=3)
 

@@ -35,7 +35,7 @@ def test_the_deadline_holds_for_headers_that_come_byte_by_byte():
         url, start = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
         with pytest.raises(ServerError, match=r"still answering; the deadline of 0\.5 s is over"):
             Connection(url, patience=Patience(deadline=0.5)).post("/", {}, lambda answer, name: answer)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 3  # and as long again to see whether it answers anything
 
 
 def test_waiting_for_the_other_kind_counts_towards_the_deadline():
