@@ -139,7 +139,7 @@ def _search(
             )
     finally:
         bar.close()
-    report = TuneReport(tuning, candidates, names, paths, args.metric, args.data, args.min_gain, answers.failures)
+    report = TuneReport(tuning, candidates, names, paths, args.metric, args.data, answers.failures)
     return report, {"seconds": round(bar.seconds, 1), "new_answers": bar.num_new}
 
 

@@ -29,7 +29,6 @@ class TuneReport:
         names (`list[str]`): of the members, as they are shown.
         paths (`list[str]`): of the members, as they are loaded.
         metric (`str`), data (`str`): what was scored on what.
-        min_gain (`float`): as of `tune`.
         failures (`dict`): as of `TuneAnswers`.
     """
 
@@ -41,12 +40,11 @@ class TuneReport:
         paths: Sequence[str],
         metric: str,
         data: str,
-        min_gain: float,
         failures: Mapping[Candidate, Sequence[tuple[int, str]]] = MappingProxyType({}),
     ) -> None:
         self._tuning, self._candidates = tuning, candidates
         self._names, self._paths = names, paths
-        self._metric, self._data, self._min_gain = metric, data, min_gain
+        self._metric, self._data = metric, data
         self._failures = failures
         values = [score for scores in tuning.search.scores for score in scores]
         self._scale = 100.0 if all(0 <= value <= 1 for value in values) else 1.0
@@ -113,8 +111,8 @@ class TuneReport:
         if tuning.winner == tuning.member:
             if seen.value <= 0:
                 reason = "not above it"
-            elif not seen.value > self._min_gain * seen.error:
-                reason = f"not above it by more than {self._min_gain:g} standard errors"
+            elif not tuning.is_above:
+                reason = f"not above it by more than {tuning.min_gain:g} standard errors"
             else:
                 reason = "behind the best member where it was not searched for"
             return [
@@ -163,7 +161,7 @@ class TuneReport:
             "best_member": self._show(tuning.member),
             "best_member_held_out": self._show(tuning.held_out_member),
             "best_ensemble": self._show(tuning.ensemble),
-            "min_gain": self._min_gain,
+            "min_gain": tuning.min_gain,
             "gain_searched": _figures(tuning.search.scores[tuning.ensemble], tuning.search.scores[tuning.member]),
             "gain_held_out": _figures(
                 tuning.held_out_scores[tuning.ensemble], tuning.held_out_scores[tuning.held_out_member]

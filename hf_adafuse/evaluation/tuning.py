@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from .candidates import Candidate
@@ -61,8 +61,7 @@ class Tuning:
     Attributes:
         plan (`Plan`), search (`Search`): how.
         member (`int`), ensemble (`int`): the best member alone and the best ensemble, by the questions searched.
-        winner (`int`): one of the two: the ensemble where it is above the member by more than `min_gain` standard
-            errors of the paired difference on the questions searched, and not behind any member on those held out.
+        min_gain (`float`): as of [`tune`].
         held_out_scores (`dict[int, list[float]]`): of every member alone and the best ensemble.
     """
 
@@ -70,7 +69,7 @@ class Tuning:
     search: Search
     member: int
     ensemble: int
-    winner: int
+    min_gain: float
     held_out_scores: dict[int, list[float]]
 
     @property
@@ -93,6 +92,18 @@ class Tuning:
     def held_out_gain(self) -> Paired:
         """How far it is above the best member on the questions held out: the honest figure."""
         return paired(self.held_out_scores[self.ensemble], self.held_out_scores[self.held_out_member])
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the ensemble is above the member by more than `min_gain` standard errors, where it was searched."""
+        gain = self.gain.difference
+        return gain.value > 0 and gain.value > self.min_gain * gain.error
+
+    @property
+    def winner(self) -> int:
+        """The ensemble, where it is above the member and not behind any member on the questions held out; else the
+        member."""
+        return self.ensemble if self.is_above and self.held_out_gain.difference.value >= 0 else self.member
 
 
 def tune(
@@ -152,12 +163,8 @@ def _judge(plan: Plan, found: Search, alone: Sequence[int], score: Evaluate, min
     """Choose by what was searched; ask the members and the best ensemble what was held out, which may refuse it."""
     member = found.best(alone)
     ensemble = found.best([index for index in found.finalists if index not in alone])
-    gain = found.gain(ensemble, member).difference
     judged = {index: list(score(index, plan.held_out)) for index in [*alone, ensemble]}
-    tuning = Tuning(plan, found, member, ensemble, member, judged)
-    is_above = gain.value > 0 and gain.value > min_gain * gain.error
-    is_ahead = is_above and tuning.held_out_gain.difference.value >= 0
-    return replace(tuning, winner=ensemble) if is_ahead else tuning
+    return Tuning(plan, found, member, ensemble, min_gain, judged)
 
 
 def make_plan(

@@ -156,13 +156,14 @@ class Connection:
                 reason += f"; the deadline of {self.patience.deadline:g} s is over{asked}"
                 break
         message = f"the server at {self.url} gives no answer to {path}: {reason}"
-        raise ServerError(message, is_away=is_silent and not self._answers_anything())
+        # The first question is whether it is there: asked again, it would not answer either.
+        raise ServerError(message, is_away=is_silent and not (is_patient and self._answers_anything()))
 
     def _answers_anything(self) -> bool:
         end = time.monotonic() + min(self.patience.timeout, self.patience.deadline, _SHORT)
         try:
             with suppress(BadAnswer):
-                _until(end, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))
+                _until(end - _GRACE, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))
         except (_Away, ServerError):
             return False
         return True
