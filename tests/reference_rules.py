@@ -110,9 +110,26 @@ def pick(values, own, delta):
     return own if own is not None and delta > 0 and values[own] - values[best] <= delta else best
 
 
-def choose(entries, weights, config, own):
+def outspoken(entries, weights, kept):
+    """Of a text's first candidates: none that begins with a break or the end, if a member that counts likes a word."""
+
+    def blank(entry):
+        return not (entry["words"][0] or "").strip()
+
+    for k, weight in enumerate(weights):
+        of_member = [(sum(entry["groups"][k][0]), entry) for entry in entries if any(entry["groups"][k])]
+        if of_member and weight >= 0.5 * max(weights):
+            top = max(value for value, _ in of_member)
+            if not blank(next(entry for value, entry in of_member if value >= top - TIE)):
+                return [entry for entry in entries if not blank(entry) or entry is kept]
+    return entries
+
+
+def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
+    if config.fusion == "word" and is_first:
+        entries = outspoken(entries, weights, own if config.switch_margin > 0 else None)
     if config.fusion != "word":
         horizon = min(len(entry["words"]) for entry in entries) if config.fusion == "horizon" else None
         values = [fused(entry, weights, config, horizon) for entry in entries]
@@ -217,7 +234,7 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
             if (texts or ends) and fit(members, prefixes, encoded) and ("".join(texts) or ends):
                 winner = {"text": "".join(texts), "ends": ends, "ids": encoded}
         if winner is None:
-            winner = one_round(members, prefixes, logs, config)
+            winner = one_round(members, prefixes, logs, config, "".join(spans) == "")
             if winner is None:
                 break
             if "groups" in winner and config.online_rate:
@@ -233,7 +250,7 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
     return new[:max_new_tokens], spans
 
 
-def one_round(members, prefixes, logs, config):
+def one_round(members, prefixes, logs, config, is_first):
     pool = {}
     for k, (m, prefix) in enumerate(zip(members, prefixes)):
         for words, ends in propose(m, prefix, config):
@@ -260,7 +277,7 @@ def one_round(members, prefixes, logs, config):
         entries.append(entry)
     if entries:
         top = max(logs)
-        return choose(entries, [math.exp(log - top) for log in logs], config, own)
+        return choose(entries, [math.exp(log - top) for log in logs], config, own, is_first)
     word, ends = greedy_word(members[0], prefixes[0], members[0].best(prefixes[0], 1)[0][0], config)
     text = members[0].text(word)
     encoded = [word, *[m.encode(text)[0] for m in members[1:]]]

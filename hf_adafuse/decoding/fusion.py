@@ -8,7 +8,9 @@ round has computed anyway; they know no member, text rule or tensor.
 | `word` | in the trie of the candidates' words, level by level the word of largest mean probability | this project |
 
 In the trie a line break before a word is a word of its own: whether a line ends is one question, what the next one
-begins with another, and a break would else lose to a comma for all the words that may follow it.
+begins with another, and a break would else lose to a comma for all the words that may follow it. At the beginning of a
+text a break, or the end, says nothing: an empty answer is not one that a single member's habit may give for all. It is
+committed only where each member that counts (at least half as much as the one that counts most) finds it likeliest.
 
 The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), geometric,
 prod p^w (a product of experts: one that finds it unlikely suffices to reject it), or between the two, (sum w p^0.5)^2.
@@ -49,6 +51,7 @@ class ScoredSpan:
         num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
         proposers (`tuple[int]`): the members that proposed it, each as often as it did.
         logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
+        is_first (`bool`): the text begins with it.
     """
 
     words: tuple[str, ...]
@@ -56,6 +59,7 @@ class ScoredSpan:
     num_bytes: list[int]
     proposers: tuple[int, ...] = ()
     logits: list[list[float]] = field(default_factory=list)
+    is_first: bool = False
 
     @property
     def text(self) -> str:
@@ -67,6 +71,11 @@ class ScoredSpan:
         """Whether no member's processors forbid a token of it, and one member at least can score it."""
         values = [value for member in self.log_probs for word in member for value in word]
         return bool(values) and -math.inf not in values
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it begins a text with a line break, or ends it at once."""
+        return self.is_first and not self.words[0].strip()
 
     def word_log_prob(self, member_index: int, level: int) -> float:
         """The log-probability of a word: the sum over its tokens."""
@@ -110,10 +119,26 @@ def choose(
     if config.fusion == "word":
         trie = _Trie(spans, weights, config.word_mean)
         scores = [trie.score(index) if index in possible else math.inf for index in range(len(spans))]
-        winner = trie.descend(possible, own, config.switch_margin) if possible else None
-        return Choice(winner, nlls, scores)
+        kept = own if config.switch_margin > 0 else None
+        heard = _without_silence(spans, possible, weights, kept)
+        return Choice(trie.descend(heard, own, config.switch_margin) if heard else None, nlls, scores)
     scores = [fused_score(nlls[index], weights) if index in possible else math.inf for index in range(len(spans))]
     return Choice(_lowest(scores, own, config.switch_margin), nlls, scores)
+
+
+def _without_silence(
+    spans: Sequence[ScoredSpan], possible: list[int], weights: Sequence[float], kept: int | None
+) -> list[int]:
+    """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
+    stays."""
+    speaking = [index for index in possible if not spans[index].says_nothing]
+    for member, weight in enumerate(weights):
+        scored = [index for index in possible if spans[index].log_probs[member]]
+        if scored and weight >= max(weights) / 2:
+            likeliest = first_lowest([-spans[index].word_log_prob(member, 0) for index in scored])
+            if not spans[scored[likeliest]].says_nothing:
+                return sorted({*speaking, kept} & set(possible))
+    return possible
 
 
 def _lowest(scores: Sequence[float], own: int | None, margin: float) -> int | None:

@@ -50,7 +50,7 @@ class Judge:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         strategy = self._strategies[prompt.index]
-        spans = [self._scored_span(candidate, scored) for candidate in candidates]
+        spans = [self._scored_span(candidate, scored, not prompt.text) for candidate in candidates]
         best = pool.best_of(0)
         own = candidates.index(best) if best in candidates else None
         choice = strategy.choose(spans, self.trust(prompt).weights, own)
@@ -99,7 +99,7 @@ class Judge:
             self._trusts[prompt.index] = Trust(self._config, nlls, len(self._vocabularies))
         return self._trusts[prompt.index]
 
-    def _scored_span(self, candidate: Candidate, scored: Scored) -> ScoredSpan:
+    def _scored_span(self, candidate: Candidate, scored: Scored, is_first: bool = False) -> ScoredSpan:
         words = units(self._rule.split(candidate.text), self._config) if candidate.text else []
         log_probs = [
             by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
@@ -111,7 +111,8 @@ class Judge:
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
         whole = (*words, *[END] * candidate.ends)
-        return ScoredSpan(whole, log_probs, num_bytes, tuple(sorted(candidate.times.elements())), candidate.logits)
+        proposers = tuple(sorted(candidate.times.elements()))
+        return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, is_first)
 
 
 def by_word(

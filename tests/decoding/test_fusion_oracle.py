@@ -124,3 +124,31 @@ def test_a_line_break_does_not_lose_for_the_words_that_may_follow_it():
     ends_line = ScoredSpan(("\n", "The"), [[[math.log(0.6)], [math.log(0.1)]]], [1, 3])
     comma = ScoredSpan((",",), [[[math.log(0.3)]]], [1])
     assert choose([comma, ends_line], [1.0], config).winner == 1
+
+
+def first_words(**log_probs):
+    """Candidates of one word each with which a text begins: probabilities under each member."""
+    words = {"end": "", "break_": "\n", "lima": " Lima"}
+    return [
+        ScoredSpan((words[name],), [[[math.log(value)]] for value in values], [1], is_first=True)
+        for name, values in log_probs.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "spans", "settings", "winner"),
+    [
+        ([1.0, 1.0], {"end": (0.9, 0.1), "lima": (0.01, 0.2)}, {}, 1),  # one member's habit
+        ([1.0, 1.0], {"end": (0.9, 0.3), "lima": (0.01, 0.2)}, {}, 0),  # both would end
+        ([1.0, 1.0], {"lima": (0.01, 0.2), "end": (0.9, 0.1), "break_": (0.02, 0.3)}, {}, 1),  # nothing, either way
+        ([1.0, 0.4], {"end": (0.9, 0.1), "lima": (0.01, 0.2)}, {}, 0),  # who does not count does not object
+        ([1.0, 0.5], {"break_": (0.9, 0.1), "lima": (0.01, 0.2)}, {}, 1),
+        ([1.0, 1.0], {"end": (0.9, 0.1), "lima": (0.01, 0.2)}, {"switch_margin": 0.1}, 0),  # the main model's own
+    ],
+)
+def test_one_member_alone_does_not_begin_with_nothing(weights, spans, settings, winner):
+    config = AdaFuseConfig(fusion="word", **settings)
+    assert choose(first_words(**spans), weights, config, own=0).winner == winner
+    later = [dataclasses.replace(span, is_first=False) for span in first_words(**spans)]
+    shares = [sum(w * p for w, p in zip(weights, values, strict=True)) for values in spans.values()]
+    assert choose(later, weights, config).winner == shares.index(max(shares))
