@@ -16,6 +16,7 @@ from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
 from ..outputs import AdaFuseRound
+from ..servers.served_model import is_served_name
 from ..trees.adapters import adapted, base_model
 from .sampling import SamplingAsked
 from .served_limits import check_served_settings
@@ -193,7 +194,9 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
     participants = [Participant("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         if isinstance(assistant, (str, os.PathLike)):
-            assistant = load_assistant(model, assistant, index, dtype="auto")
+            # A server may have a name for its model by which no tokenizer is found.
+            options = {} if tokenizer is None or not is_served_name(assistant) else {"tokenizer": tokenizer}
+            assistant = load_assistant(model, assistant, index, dtype="auto", **options)
         assistant = adapted(assistant, f"assistant_models[{index}]")
         tokenizer = _tokenizer(tokenizer, base_model(assistant), f"assistant_tokenizers[{index}]")
         participants.append(Participant(assistant_name(index, assistant), assistant, tokenizer))

@@ -131,13 +131,13 @@ def _without_silence(
 ) -> list[int]:
     """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
     stays."""
-    speaking = [index for index in possible if not spans[index].says_nothing]
+    heard = [index for index in possible if index == kept or not spans[index].says_nothing]
     for member, weight in enumerate(weights):
         scored = [index for index in possible if spans[index].log_probs[member]]
         if scored and weight >= max(weights) / 2:
             likeliest = first_lowest([-spans[index].word_log_prob(member, 0) for index in scored])
             if not spans[scored[likeliest]].says_nothing:
-                return sorted({*speaking, kept} & set(possible))
+                return heard
     return possible
 
 

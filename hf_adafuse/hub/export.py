@@ -20,6 +20,7 @@ from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
 from ..host_internals import FROM_MODEL_CONFIG, is_saved_as_adapter
+from ..servers.served_model import is_served_name
 from .exported import REQUIREMENTS
 from .flatten import write_code
 from .model_card import model_card
@@ -149,16 +150,12 @@ def _load(name: str | os.PathLike[str]) -> Any:
 
 @contextmanager
 def loading(name: str | os.PathLike[str]) -> Iterator[None]:
-    """
-    Around what loads a member by a name that the user gave.
-
-    Raises:
-        ValueError: it does not load.
-    """
+    """Around what loads a member by a name that the user gave: raises `ValueError` where it does not load."""
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise ValueError(f"{name!r} must be a local folder or a Hub name that loads, but is not. {error}") from error
+        expected = "server that answers" if is_served_name(name) else "local folder or a Hub name that loads"
+        raise ValueError(f"{name!r} must be a {expected}, but is not. {error}") from error
 
 
 def _stored_config(model: Any) -> AdaFuseConfig:

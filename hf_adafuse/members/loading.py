@@ -137,6 +137,11 @@ def _load_once(
         try:
             loaded[key] = load(source)
         except _LOADING_ERRORS as error:
+            if is_served_name(source):
+                raise ValueError(
+                    f"`assistant_models[{index}]` must be a server that answers as {name!r}, but is not: {error} Pass "
+                    "`ServedModel(...)` instead of the name for what the name does not say."
+                ) from error
             where = "" if source == name else f" from {source!r}"
             raise ValueError(
                 f"`assistant_models[{index}]` must be a model, its Hub name or a folder, but {name!r} does not load"

@@ -7,7 +7,7 @@ from cases import PROMPTS
 from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel
+from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel, enable_adafuse
 from hf_adafuse.cli import main as command
 from hf_adafuse.servers.queries import ServerError
 
@@ -54,6 +54,17 @@ def test_a_pair_of_a_server_and_a_tokenizer(member):
         ensemble = AdaFuseEnsemble([member, (f"vllm:{url}", member[1])], num_steps=2, eos_token_id=2)
         assert ensemble.tokenizers[1] is member[1]
         assert ensemble.texts(PROMPTS[0], max_new_tokens=3)
+
+
+def test_generate_takes_a_server_by_name_with_its_tokenizer(member):
+    main = enable_adafuse(tiny_model("llama", "sentencepiece", 0))
+    call = dict(tokenizer=member[1], assistant_tokenizers=[member[1]], adafuse_config=True, max_new_tokens=5)
+    ids = member[1](PROMPTS[0], return_tensors="pt").input_ids
+    expected = main.generate(ids, assistant_models=[member[0]], **call).tolist()
+    with serving(StandIn(*member, name="/srv/model")) as url, pytest.warns(UserWarning, match="No generation config"):
+        assert main.generate(ids, assistant_models=[f"vllm:{url}"], **call).tolist() == expected
+    with pytest.raises(ValueError, match=r"`assistant_models\[0\]` must be a server .*allow_http.*Pass `ServedModel"):
+        main.generate(ids, assistant_models=[URL], **call)
 
 
 @pytest.mark.parametrize("flags", [["--model", URL], ["--model", "A", "--assistant", URL]])
