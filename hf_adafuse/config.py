@@ -15,6 +15,7 @@ CHOICES = {
     "exploration": ("diverse", "beam"),
     "fusion": ("span", "horizon", "word"),
     "word_mean": ("arithmetic", "root", "geometric"),
+    "empty_text": ("any", "all"),
 }
 WEIGHTINGS = ("prompt", "examples")
 _FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
@@ -26,8 +27,8 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {"fusion": "word", "word_mean": "root", "model_weights": "examples"}
-    | {"prompt_sharpness": 20.0, "online_rate": 1.0},
+    "robust": {"fusion": "word", "word_mean": "root", "empty_text": "all"}
+    | {"model_weights": "examples", "prompt_sharpness": 20.0, "online_rate": 1.0},
 }
 
 
@@ -80,10 +81,13 @@ class AdaFuseConfig:
         word_mean (`str`, *optional*, defaults to `"arithmetic"`):
             Of `fusion="word"`: `"arithmetic"`, a mixture of the members; `"geometric"`, a product; or `"root"`, the
             power mean between them, the square of the mean square root.
+        empty_text (`str`, *optional*, defaults to `"any"`):
+            Of `fusion="word"`: `"all"`: a text ends at once, or begins with a line break, only where all members that
+            count (at least half as much as the one that counts most) find that likeliest; `"any"`: as any word wins.
         length_exponent (`float`, *optional*, defaults to 1.0):
             a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
-            Of these weights: the larger, the more the member counts that knows the prompt, or the answers, better.
+            Of these weights: the larger, the more the member that knows the prompt, or the answers, better counts.
         online_rate (`float`, *optional*, defaults to 0.0):
             Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
         switch_margin (`float`, *optional*, defaults to 0.0):
@@ -96,9 +100,8 @@ class AdaFuseConfig:
             `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
             the call of `generate()` asks for `do_sample=True`; a model's own default does not.
         method (`str`, *optional*, defaults to `"adafuse"`):
-            How the members decode together: AdaFuse, one of its peers (`"unite"`, `"gac"`, `"sweetspan"`, ...; README
-            lists them), or one of your own ([`register_strategy`]). A peer uses `model_weights`, `max_word_tokens`,
-            `word_boundary`, `nll_normalization` and its own options; the other fields are AdaFuse's.
+            How the members decode together: AdaFuse, a peer (README lists them), or one of your own
+            ([`register_strategy`]). These use some fields, the error names the others, and options of their own.
         method_options (`dict`, *optional*):
             The options of a peer by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
             stand beside the fields: `{"method": "unite", "top_k": 10}`.
@@ -118,6 +121,7 @@ class AdaFuseConfig:
     exploration: str = "diverse"
     fusion: str = "span"
     word_mean: str = "arithmetic"
+    empty_text: str = "any"
     length_exponent: float = 1.0
     prompt_sharpness: float = 1.0
     online_rate: float = 0.0
@@ -128,7 +132,6 @@ class AdaFuseConfig:
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        # 1. Single fields
         self._check_method()
         for name in ("max_words", "num_branches", "max_word_tokens"):
             value = getattr(self, name)
@@ -147,11 +150,10 @@ class AdaFuseConfig:
         gate = self.certainty_gate
         if gate is not None and not (_is_number(gate) and 0 < gate <= 1):
             raise ValueError(f"`certainty_gate` must be a number above 0, to 1, but is {gate!r}. Use None for no gate.")
-        if self.do_sample is not None and not isinstance(self.do_sample, bool):
+        if not isinstance(self.do_sample, bool | None):
             raise ValueError(f"`do_sample` must be True, False or None, but is {self.do_sample!r}. Leave it out.")
         if self.model_weights is not None and self.model_weights not in WEIGHTINGS:
             self._check_weights()
-        # 2. Combinations
         for name, needed in _without_use(vars(self)).items():
             default, value = getattr(AdaFuseConfig, name), getattr(self, name)
             raise ValueError(f"`{name}` must be {default!r} without {needed}, but is {value!r}. Leave it out.")
@@ -185,19 +187,17 @@ class AdaFuseConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values, a peer's options beside them."""
-        values = asdict(self)
-        values |= values.pop("method_options")
-        if isinstance(self.model_weights, tuple):
-            values["model_weights"] = list(self.model_weights)
-        return values
+        weights = list(self.model_weights) if isinstance(self.model_weights, tuple) else self.model_weights
+        values = {**asdict(self), **self.method_options, "model_weights": weights}
+        return {name: value for name, value in values.items() if name != "method_options"}
 
     @classmethod
     def robust(cls) -> AdaFuseConfig:
         """
-        The settings that came nearest to the better member on few-shot tasks, whichever is the main one: words are
-        compared by the root mean of the members' probabilities, the examples of the prompt say whom to trust, and so
-        does, more slowly, what has been committed. Without examples all members begin alike, and one that cannot do the
-        task costs more (README, Quality). The same as `"robust"` where an `adafuse_config` is asked for.
+        The settings that came nearest to the better member, whichever is the main one: words are compared by the root
+        mean of the members' probabilities; the examples of the prompt say whom to trust, and so, more slowly, does what
+        has been committed; no member's habit alone leaves the text empty. Without examples a member that cannot do the
+        task costs more (README, Quality). `adafuse_config="robust"` is the same.
         """
         return cls(**PRESETS["robust"])
 
@@ -226,10 +226,8 @@ class AdaFuseConfig:
     def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | str | bool | None) -> AdaFuseConfig | None:
         """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the defaults, a name its
         preset."""
-        if value is None or value is False:
-            return None
-        if value is True:
-            return cls()
+        if value is None or isinstance(value, bool):
+            return cls() if value else None
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
@@ -247,13 +245,14 @@ def _without_use(values: Mapping[str, Any]) -> dict[str, str]:
     is_word, lengths = values["fusion"] == "word", '`fusion` "span" or "horizon"'
     needed = {
         "word_mean": (is_word, '`fusion="word"`'),
+        "empty_text": (is_word, '`fusion="word"`'),
         "nll_normalization": (not is_word, lengths),
         "length_exponent": (not is_word, lengths),
         "prompt_sharpness": (isinstance(values["model_weights"], str), '`model_weights` "prompt" or "examples"'),
         "exploration": (values["commitment"] == "adaptive", '`commitment="adaptive"`'),
     }
-    unused = {name: used_by for name, (is_used, used_by) in needed.items() if not is_used}
-    return {name: used_by for name, used_by in unused.items() if values[name] != getattr(AdaFuseConfig, name)}
+    changed = {name for name in needed if values[name] != getattr(AdaFuseConfig, name)}
+    return {name: used_by for name, (is_used, used_by) in needed.items() if name in changed and not is_used}
 
 
 def _is_number(value: Any) -> bool:

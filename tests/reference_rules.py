@@ -128,7 +128,7 @@ def outspoken(entries, weights, kept):
 def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
-    if config.fusion == "word" and is_first:
+    if config.empty_text == "all" and is_first:
         entries = outspoken(entries, weights, own if config.switch_margin > 0 else None)
     if config.fusion != "word":
         horizon = min(len(entry["words"]) for entry in entries) if config.fusion == "horizon" else None

@@ -24,6 +24,7 @@ DEFAULTS = {
     "exploration": "diverse",
     "fusion": "span",
     "word_mean": "arithmetic",
+    "empty_text": "any",
     "length_exponent": 1.0,
     "prompt_sharpness": 1.0,
     "online_rate": 0.0,
@@ -44,6 +45,7 @@ NOT_DEFAULTS = {
     "exploration": "beam",
     "fusion": "horizon",
     "word_mean": "arithmetic",
+    "empty_text": "any",
     "length_exponent": 0.5,
     "prompt_sharpness": 1.0,
     "online_rate": 1.5,
@@ -58,10 +60,15 @@ OTHERS = DEFAULTS | {
     "model_weights": "examples",
     "fusion": "word",
     "word_mean": "geometric",
+    "empty_text": "all",
     "prompt_sharpness": 8.0,
 }
 # With what a field is of use.
-WITH = {"word_mean": {"fusion": "word"}, "prompt_sharpness": {"model_weights": "prompt"}}
+WITH = {
+    "word_mean": {"fusion": "word"},
+    "empty_text": {"fusion": "word"},
+    "prompt_sharpness": {"model_weights": "prompt"},
+}
 COUNTS = ("max_words", "num_branches", "max_word_tokens")
 CHOICES = {
     "word_boundary": ("whitespace", "unicode"),
@@ -70,6 +77,7 @@ CHOICES = {
     "exploration": ("diverse", "beam"),
     "fusion": ("span", "horizon", "word"),
     "word_mean": ("arithmetic", "root", "geometric"),
+    "empty_text": ("any", "all"),
 }
 NUMBERS = ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin")
 REFUSED = [

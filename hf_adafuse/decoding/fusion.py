@@ -9,8 +9,7 @@ round has computed anyway; they know no member, text rule or tensor.
 
 In the trie a line break before a word is a word of its own: whether a line ends is one question, what the next one
 begins with another, and a break would else lose to a comma for all the words that may follow it. At the beginning of a
-text a break, or the end, says nothing: an empty answer is not one that a single member's habit may give for all. It is
-committed only where each member that counts (at least half as much as the one that counts most) finds it likeliest.
+text a break, or the end, says nothing; with `empty_text="all"` a single member's habit does not give that for all.
 
 The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), geometric,
 prod p^w (a product of experts: one that finds it unlikely suffices to reject it), or between the two, (sum w p^0.5)^2.
@@ -120,7 +119,7 @@ def choose(
         trie = _Trie(spans, weights, config.word_mean)
         scores = [trie.score(index) if index in possible else math.inf for index in range(len(spans))]
         kept = own if config.switch_margin > 0 else None
-        heard = _without_silence(spans, possible, weights, kept)
+        heard = _without_silence(spans, possible, weights, kept) if config.empty_text == "all" else possible
         return Choice(trie.descend(heard, own, config.switch_margin) if heard else None, nlls, scores)
     scores = [fused_score(nlls[index], weights) if index in possible else math.inf for index in range(len(spans))]
     return Choice(_lowest(scores, own, config.switch_margin), nlls, scores)

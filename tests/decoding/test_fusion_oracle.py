@@ -21,6 +21,8 @@ RULES = {
     "length": {"length_exponent": 0.5},
     "horizon, length": {"fusion": "horizon", "length_exponent": 0.0},
     "switch": {"switch_margin": 0.4},
+    "word, root, all": {"fusion": "word", "word_mean": "root", "empty_text": "all"},
+    "word, switch, all": {"fusion": "word", "switch_margin": 0.7, "empty_text": "all"},
     "word, switch": {"fusion": "word", "switch_margin": 0.7},
     "gate": {"certainty_gate": 0.8},
     "word, gate": {"fusion": "word", "certainty_gate": 0.5},
@@ -108,7 +110,7 @@ FEW_SHOT = ["A: a big cat\nthe tree\n", "Q: cat\nA: it was\nQ: tree\n", "Once\nA
 def test_trust_by_examples_equals_the_oracle(number, look_ahead):
     """Prompts with and without examples in one batch; half of them by all that the robust settings have."""
     rule = {"model_weights": "examples", "prompt_sharpness": 6.0}
-    mean = {"fusion": "word", "word_mean": "root", "online_rate": 1.0} if number % 2 else {}
+    mean = {"fusion": "word", "word_mean": "root", "online_rate": 1.0, "empty_text": "all"} if number % 2 else {}
     case, rng = case_of(30000 + number, **rule, **mean), random.Random(number)
     ending = rng.choice(["A:", "A:", "Q: She\nA:", "A:\n", "the"])
     case.prompts = [rng.choice(FEW_SHOT) + ending for _ in case.prompts]
@@ -147,8 +149,10 @@ def first_words(**log_probs):
     ],
 )
 def test_one_member_alone_does_not_begin_with_nothing(weights, spans, settings, winner):
-    config = AdaFuseConfig(fusion="word", **settings)
+    config = AdaFuseConfig(fusion="word", empty_text="all", **settings)
     assert choose(first_words(**spans), weights, config, own=0).winner == winner
     later = [dataclasses.replace(span, is_first=False) for span in first_words(**spans)]
     shares = [sum(w * p for w, p in zip(weights, values, strict=True)) for values in spans.values()]
     assert choose(later, weights, config).winner == shares.index(max(shares))
+    as_any_word = dataclasses.replace(config, empty_text="any")
+    assert choose(first_words(**spans), weights, as_any_word).winner == shares.index(max(shares))
