@@ -4,6 +4,7 @@ another. Knows one server and one vocabulary; no prompt and no call.
 
 from __future__ import annotations
 
+import secrets
 import warnings
 
 from ..servers.api import Known
@@ -14,7 +15,9 @@ from .vocabulary import Vocabulary
 _PROBES = ("The quick brown fox jumps over the lazy dog.", " In 1492, Columbus sailed", "\n\tif x[0] == 'é':  # 3.14")
 # Seconds without a question after which it may have been started anew unseen.
 _LONG = 30.0
-_TEXT = "The quick brown fox jumps over the lazy dog. In 1492, Columbus sailed the ocean"
+# Of more tokens than a block of a server's cache has; less is compared where the context is smaller.
+_TEXT = "".join(f" {number}. The quick brown fox jumps over the dog; Columbus sailed the sea." for number in range(9))
+_MOST_TOKENS, _NUM_BEGINNINGS, _NUM_STEPS = 160, 10, 4
 
 
 def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
@@ -81,22 +84,26 @@ def _warn_of_unknown_tokens(name: str) -> None:
 
 
 def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> tuple[Known, float]:
-    """One text, each beginning a prompt of its own, all in one request; and again one by one, and by a greedy walk:
-    with the server's cache filled, and in other batches. The nats by which the answers differ at most are found too."""
-    ids = vocabulary.encode_prompt(_TEXT)
-    ends = range(max(1, len(ids) // 2), len(ids))
+    """A text that the server has never read, whole; then its last beginnings, each a prompt of its own, in one request,
+    one by one, and by a greedy walk: without the server's cache, with it, and in other batches. The nats by which the
+    answers differ at most are found too."""
+    ids = vocabulary.encode_prompt(secrets.token_hex(8) + _TEXT)[: min(_MOST_TOKENS, model.room(0) - _NUM_STEPS)]
+    ends = range(max(1, len(ids) - _NUM_BEGINNINGS), len(ids))
     queries = [Query(tuple(ids[:end]), (ids[end],)) for end in ends]
+    new = model.api.ask(queries[-1:], 2)[0][0]
     first = [steps[0] for steps in model.api.ask(queries, 2)]
     again = [model.api.ask([query], 2)[0][0] for query in (queries[0], queries[-1])]
-    (walk,) = model.api.ask([Query(tuple(ids), (ids[0],), 4)], 2)
+    (walk,) = model.api.ask([Query(tuple(ids), (ids[0],), _NUM_STEPS)], 2)
     went_on = [*ids, *(step.chosen for step in walk)]
     beginnings = [Query(tuple(went_on[: len(ids) + number]), (ids[0],)) for number in range(len(walk))]
     alone = [steps[0] for steps in model.api.ask(beginnings, 2)]
-    pairs = [*zip((first[0], first[-1]), again, strict=True), *zip(walk, alone, strict=True)]
+    pairs = [(new, first[-1]), *zip((first[0], first[-1]), again, strict=True), *zip(walk, alone, strict=True)]
     found = max(
         difference(one.log_probs[token], other.log_probs[token])
         for one, other in pairs
         for token in {*one.log_probs}.intersection(other.log_probs)
     )
-    log_probs = [step.log_probs[query.tokens[0]] for step, query in zip(first, queries, strict=True)]
-    return Known(queries, log_probs, max(2 * model.most_difference, 2 * found)), found
+    # Another model finds other tokens likely.
+    likeliest = [Query(query.ids, step.top[:1]) for query, step in zip(queries, first, strict=True)]
+    log_probs = [step.log_probs[step.top[0]] for step in first]
+    return Known(likeliest, log_probs, max(2 * model.most_difference, 2 * found)), found

@@ -213,3 +213,24 @@ def test_many_tokens_of_one_text_are_asked_for_in_parts(member):
         row = stand_in.log_probs(query.ids)
         assert {*query.tokens} <= {*steps[0].log_probs} and bool(steps[0].top) == bool(query.num_steps)
         assert all(value == float(row[token]) for token, value in steps[0].log_probs.items())
+
+
+class StaleCache(StandIn):
+    """What it has read before, of more tokens than a block of its cache has, it remembers wrongly."""
+
+    block = 128
+
+    def log_probs(self, ids):
+        is_cached = len(ids) > self.block and any(
+            known[: self.block] == tuple(ids[: self.block]) for known in self._memory
+        )
+        return super().log_probs(ids) - (0.3 if is_cached else 0.0)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
+def test_a_cache_that_changes_what_a_server_says_is_found(member, kind):
+    with serving(StaleCache(*member, kind)) as url:
+        for _ in range(2):  # also by who comes later: the text is new each time
+            served = ServedModel(url, kind, tokenizer=member[1], eos_token_id=member[1].eos_token_id)
+            with pytest.warns(UserWarning, match=r"differs from itself by up to 0\.3 nats"):
+                bind(member, served)
