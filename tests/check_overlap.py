@@ -2,9 +2,9 @@
 
     python tests/check_overlap.py
 
-Two stand-ins for vLLM, each of which sleeps 50 ms in every request beside the real work of a tiny model, answer for both
-members of an ensemble, for batches of 8 prompts. Prints the seconds that calls take over those of their requests one after
-another (1: nothing overlaps).
+Two stand-ins for vLLM, each of which sleeps 50 ms in every request beside the real work of a tiny model, answer for
+both members of an ensemble, for batches of 8 prompts. Prints the seconds that calls take over those of their requests
+one after another (1: nothing overlaps).
 """
 
 # ruff: noqa: T201
