@@ -83,7 +83,8 @@ class AdaFuseConfig:
             power mean between them, the square of the mean square root.
         empty_text (`str`, *optional*, defaults to `"any"`):
             Of `fusion="word"`: `"all"`: a text ends at once, or begins with a line break, only where all members that
-            count (at least half as much as the one that counts most) find that likeliest; `"any"`: as any word wins.
+            count (at least half as much as the one that counts most) find that likeliest, or where it is the main
+            model's own word, kept by `switch_margin` or `certainty_gate`; `"any"`: as any word wins.
         length_exponent (`float`, *optional*, defaults to 1.0):
             a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
@@ -101,7 +102,7 @@ class AdaFuseConfig:
             the call of `generate()` asks for `do_sample=True`; a model's own default does not.
         method (`str`, *optional*, defaults to `"adafuse"`):
             How the members decode together: AdaFuse, a peer (README lists them), or one of your own
-            ([`register_strategy`]). These use some fields, the error names the others, and options of their own.
+            ([`register_strategy`]). These have options of their own; fields that are of no use with them are refused.
         method_options (`dict`, *optional*):
             The options of a peer by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
             stand beside the fields: `{"method": "unite", "top_k": 10}`.
@@ -187,17 +188,17 @@ class AdaFuseConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values, a peer's options beside them."""
-        weights = list(self.model_weights) if isinstance(self.model_weights, tuple) else self.model_weights
-        values = {**asdict(self), **self.method_options, "model_weights": weights}
-        return {name: value for name, value in values.items() if name != "method_options"}
+        values = asdict(self, dict_factory=lambda them: {k: list(v) if isinstance(v, tuple) else v for k, v in them})
+        values |= values.pop("method_options")
+        return values
 
     @classmethod
     def robust(cls) -> AdaFuseConfig:
         """
-        The settings that came nearest to the better member, whichever is the main one: words are compared by the root
-        mean of the members' probabilities; the examples of the prompt say whom to trust, and so, more slowly, does what
-        has been committed; no member's habit alone leaves the text empty. Without examples a member that cannot do the
-        task costs more (README, Quality). `adafuse_config="robust"` is the same.
+        The settings that came nearest to the better member on few-shot tasks, whichever is the main one: words are
+        compared by the root mean of the members' probabilities; the examples of the prompt say whom to trust, and so,
+        more slowly, does what has been committed; no habit of one among equals leaves the text empty. Without examples
+        a member that cannot do the task costs more (README, Quality). `adafuse_config="robust"` is the same.
         """
         return cls(**PRESETS["robust"])
 

@@ -117,7 +117,7 @@ def outspoken(entries, weights, kept):
         return not (entry["words"][0] or "").strip()
 
     for k, weight in enumerate(weights):
-        of_member = [(sum(entry["groups"][k][0]), entry) for entry in entries if any(entry["groups"][k])]
+        of_member = [(sum(entry["groups"][k][0]), entry) for entry in entries if entry["groups"][k][0]]
         if of_member and weight >= 0.5 * max(weights):
             top = max(value for value, _ in of_member)
             if not blank(next(entry for value, entry in of_member if value >= top - TIE)):

@@ -193,12 +193,14 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
     models, tokenizers = _assistants(arguments)
     participants = [Participant("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
+        argument = f"assistant_tokenizers[{index}]"
         if isinstance(assistant, (str, os.PathLike)):
             # A server may have a name for its model by which no tokenizer is found.
-            options = {} if tokenizer is None or not is_served_name(assistant) else {"tokenizer": tokenizer}
+            is_needed = is_served_name(assistant) and tokenizer is not None
+            options = {"tokenizer": _tokenizer(tokenizer, None, argument)} if is_needed else {}
             assistant = load_assistant(model, assistant, index, dtype="auto", **options)
         assistant = adapted(assistant, f"assistant_models[{index}]")
-        tokenizer = _tokenizer(tokenizer, base_model(assistant), f"assistant_tokenizers[{index}]")
+        tokenizer = _tokenizer(tokenizer, base_model(assistant), argument)
         participants.append(Participant(assistant_name(index, assistant), assistant, tokenizer))
     for participant in participants:
         participant.check()

@@ -38,11 +38,16 @@ def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Pr
     return cache
 
 
+def goes_on(past: Any, input_ids: torch.Tensor) -> bool:
+    """Whether a call goes on where the one that returned `past` has stopped."""
+    return isinstance(past, AdaFuseCache) and past.belongs_to(input_ids)
+
+
 def assistant_states(
     past: Any, input_ids: torch.Tensor, participants: Sequence[Participant]
 ) -> dict[int, tuple[list[list[int]], KeysValues | None]]:
     """By member index, the ids and the cache of each assistant that took part in the call that returned `past`."""
-    if not isinstance(past, AdaFuseCache) or not past.belongs_to(input_ids):
+    if not goes_on(past, input_ids):
         return {}
     found = {}
     for index, participant in enumerate(participants[1:], start=1):

@@ -17,6 +17,7 @@ from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
 from ..trees.self_test import BACKENDS
 from ..trees.shared_prefix import prefix_caching
+from .continuation import goes_on
 from .output import make_output, pad_right
 from .plan import CallPlan, MemberPlan
 from .sampling import Warper, random_streams
@@ -30,7 +31,8 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         AdaFuseDecodingError: a member failed; carries the text committed so far.
     """
     call = plan.call
-    prompts = [Prompt(index, list(ids)) for index, ids in enumerate(plan.inputs.padded)]
+    going_on = goes_on(plan.inputs.past, call.input_ids)
+    prompts = [Prompt(index, list(ids), goes_on=going_on) for index, ids in enumerate(plan.inputs.padded)]
     members = [_make_member(member) for member in plan.members]
     try:
         num_top = max(2, plan.config.num_branches)

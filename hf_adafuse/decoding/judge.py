@@ -49,8 +49,8 @@ class Judge:
     def choose(self, prompt: Prompt, pool: Pool, scored: Scored) -> Candidate | None:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
-        strategy = self._strategies[prompt.index]
-        spans = [self._scored_span(candidate, scored, not prompt.text) for candidate in candidates]
+        strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.goes_on)
+        spans = [self._scored_span(candidate, scored, is_first) for candidate in candidates]
         best = pool.best_of(0)
         own = candidates.index(best) if best in candidates else None
         choice = strategy.choose(spans, self.trust(prompt).weights, own)

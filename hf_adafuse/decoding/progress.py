@@ -55,6 +55,7 @@ class Prompt:
     logits: list[torch.Tensor] = field(default_factory=list)
     states: list[State] = field(default_factory=list)  # per member
     is_finished: bool = False
+    goes_on: bool = False  # with a text that an earlier call has begun
 
     @property
     def text(self) -> str:

@@ -154,7 +154,7 @@ def loading(name: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        expected = "server that answers" if is_served_name(name) else "local folder or a Hub name that loads"
+        expected = "server that can be used" if is_served_name(name) else "local folder or a Hub name that loads"
         raise ValueError(f"{name!r} must be a {expected}, but is not. {error}") from error
 
 

@@ -139,8 +139,9 @@ def _load_once(
         except _LOADING_ERRORS as error:
             if is_served_name(source):
                 raise ValueError(
-                    f"`assistant_models[{index}]` must be a server that answers as {name!r}, but is not: {error} Pass "
-                    "`ServedModel(...)` instead of the name for what the name does not say."
+                    f"`assistant_models[{index}]` must be a server that can be used, but {name!r} is not: "
+                    f"{str(error).rstrip('.')}. Give its tokenizer in `assistant_tokenizers`, and `ServedModel(...)` "
+                    "in the place of the name for all else that a name does not say."
                 ) from error
             where = "" if source == name else f" from {source!r}"
             raise ValueError(

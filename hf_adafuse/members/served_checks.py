@@ -15,9 +15,19 @@ from .vocabulary import Vocabulary
 _PROBES = ("The quick brown fox jumps over the lazy dog.", " In 1492, Columbus sailed", "\n\tif x[0] == 'é':  # 3.14")
 # Seconds without a question after which it may have been started anew unseen.
 _LONG = 30.0
-# Of more tokens than a block of a server's cache has; less is compared where the context is smaller.
-_TEXT = "".join(f" {number}. The quick brown fox jumps over the dog; Columbus sailed the sea." for number in range(9))
-_MOST_TOKENS, _NUM_BEGINNINGS, _NUM_STEPS = 160, 10, 4
+# Of more tokens than a block of most servers' caches has, less where the context is smaller; nothing in it repeats, so
+# that what comes next is uncertain, and differs between models.
+_TEXT = (
+    " My grandmother kept bees behind the old railway station, where trains to Lisbon had stopped until 1954. On "
+    "warm evenings she would sit among the hives with a radio, some bread and a letter that nobody was allowed to "
+    "read. The mayor once offered her a clock for six jars of honey; she laughed, and gave him two, because his "
+    "brother had fixed our roof. Later, when snow covered the valley, a stranger from Peru knocked at the door "
+    "and asked whether anyone here still knew how to repair a violin. We looked at each other. Nobody spoke, "
+    "although three of us could have. In the kitchen the kettle began to sing, a dog barked twice, and my uncle, "
+    "who never lied, said that he had only ever played drums. That was how everything started: with wax, cold "
+    "hands"
+)
+_MOST_TOKENS, _NUM_BEGINNINGS, _NUM_STEPS = 160, 12, 4
 
 
 def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
@@ -88,6 +98,8 @@ def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> tuple[Known, 
     one by one, and by a greedy walk: without the server's cache, with it, and in other batches. The nats by which the
     answers differ at most are found too."""
     ids = vocabulary.encode_prompt(secrets.token_hex(8) + _TEXT)[: min(_MOST_TOKENS, model.room(0) - _NUM_STEPS)]
+    if len(ids) < 2:
+        raise ServerError(f"its context must be of more than {_NUM_STEPS + 1} tokens, but has {model.room(0)}")
     ends = range(max(1, len(ids) - _NUM_BEGINNINGS), len(ids))
     queries = [Query(tuple(ids[:end]), (ids[end],)) for end in ends]
     new = model.api.ask(queries[-1:], 2)[0][0]

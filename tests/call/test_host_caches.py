@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
+from cases import random_case
 from hosts import LONG, TWO, ensemble, new_ids
 from transformers import DynamicCache
 
-from hf_adafuse import disable_adafuse, enable_adafuse
+from hf_adafuse import AdaFuseConfig, disable_adafuse, enable_adafuse
 
 
 class Passes:
@@ -118,6 +119,21 @@ def test_continuing_from_the_returned_cache(members):
     # The cache is the caller's now, and was not changed.
     for layer, (keys, values) in zip(cache.layers, saved, strict=True):
         assert torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+
+
+@pytest.mark.parametrize("number", [40026, 40030, 40037])
+def test_going_on_with_a_text_does_not_begin_one(number):
+    """Law 7 where a text may not begin with nothing."""
+    case = random_case(number)
+    case.prompts = case.prompts[:1]
+    case.config = AdaFuseConfig(fusion="word", empty_text="all", max_words=2, max_word_tokens=4)
+    _, ids, mask = case.main_ids()
+    full = call(case, ids, mask, 14)
+    for n in round_ends(full)[:-1]:
+        first = call(case, ids, mask, n)
+        cache = first.past_key_values
+        second = call(case, first.sequences, torch.ones_like(first.sequences), 14 - n, past_key_values=cache)
+        assert torch.equal(second.sequences, full.sequences)
 
 
 def test_continuing_after_a_stop_inside_a_span():

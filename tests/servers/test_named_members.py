@@ -63,8 +63,11 @@ def test_generate_takes_a_server_by_name_with_its_tokenizer(member):
     expected = main.generate(ids, assistant_models=[member[0]], **call).tolist()
     with serving(StandIn(*member, name="/srv/model")) as url, pytest.warns(UserWarning, match="No generation config"):
         assert main.generate(ids, assistant_models=[f"vllm:{url}"], **call).tolist() == expected
-    with pytest.raises(ValueError, match=r"`assistant_models\[0\]` must be a server .*allow_http.*Pass `ServedModel"):
+    with pytest.raises(ValueError, match=r"`assistant_models\[0\]` must be a server .*allow_http.*`ServedModel\("):
         main.generate(ids, assistant_models=[URL], **call)
+    for wrong in (5, ["x"], "no/such-tokenizer"):
+        with pytest.raises(ValueError, match=r"`assistant_tokenizers\[0\]` must be a tokenizer"):
+            main.generate(ids, assistant_models=[URL], **call | {"assistant_tokenizers": [wrong]})
 
 
 @pytest.mark.parametrize("flags", [["--model", URL], ["--model", "A", "--assistant", URL]])

@@ -253,7 +253,7 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
     assert command(["generate", PROMPTS[0], "--model", "vllm:http://127.0.0.1:9"]) == 2
     err = capsys.readouterr().err
     assert "gives no answer to /v1/models: ConnectError" in err and "Traceback" not in err
-    assert "must be a server that answers, but is not" in err and "Hub" not in err
+    assert "must be a server that can be used, but is not" in err and "Hub" not in err
 
 
 @pytest.mark.parametrize(
