@@ -3,8 +3,9 @@
     python tests/check_overlap.py
 
 Two stand-ins for vLLM, each of which sleeps 50 ms in every request beside the real work of a tiny model, answer for
-both members of an ensemble, for batches of 8 prompts. Prints the seconds that calls take over those of their requests
-one after another (1: nothing overlaps).
+both members of an ensemble, for batches of 8 prompts. Prints the seconds that calls take over those in which the first
+server was busy and those in which the second was (1: they were never busy at the same time, nor was anything done
+beside).
 """
 
 # ruff: noqa: T201
@@ -23,20 +24,24 @@ SECONDS = 0.05
 
 
 class Timed(StandIn):
-    """Adds up how long its requests take."""
+    """Adds up the seconds in which it has a request."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.busy, self.count, self._adding = 0.0, 0, threading.Lock()
+        self.busy, self.count, self._inside, self._since = 0.0, 0, 0, 0.0
+        self._counting = threading.Lock()
 
     def answer(self, path, body, headers):
-        start = time.perf_counter()
+        with self._counting:
+            self._since = time.perf_counter() if self._inside == 0 else self._since
+            self._inside += 1
         try:
             return super().answer(path, body, headers)
         finally:
-            with self._adding:
-                self.busy += time.perf_counter() - start
+            with self._counting:
+                self._inside -= 1
                 self.count += 1
+                self.busy += time.perf_counter() - self._since if self._inside == 0 else 0.0
 
 
 def main():
@@ -49,7 +54,7 @@ def main():
             (ServedModel(url, tokenizer=pair[1], eos_token_id=pair[1].eos_token_id), pair[1])
             for url, pair in zip((first, second), pairs, strict=True)
         ]
-        print("B | seconds | of requests one after another | ratio | requests of each")
+        print("B | seconds | busy, one after another | ratio | requests of each")
         for branches in (1, 2, 3):
             ensemble = AdaFuseEnsemble(members, {"num_branches": branches})
             for one in stand_ins:
