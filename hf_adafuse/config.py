@@ -88,7 +88,7 @@ class AdaFuseConfig:
         length_exponent (`float`, *optional*, defaults to 1.0):
             a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
-            Of these weights: the larger, the more the member that knows the prompt, or the answers, better counts.
+            Of these weights: the larger, the more the member counts that knows the prompt, or the answers, better.
         online_rate (`float`, *optional*, defaults to 0.0):
             Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
         switch_margin (`float`, *optional*, defaults to 0.0):

@@ -130,13 +130,12 @@ def _without_silence(
 ) -> list[int]:
     """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
     stays."""
-    heard = [index for index in possible if index == kept or not spans[index].says_nothing]
     for member, weight in enumerate(weights):
         scored = [index for index in possible if any(spans[index].log_probs[member][:1])]
         if scored and weight >= max(weights) / 2:
             likeliest = first_lowest([-spans[index].word_log_prob(member, 0) for index in scored])
             if not spans[scored[likeliest]].says_nothing:
-                return heard
+                return [index for index in possible if index == kept or not spans[index].says_nothing]
     return possible
 
 

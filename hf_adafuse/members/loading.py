@@ -96,7 +96,7 @@ def load_assistant(
         name (`str`): a Hub name or a folder, as the user gave it.
         index (`int`): its place among the assistants.
         source (`str`, *optional*): where it lies, when that is not its name.
-        options: of `from_pretrained`.
+        options: of `from_pretrained`, of `ServedModel`: as of [`load_model`].
 
     Raises:
         ValueError: it does not load.
