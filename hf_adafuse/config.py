@@ -1,29 +1,13 @@
-"""The knobs of AdaFuse, checked once. Knows no model, tokenizer or tensor."""
+"""The settings of AdaFuse and their presets, checked once. Knows no model, tokenizer or tensor."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-# Fields that are one of a few texts.
-CHOICES = {
-    "word_boundary": ("whitespace", "unicode"),
-    "nll_normalization": ("token", "byte"),
-    "commitment": ("adaptive", "fixed"),
-    "exploration": ("diverse", "beam"),
-    "fusion": ("span", "horizon", "word"),
-    "word_mean": ("arithmetic", "root", "geometric"),
-    "empty_text": ("any", "all"),
-}
-WEIGHTINGS = ("prompt", "examples")
-_FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
-_FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
-# Bounds far beyond what is of use, within which nothing overflows.
-_MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
-_MOST |= {"switch_margin": math.inf}
-_LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100
+from .settings.config_checks import check, without_use
+
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -81,6 +65,10 @@ class AdaFuseConfig:
         word_mean (`str`, *optional*, defaults to `"arithmetic"`):
             Of `fusion="word"`: `"arithmetic"`, a mixture of the members; `"geometric"`, a product; or `"root"`, the
             power mean between them, the square of the mean square root.
+        word_part (`str`, *optional*, defaults to `"whole"`):
+            Of `fusion="word"`: by how much of a word each member judges it: by the probability of all its tokens, or
+            `"distinct"`: of its first ones, up to the one that sets it apart from all other words at its place. A word
+            of many tokens then does not pay for the rest, and a member that counts alone writes its greedy text.
         empty_text (`str`, *optional*, defaults to `"any"`):
             Of `fusion="word"`: `"all"`: a text ends at once, or begins with a line break, only where all members that
             count (at least half as much as the one that counts most) find that likeliest, or where it is the main
@@ -122,6 +110,7 @@ class AdaFuseConfig:
     exploration: str = "diverse"
     fusion: str = "span"
     word_mean: str = "arithmetic"
+    word_part: str = "whole"
     empty_text: str = "any"
     length_exponent: float = 1.0
     prompt_sharpness: float = 1.0
@@ -133,58 +122,13 @@ class AdaFuseConfig:
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        self._check_method()
-        for name in ("max_words", "num_branches", "max_word_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"`{name}` must be an integer of at least 1, but is {value!r}. Use 1 for the least.")
-        for name, allowed in CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ValueError(f"`{name}` must be one of {list(allowed)}, but is {value!r}. Choose one of these.")
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            is_number = _is_number(value) or (name == "switch_margin" and value == math.inf)
-            if not is_number or not 0 <= value <= most:
-                bounds = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
-                raise ValueError(f"`{name}` must be a number {bounds}, but is {value!r}. Leave it out.")
-        gate = self.certainty_gate
-        if gate is not None and not (_is_number(gate) and 0 < gate <= 1):
-            raise ValueError(f"`certainty_gate` must be a number above 0, to 1, but is {gate!r}. Use None for no gate.")
-        if not isinstance(self.do_sample, bool | None):
-            raise ValueError(f"`do_sample` must be True, False or None, but is {self.do_sample!r}. Leave it out.")
-        if self.model_weights is not None and self.model_weights not in WEIGHTINGS:
-            self._check_weights()
-        for name, needed in _without_use(vars(self)).items():
-            default, value = getattr(AdaFuseConfig, name), getattr(self, name)
-            raise ValueError(f"`{name}` must be {default!r} without {needed}, but is {value!r}. Leave it out.")
-
-    def _check_method(self) -> None:
-        if not isinstance(self.method, str) or not self.method:
-            raise ValueError(f"`method` must be the name of a method, but is {self.method!r}. README lists them.")
         object.__setattr__(self, "method_options", dict(self.method_options or {}))
-        if self.method == "adafuse":
-            self._refuse("`method_options` must be left out", self.method_options)
-        else:
-            defaults = {one.name: one.default for one in fields(self) if one.name not in _FIELDS_OF_ALL}
-            changed = [name for name, default in defaults.items() if getattr(self, name) != default]
-            self._refuse("The fields of AdaFuse alone must be left out", changed)
-
-    def _refuse(self, rule: str, given: Collection[str]) -> None:
-        if given:
-            raise ValueError(f"{rule} with `method={self.method!r}`, but {list(given)} are given. Leave them out.")
-
-    def _check_weights(self) -> None:
-        weights = self.model_weights
-        if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
-            raise ValueError(f"`model_weights` must be a list of numbers, but is {weights!r}. Give one per member.")
-        weights = tuple(weights)  # type: ignore[arg-type]
-        if not weights or not all(_is_number(one) and _LEAST_WEIGHT <= one <= _MOST_WEIGHT for one in weights):
-            raise ValueError(
-                f"`model_weights` must be a list of positive numbers from {_LEAST_WEIGHT} to {_MOST_WEIGHT}, but is "
-                f"{list(weights)!r}. Leave a member out of `assistant_models` instead of giving it no weight."
-            )
-        object.__setattr__(self, "model_weights", tuple(float(weight) for weight in weights))
+        weights: Any = self.model_weights
+        if hasattr(weights, "__iter__") and not isinstance(weights, (str, bytes, Mapping)):
+            object.__setattr__(self, "model_weights", tuple(weights))
+        check(self)
+        if isinstance(self.model_weights, tuple):
+            object.__setattr__(self, "model_weights", tuple(float(weight) for weight in self.model_weights))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values, a peer's options beside them."""
@@ -220,7 +164,7 @@ class AdaFuseConfig:
         if values.get("method", self.method) != self.method:
             return self.from_dict(values)
         changed = {**self.to_dict(), **values}
-        dropped = _without_use(changed).keys() - values.keys()
+        dropped = without_use(changed, {one.name: one.default for one in fields(self)}).keys() - values.keys()
         return self.from_dict({name: value for name, value in changed.items() if name not in dropped})
 
     @classmethod
@@ -239,22 +183,3 @@ class AdaFuseConfig:
             f"`adafuse_config` must be an AdaFuseConfig, a dict, one of {list(PRESETS)}, True or False, but is "
             f"{value!r}. Pass AdaFuseConfig() for the defaults."
         )
-
-
-def _without_use(values: Mapping[str, Any]) -> dict[str, str]:
-    """Of all fields, those other than the defaults that are not used with the others, and what would use them."""
-    is_word, lengths = values["fusion"] == "word", '`fusion` "span" or "horizon"'
-    needed = {
-        "word_mean": (is_word, '`fusion="word"`'),
-        "empty_text": (is_word, '`fusion="word"`'),
-        "nll_normalization": (not is_word, lengths),
-        "length_exponent": (not is_word, lengths),
-        "prompt_sharpness": (isinstance(values["model_weights"], str), '`model_weights` "prompt" or "examples"'),
-        "exploration": (values["commitment"] == "adaptive", '`commitment="adaptive"`'),
-    }
-    changed = {name for name in needed if values[name] != getattr(AdaFuseConfig, name)}
-    return {name: used_by for name, (is_used, used_by) in needed.items() if name in changed and not is_used}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf

@@ -76,6 +76,19 @@ def by_word(m, words, ids, values, ends):
     return [*groups, [values[-1]]] if ends else groups
 
 
+def first_tokens(words):
+    """How many tokens of each word it takes until none of the other words goes on alike."""
+    counts = []
+    for word in words:
+        others, count = [other for other in words if other is not word], 0
+        while count < len(word):
+            count += 1
+            if all(other[:count] != word[:count] for other in others):
+                break
+        counts.append(count)
+    return counts
+
+
 def nll_of(entry, k, config, horizon=None):
     groups, words = entry["groups"][k], entry["words"][:horizon]
     values = [value for group in groups[:horizon] for value in group]
@@ -93,9 +106,19 @@ def fused(entry, weights, config, horizon=None):
     return sum(v * w for v, w in pairs) / sum(w for _, w in pairs)
 
 
-def word_value(entry, level, weights, config):
+def word_log_prob(entry, k, level, firsts, config):
+    """Of an entry's word at a level, where the words are those of `firsts`."""
+    values = entry["groups"][k][level]
+    if config.word_part == "distinct":
+        counts = first_tokens([one["tokens"][k][level] for one in firsts])
+        values = values[: counts[next(i for i, one in enumerate(firsts) if one is entry)]]
+    return sum(values)
+
+
+def word_value(entry, level, firsts, weights, config):
     total = sum(w for k, w in enumerate(weights) if any(entry["groups"][k]))
-    parts = [(w / total, sum(entry["groups"][k][level])) for k, w in enumerate(weights) if any(entry["groups"][k])]
+    scorers = [(w / total, k) for k, w in enumerate(weights) if any(entry["groups"][k])]
+    parts = [(w, word_log_prob(entry, k, level, firsts, config)) for w, k in scorers]
     if config.word_mean == "geometric":
         return sum(w * v for w, v in parts)
     top = max(v for _, v in parts)
@@ -110,14 +133,25 @@ def pick(values, own, delta):
     return own if own is not None and delta > 0 and values[own] - values[best] <= delta else best
 
 
-def outspoken(entries, weights, kept):
+def first_of_each(entries, level):
+    """The first entry of each word."""
+    firsts = []
+    for entry in entries:
+        if all(entry["words"][level] != other["words"][level] for other in firsts):
+            firsts.append(entry)
+    return firsts
+
+
+def outspoken(entries, weights, config, kept):
     """Of a text's first candidates: none that begins with a break or the end, if a member that counts likes a word."""
 
     def blank(entry):
         return not (entry["words"][0] or "").strip()
 
+    firsts = first_of_each(entries, 0)
     for k, weight in enumerate(weights):
-        of_member = [(sum(entry["groups"][k][0]), entry) for entry in entries if entry["groups"][k][0]]
+        scored = [entry for entry in firsts if entry["groups"][k][0]]
+        of_member = [(word_log_prob(entry, k, 0, firsts, config), entry) for entry in scored]
         if of_member and weight >= 0.5 * max(weights):
             top = max(value for value, _ in of_member)
             if not blank(next(entry for value, entry in of_member if value >= top - TIE)):
@@ -129,7 +163,7 @@ def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
     if config.empty_text == "all" and is_first:
-        entries = outspoken(entries, weights, own if config.switch_margin > 0 else None)
+        entries = outspoken(entries, weights, config, own if config.switch_margin > 0 else None)
     if config.fusion != "word":
         horizon = min(len(entry["words"]) for entry in entries) if config.fusion == "horizon" else None
         values = [fused(entry, weights, config, horizon) for entry in entries]
@@ -141,11 +175,8 @@ def choose(entries, weights, config, own, is_first):
             return own
         if not longer:
             return entries[0]
-        firsts = []
-        for entry in longer:
-            if all(entry["words"][level] != other["words"][level] for other in firsts):
-                firsts.append(entry)
-        values = [-word_value(entry, level, weights, config) for entry in firsts]
+        firsts = first_of_each(longer, level)
+        values = [-word_value(entry, level, firsts, weights, config) for entry in firsts]
         mine = None
         if any(entry is own for entry in longer):
             mine = next(i for i, entry in enumerate(firsts) if entry["words"][level] == own["words"][level])
@@ -274,6 +305,7 @@ def one_round(members, prefixes, logs, config, is_first):
             words = [part for word in words for part in without_break(word)]
         entry["words"] = [*words, None] if ends else words
         entry["groups"] = [by_word(m, words, e, v, ends) for m, e, v in zip(members, encoded, values)]
+        entry["tokens"] = [by_word(m, words, e, [*e, -1], ends) for m, e in zip(members, encoded)]
         entries.append(entry)
     if entries:
         top = max(logs)

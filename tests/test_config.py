@@ -24,6 +24,7 @@ DEFAULTS = {
     "exploration": "diverse",
     "fusion": "span",
     "word_mean": "arithmetic",
+    "word_part": "whole",
     "empty_text": "any",
     "length_exponent": 1.0,
     "prompt_sharpness": 1.0,
@@ -45,6 +46,7 @@ NOT_DEFAULTS = {
     "exploration": "beam",
     "fusion": "horizon",
     "word_mean": "arithmetic",
+    "word_part": "whole",
     "empty_text": "any",
     "length_exponent": 0.5,
     "prompt_sharpness": 1.0,
@@ -60,12 +62,14 @@ OTHERS = DEFAULTS | {
     "model_weights": "examples",
     "fusion": "word",
     "word_mean": "geometric",
+    "word_part": "distinct",
     "empty_text": "all",
     "prompt_sharpness": 8.0,
 }
 # With what a field is of use.
 WITH = {
     "word_mean": {"fusion": "word"},
+    "word_part": {"fusion": "word"},
     "empty_text": {"fusion": "word"},
     "prompt_sharpness": {"model_weights": "prompt"},
 }
@@ -77,6 +81,7 @@ CHOICES = {
     "exploration": ("diverse", "beam"),
     "fusion": ("span", "horizon", "word"),
     "word_mean": ("arithmetic", "root", "geometric"),
+    "word_part": ("whole", "distinct"),
     "empty_text": ("any", "all"),
 }
 NUMBERS = ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin")

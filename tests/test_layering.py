@@ -16,6 +16,7 @@ PACKAGE = ROOT / "hf_adafuse"
 # The house, from the ground up. A module imports only what stands before it: in its own line, or in a line above.
 # The room "" is the package's own folder: what a user imports, and what everything may know.
 HOUSE = (
+    ("settings", "config_checks"),
     ("", "config outputs host_internals"),
     ("rounds", "trace_text trace_html round_lists"),
     ("servers", "daemons queries addresses connection api vllm sglang llamacpp served_model"),

@@ -10,8 +10,9 @@ from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..config import CHOICES, PRESETS, AdaFuseConfig
+from ..config import PRESETS, AdaFuseConfig
 from ..members.templates import is_unicode
+from ..settings.config_checks import CHOICES
 from .flag_types import option, plain_text, seed, stop_text, weights
 
 # Where a setting's flag has another name than its field.
@@ -144,6 +145,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--exploration", "exploration", "how branches are found")
     add("--fusion", "fusion", "how candidates are compared")
     add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word")
+    add("--word-part", "word_part", "of words that are compared: the whole, or as far as no other begins alike")
     add("--empty-text", "empty_text", "who must want a text to begin with its end or a line break")
     add("--length-exponent", "length_exponent", "a: NLL / length^a", type=float, metavar="A")
     add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt or examples", type=float, metavar="X")

@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from ..config import WEIGHTINGS
 from ..members.templates import is_unicode
+from ..settings.config_checks import WEIGHTINGS
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 

@@ -11,12 +11,17 @@ In the trie a line break before a word is a word of its own: whether a line ends
 begins with another, and a break would else lose to a comma for all the words that may follow it. At the beginning of a
 text a break, or the end, says nothing; with `empty_text="all"` a single member's habit does not give that for all.
 
+A word's probability under a member is that of all its tokens; with `word_part="distinct"`, that of the first ones up to
+the one that sets it apart from all other words of its level. What follows in the word nobody contests: a word of many
+tokens does not pay for them.
+
 The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), geometric,
 prod p^w (a product of experts: one that finds it unlikely suffices to reject it), or between the two, (sum w p^0.5)^2.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,6 +55,7 @@ class ScoredSpan:
         num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
         proposers (`tuple[int]`): the members that proposed it, each as often as it did.
         logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
+        tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; with `word_part="distinct"`.
         is_first (`bool`): the text begins with it.
     """
 
@@ -58,6 +64,7 @@ class ScoredSpan:
     num_bytes: list[int]
     proposers: tuple[int, ...] = ()
     logits: list[list[float]] = field(default_factory=list)
+    tokens: list[list[list[int]]] = field(default_factory=list)
     is_first: bool = False
 
     @property
@@ -76,9 +83,11 @@ class ScoredSpan:
         """Whether it begins a text with a line break, or ends it at once."""
         return self.is_first and not self.words[0].strip()
 
-    def word_log_prob(self, member_index: int, level: int) -> float:
-        """The log-probability of a word: the sum over its tokens."""
-        return math.fsum(self.log_probs[member_index][level]) if self.log_probs[member_index] else 0.0
+    def word_log_prob(self, member_index: int, level: int, num_tokens: int | None = None) -> float | None:
+        """The log-probability of a word: the sum over its first tokens, or all; `None` for a member that has nothing to
+        score."""
+        words = self.log_probs[member_index]
+        return math.fsum(words[level][:num_tokens]) if words else None
 
 
 @dataclass(frozen=True)
@@ -116,27 +125,13 @@ def choose(
     nlls = [[mean_nll(span, member, config, num_words) for member in range(len(weights))] for span in spans]
     own = own if own in possible else None
     if config.fusion == "word":
-        trie = _Trie(spans, weights, config.word_mean)
+        trie = _Trie(spans, weights, config)
         scores = [trie.score(index) if index in possible else math.inf for index in range(len(spans))]
         kept = own if config.switch_margin > 0 else None
-        heard = _without_silence(spans, possible, weights, kept) if config.empty_text == "all" else possible
-        return Choice(trie.descend(heard, own, config.switch_margin) if heard else None, nlls, scores)
+        heard = trie.without_silence(possible, kept) if possible and config.empty_text == "all" else possible
+        return Choice(trie.descend(heard, own) if heard else None, nlls, scores)
     scores = [fused_score(nlls[index], weights) if index in possible else math.inf for index in range(len(spans))]
     return Choice(_lowest(scores, own, config.switch_margin), nlls, scores)
-
-
-def _without_silence(
-    spans: Sequence[ScoredSpan], possible: list[int], weights: Sequence[float], kept: int | None
-) -> list[int]:
-    """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
-    stays."""
-    for member, weight in enumerate(weights):
-        scored = [index for index in possible if any(spans[index].log_probs[member][:1])]
-        if scored and weight >= max(weights) / 2:
-            likeliest = first_lowest([-spans[index].word_log_prob(member, 0) for index in scored])
-            if not spans[scored[likeliest]].says_nothing:
-                return [index for index in possible if index == kept or not spans[index].says_nothing]
-    return possible
 
 
 def _lowest(scores: Sequence[float], own: int | None, margin: float) -> int | None:
@@ -160,16 +155,28 @@ def mean_nll(span: ScoredSpan, member_index: int, config: AdaFuseConfig, num_wor
 
 
 class _Trie:
-    """The words of the candidates as a trie, each with the fused log-probability of all members."""
+    """The words of the candidates as a trie, each with its log-probability under every member."""
 
-    def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], mean: str) -> None:
-        self._spans, self._exponent = spans, _EXPONENTS[mean]
-        total = math.fsum(weights)
-        self._weights = [weight / total for weight in weights]
+    def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], config: AdaFuseConfig) -> None:
+        self._spans, self._weights, self._config = spans, weights, config
 
-    def descend(self, candidates: list[int], own: int | None, margin: float) -> int:
+    def without_silence(self, candidates: list[int], kept: int | None) -> list[int]:
+        """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
+        stays."""
+        first = list(self._first_of_each(candidates, 0).values())
+        log_probs = self._log_probs(first, 0)
+        for k, weight in enumerate(self._weights):
+            # A member may have no token of a word, and one of the end after it.
+            scored = [i for i, index in enumerate(first) if any(self._spans[index].log_probs[k][:1])]
+            if scored and weight >= max(self._weights) / 2:
+                likeliest = scored[first_lowest([-(log_probs[i][k] or 0.0) for i in scored])]
+                if not self._spans[first[likeliest]].says_nothing:
+                    return [index for index in candidates if index == kept or not self._spans[index].says_nothing]
+        return candidates
+
+    def descend(self, candidates: list[int], own: int | None) -> int:
         """From level to level, keep the candidates with the best next word, until one is left that none goes beyond."""
-        level = 0
+        level, margin = 0, self._config.switch_margin
         while True:
             longer = [index for index in candidates if len(self._spans[index].words) > level]
             # What others would go on with stands against no word of the main model's: it is to propose one first.
@@ -177,25 +184,58 @@ class _Trie:
                 return own
             if not longer:
                 return candidates[0]
-            words = list(dict.fromkeys(self._spans[index].words[level] for index in longer))
-            first = {word: next(i for i in longer if self._spans[i].words[level] == word) for word in words}
-            values = [-self._fused(first[word], level) for word in words]
+            first = self._first_of_each(longer, level)
+            values = [-self._fused(log_probs) for log_probs in self._log_probs(list(first.values()), level)]
+            words = list(first)
             kept = words.index(self._spans[own].words[level]) if own in longer else None
-            chosen = words[_lowest(values, kept, margin) or 0] if min(values) < math.inf else words[0]
+            chosen = words[_lowest(values, kept, margin) or 0]
             candidates = [index for index in longer if self._spans[index].words[level] == chosen]
             level += 1
 
     def score(self, index: int) -> float:
-        """Minus the fused log-probability of all words of a candidate."""
-        return -math.fsum(self._fused(index, level) for level in range(len(self._spans[index].words)))
-
-    def _fused(self, index: int, level: int) -> float:
+        """Minus the fused log-probability of all words of a candidate, each as a whole."""
         span = self._spans[index]
-        weighted = enumerate(self._weights)
-        scored = [(weight, span.word_log_prob(k, level)) for k, weight in weighted if span.log_probs[k]]
-        total, exponent = math.fsum(weight for weight, _ in scored), self._exponent
+        members = range(len(self._weights))
+        levels = ([span.word_log_prob(k, level) for k in members] for level in range(len(span.words)))
+        return -math.fsum(map(self._fused, levels))
+
+    def _first_of_each(self, candidates: Sequence[int], level: int) -> dict[str, int]:
+        """The words at a level, each with the first candidate that has it: the one by which it is judged."""
+        first: dict[str, int] = {}
+        for index in candidates:
+            first.setdefault(self._spans[index].words[level], index)
+        return first
+
+    def _log_probs(self, candidates: Sequence[int], level: int) -> list[list[float | None]]:
+        """Per candidate, each with another word, the log-probabilities of the word under the members."""
+        spans = [self._spans[index] for index in candidates]
+        members = range(len(self._weights))
+        if self._config.word_part == "whole":
+            return [[span.word_log_prob(k, level) for k in members] for span in spans]
+        tokens = [[span.tokens[k][level] if span.tokens[k] else [] for span in spans] for k in members]
+        lengths = [distinct_lengths(of_words) for of_words in tokens]
+        return [[span.word_log_prob(k, level, lengths[k][i]) for k in members] for i, span in enumerate(spans)]
+
+    def _fused(self, log_probs: Sequence[float | None]) -> float:
+        pairs = zip(self._weights, log_probs, strict=True)
+        scored = [(weight, value) for weight, value in pairs if value is not None]
+        total, exponent = math.fsum(weight for weight, _ in scored), _EXPONENTS[self._config.word_mean]
         if exponent == 0:
             return math.fsum(weight * value for weight, value in scored) / total
         largest = max(value for _, value in scored)  # taken out first: probabilities of long words are tiny
         mean = math.fsum(weight * math.exp(exponent * (value - largest)) for weight, value in scored) / total
         return largest + math.log(mean) / exponent
+
+
+def distinct_lengths(words: Sequence[Sequence[int]]) -> list[int]:
+    """How many of its first tokens set each word apart from all others: all, where another begins with these."""
+    shared = [
+        max((_num_shared(word, other) for j, other in enumerate(words) if j != i), default=0)
+        for i, word in enumerate(words)
+    ]
+    return [min(len(word), 1 + count) for word, count in zip(words, shared, strict=True)]
+
+
+def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    equal = (a == b for a, b in zip(one, other, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, equal))

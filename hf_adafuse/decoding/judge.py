@@ -8,6 +8,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
@@ -18,6 +19,8 @@ from .strategies.strategy import SpanStrategy
 from .trust import Trust
 from .words import WordRule
 
+T = TypeVar("T")
+_END_TOKEN = -1
 # Per member, the log-probabilities (nats) of each candidate's ids, and of the end where the candidate ends the text.
 Scored = list[dict[Candidate, list[float]]]
 
@@ -105,23 +108,31 @@ class Judge:
             by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
             for k, of_member in enumerate(scored)
         ]
+        tokens = self._tokens(candidate, words) if self._config.word_part == "distinct" else []
         if candidate.ends:
             ends = [of_member[candidate][len(candidate.ids[k]) :] for k, of_member in enumerate(scored)]
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
+        tokens = [of_words if any(of_words) else [] for of_words in tokens]
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
         whole = (*words, *[END] * candidate.ends)
         proposers = tuple(sorted(candidate.times.elements()))
-        return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, is_first)
+        return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first)
+
+    def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
+        """Per member and word, its tokens; the end is one that no word has."""
+        members = enumerate(self._vocabularies)
+        ids = [by_word(words, candidate.ids[k], candidate.ids[k], one) if words else [] for k, one in members]
+        return [[*of_words, [_END_TOKEN]] for of_words in ids] if candidate.ends else ids
 
 
 def by_word(
-    words: list[str], ids: list[int], log_probs: list[float], vocabulary: Vocabulary, start: int = 0
-) -> list[list[float]]:
-    """The log-probabilities of a member's tokens by the word in which each begins; the first one's byte is `start`."""
+    words: list[str], ids: list[int], values: Sequence[T], vocabulary: Vocabulary, start: int = 0
+) -> list[list[T]]:
+    """The values of a member's tokens by the word in which each token begins; the first one's byte is `start`."""
     bounds = list(itertools.accumulate(len(word.encode("utf-8", "replace")) for word in words))
-    of_words: list[list[float]] = [[] for _ in words]
-    for token, value in zip(ids, log_probs, strict=False):
+    of_words: list[list[T]] = [[] for _ in words]
+    for token, value in zip(ids, values, strict=False):
         of_words[min(bisect.bisect_right(bounds, start), len(words) - 1)].append(value)
         start += len(vocabulary.piece(token))
     return of_words

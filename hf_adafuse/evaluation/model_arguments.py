@@ -10,7 +10,8 @@ from typing import Any
 
 from ..call.sampling import SETTINGS
 from ..cli.members import load_members
-from ..config import PRESETS, WEIGHTINGS, AdaFuseConfig
+from ..config import PRESETS, AdaFuseConfig
+from ..settings.config_checks import WEIGHTINGS
 
 Pair = tuple[Any, Any]
 

@@ -11,7 +11,7 @@ from cases import random_case
 from reference_rules import decode_by_rule
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.decoding.fusion import ScoredSpan, choose, units
+from hf_adafuse.decoding.fusion import ScoredSpan, choose, distinct_lengths, units
 
 RULES = {
     "word": {"fusion": "word"},
@@ -29,6 +29,11 @@ RULES = {
     "online": {"online_rate": 3.0},
     "word, online, gate, switch": {
         "fusion": "word", "online_rate": 3.0, "certainty_gate": 0.9, "switch_margin": 0.2,
+    },
+    "distinct": {"fusion": "word", "word_part": "distinct"},
+    "distinct, root": {"fusion": "word", "word_part": "distinct", "word_mean": "root"},
+    "distinct, switch, online": {
+        "fusion": "word", "word_part": "distinct", "switch_margin": 0.3, "online_rate": 2.0, "word_mean": "geometric",
     },
 }  # fmt: skip
 
@@ -101,6 +106,62 @@ def test_weights_far_apart_are_one_member():
         assert_equals_the_oracle(case)
 
 
+DISTINCT = {"fusion": "word", "word_part": "distinct"}
+
+
+@pytest.mark.parametrize("number", [65001, 65002, 65003, 65005, 65006, 65007])
+def test_words_up_to_where_they_differ_equal_the_oracle(number):
+    case = case_of(number, **DISTINCT)
+    assert_equals_the_oracle(case)
+    whole = case_of(number, fusion="word")
+    assert case.fast().sequences.tolist() != whole.fast().sequences.tolist(), "choose another case"
+
+
+def test_one_member_that_judges_words_up_to_where_they_differ_is_greedy():
+    """Its branches differ in their first token, and that decides; by whole words it may leave its own text."""
+    compared, left = 0, 0
+    for number in range(40000, 40128, 4):
+        case = case_of(number, **DISTINCT, commitment="adaptive", exploration="diverse")
+        assert len(case.models) == 1
+        alone = case_of(number, commitment="adaptive", exploration="diverse", num_branches=1).fast()
+        whole = case_of(number, fusion="word", commitment="adaptive", exploration="diverse").fast()
+        if "\ufffd" not in "".join(one.text for row in alone.rounds for one in row):
+            assert case.fast().sequences.tolist() == alone.sequences.tolist()
+            compared += 1
+            left += whole.sequences.tolist() != alone.sequences.tolist()
+    assert compared >= 10
+    assert left >= 2
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths"),
+    [
+        ([[1, 2, 3]], [1]),
+        ([[1, 2, 3], [4]], [1, 1]),
+        ([[1, 2, 3], [1, 4, 5], [6, 7]], [2, 2, 1]),
+        ([[1, 2], [1, 2, 3], [1, 2, 3, 4, 5]], [2, 3, 4]),  # one begins like the next
+        ([[1, 2], [1, 2], [], [3]], [2, 2, 0, 1]),
+        ([[-1], [1]], [1, 1]),
+    ],
+)
+def test_a_word_is_judged_up_to_the_token_that_sets_it_apart(words, lengths):
+    assert distinct_lengths(words) == lengths
+
+
+def test_a_word_in_pieces_does_not_lose_for_them():
+    """One member is for a compound of three tokens, to the other it is one token: as likely as the short word's."""
+    compound = ([[[math.log(0.6), math.log(0.3), math.log(0.4)]], [[math.log(0.3)]]], [[[5, 6, 7]], [[8]]])
+    short = ([[[math.log(0.2)]], [[math.log(0.3)]]], [[[9]], [[3]]])
+    spans = [
+        ScoredSpan((text,), log_probs, [9], tokens=tokens)
+        for text, (log_probs, tokens) in {" in": short, " Kinderkrankenschule": compound}.items()
+    ]
+    assert choose(spans, [1.0, 1.0], AdaFuseConfig(**DISTINCT)).winner == 1
+    whole = choose(spans, [1.0, 1.0], AdaFuseConfig(fusion="word"))
+    assert whole.winner == 0
+    assert choose(spans, [1.0, 1.0], AdaFuseConfig(**DISTINCT)).scores == whole.scores
+
+
 # In which one member alone would have begun with nothing, by the rule.
 SILENT = {
     60000: ({}, [7, 18, 42, 43, 59]),
@@ -108,6 +169,8 @@ SILENT = {
     62000: ({"certainty_gate": 0.5}, [77]),
     63000: ({"switch_margin": 0.3}, [31, 43, 70, 71, 115]),
     64000: ({"online_rate": 2.0, "model_weights": None}, [11, 15, 18, 22, 23]),
+    67000: ({"word_part": "distinct", "word_mean": "root"}, [19, 59, 69, 103, 109]),
+    68000: ({"word_part": "distinct", "switch_margin": 0.3}, [83, 87, 95]),
 }
 
 
@@ -130,7 +193,8 @@ FEW_SHOT = ["A: a big cat\nthe tree\n", "Q: cat\nA: it was\nQ: tree\n", "Once\nA
 def test_trust_by_examples_equals_the_oracle(number, look_ahead):
     """Prompts with and without examples in one batch; half of them by all that the robust settings have."""
     rule = {"model_weights": "examples", "prompt_sharpness": 6.0}
-    mean = {"fusion": "word", "word_mean": "root", "online_rate": 1.0, "empty_text": "all"} if number % 2 else {}
+    words = {"fusion": "word", "word_mean": "root", "word_part": "distinct", "online_rate": 1.0, "empty_text": "all"}
+    mean = words if number % 2 else {}
     case, rng = case_of(30000 + number, **rule, **mean), random.Random(number)
     ending = rng.choice(["A:", "A:", "Q: She\nA:", "A:\n", "the"])
     case.prompts = [rng.choice(FEW_SHOT) + ending for _ in case.prompts]

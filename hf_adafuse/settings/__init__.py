@@ -1,0 +1,5 @@
+"""The rules of the settings.
+
+`config_checks`: what each field may be, and which are of no use with the others. The settings themselves, with their
+presets, are `hf_adafuse.config`, which all may know. This room must not know models, tokenizers or tensors.
+"""

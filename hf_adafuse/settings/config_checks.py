@@ -1,0 +1,115 @@
+"""The rules of the settings: what each field may be, and which are of no use with the others. Knows no model, tokenizer
+or tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any
+
+# Fields that are one of a few texts.
+CHOICES = {
+    "word_boundary": ("whitespace", "unicode"),
+    "nll_normalization": ("token", "byte"),
+    "commitment": ("adaptive", "fixed"),
+    "exploration": ("diverse", "beam"),
+    "fusion": ("span", "horizon", "word"),
+    "word_mean": ("arithmetic", "root", "geometric"),
+    "word_part": ("whole", "distinct"),
+    "empty_text": ("any", "all"),
+}
+WEIGHTINGS = ("prompt", "examples")
+_FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
+_FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
+# Bounds far beyond what is of use, within which nothing overflows.
+_MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
+_MOST |= {"switch_margin": math.inf}
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100
+
+
+def check(config: Any) -> None:
+    """
+    Check an [`AdaFuseConfig`].
+
+    Raises:
+        ValueError: a field is out of its range, or of no use with the others.
+    """
+    _check_method(config)
+    for name in ("max_words", "num_branches", "max_word_tokens"):
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"`{name}` must be an integer of at least 1, but is {value!r}. Use 1 for the least.")
+    for name, allowed in CHOICES.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            raise ValueError(f"`{name}` must be one of {list(allowed)}, but is {value!r}. Choose one of these.")
+    for name, most in _MOST.items():
+        value = getattr(config, name)
+        is_number = _is_number(value) or (name == "switch_margin" and value == math.inf)
+        if not is_number or not 0 <= value <= most:
+            bounds = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
+            raise ValueError(f"`{name}` must be a number {bounds}, but is {value!r}. Leave it out.")
+    gate = config.certainty_gate
+    if gate is not None and not (_is_number(gate) and 0 < gate <= 1):
+        raise ValueError(f"`certainty_gate` must be a number above 0, to 1, but is {gate!r}. Use None for no gate.")
+    if not isinstance(config.do_sample, bool | None):
+        raise ValueError(f"`do_sample` must be True, False or None, but is {config.do_sample!r}. Leave it out.")
+    if config.model_weights is not None and config.model_weights not in WEIGHTINGS:
+        _check_weights(config.model_weights)
+    defaults = _defaults(config)
+    for name, needed in without_use(vars(config), defaults).items():
+        value = getattr(config, name)
+        raise ValueError(f"`{name}` must be {defaults[name]!r} without {needed}, but is {value!r}. Leave it out.")
+
+
+def without_use(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
+    """Of all fields, those other than the defaults that are not used with the others, and what would use them."""
+    is_word, lengths = values["fusion"] == "word", '`fusion` "span" or "horizon"'
+    needed = {
+        "word_mean": (is_word, '`fusion="word"`'),
+        "word_part": (is_word, '`fusion="word"`'),
+        "empty_text": (is_word, '`fusion="word"`'),
+        "nll_normalization": (not is_word, lengths),
+        "length_exponent": (not is_word, lengths),
+        "prompt_sharpness": (isinstance(values["model_weights"], str), '`model_weights` "prompt" or "examples"'),
+        "exploration": (values["commitment"] == "adaptive", '`commitment="adaptive"`'),
+    }
+    changed = {name for name in needed if values[name] != defaults[name]}
+    return {name: used_by for name, (is_used, used_by) in needed.items() if name in changed and not is_used}
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    return {one.name: one.default for one in fields(config)}
+
+
+def _check_method(config: Any) -> None:
+    method = config.method
+    if not isinstance(method, str) or not method:
+        raise ValueError(f"`method` must be the name of a method, but is {method!r}. README lists them.")
+    if method == "adafuse":
+        _refuse(method, "`method_options` must be left out", config.method_options)
+    else:
+        defaults = {name: value for name, value in _defaults(config).items() if name not in _FIELDS_OF_ALL}
+        changed = [name for name, default in defaults.items() if getattr(config, name) != default]
+        _refuse(method, "The fields of AdaFuse alone must be left out", changed)
+
+
+def _refuse(method: str, rule: str, given: Collection[str]) -> None:
+    if given:
+        raise ValueError(f"{rule} with `method={method!r}`, but {list(given)} are given. Leave them out.")
+
+
+def _check_weights(weights: Any) -> None:
+    if not isinstance(weights, tuple):
+        raise ValueError(f"`model_weights` must be a list of numbers, but is {weights!r}. Give one per member.")
+    if not weights or not all(_is_number(one) and _LEAST_WEIGHT <= one <= _MOST_WEIGHT for one in weights):
+        raise ValueError(
+            f"`model_weights` must be a list of positive numbers from {_LEAST_WEIGHT} to {_MOST_WEIGHT}, but is "
+            f"{list(weights)!r}. Leave a member out of `assistant_models` instead of giving it no weight."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
