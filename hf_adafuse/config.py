@@ -11,7 +11,7 @@ from .settings.config_checks import check, without_use
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {"fusion": "word", "word_mean": "root", "empty_text": "all"}
+    "robust": {"fusion": "word", "word_mean": "root", "word_part": "distinct", "empty_text": "all"}
     | {"model_weights": "examples", "prompt_sharpness": 20.0, "online_rate": 1.0},
 }
 
@@ -140,9 +140,10 @@ class AdaFuseConfig:
     def robust(cls) -> AdaFuseConfig:
         """
         The settings that came nearest to the better member on few-shot tasks, whichever is the main one: words are
-        compared by the root mean of the members' probabilities; the examples of the prompt say whom to trust, and so,
-        more slowly, does what has been committed; no habit of one among equals leaves the text empty. Without examples
-        a member that cannot do the task costs more (README, Quality). `adafuse_config="robust"` is the same.
+        compared by the root mean of the members' probabilities, up to where they differ; the examples of the prompt say
+        whom to trust, and so, more slowly, does what has been committed; no habit of one among equals leaves the text
+        empty. Without examples a member that cannot do the task costs more (README, Quality).
+        `adafuse_config="robust"` is the same.
         """
         return cls(**PRESETS["robust"])
 

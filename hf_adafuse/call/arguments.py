@@ -16,7 +16,6 @@ from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
 from ..outputs import AdaFuseRound
-from ..servers.served_model import is_served_name
 from ..trees.adapters import adapted, base_model
 from .sampling import SamplingAsked
 from .served_limits import check_served_settings
@@ -196,8 +195,7 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
         argument = f"assistant_tokenizers[{index}]"
         if isinstance(assistant, (str, os.PathLike)):
             # A server may have a name for its model by which no tokenizer is found.
-            is_needed = is_served_name(assistant) and tokenizer is not None
-            options = {"tokenizer": _tokenizer(tokenizer, None, argument)} if is_needed else {}
+            options = {} if tokenizer is None else {"tokenizer": _tokenizer(tokenizer, None, argument)}
             assistant = load_assistant(model, assistant, index, dtype="auto", **options)
         assistant = adapted(assistant, f"assistant_models[{index}]")
         tokenizer = _tokenizer(tokenizer, base_model(assistant), argument)

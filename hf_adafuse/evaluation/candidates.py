@@ -30,6 +30,7 @@ RULES: dict[str, dict[str, Any]] = {
     "word": {"fusion": "word"},
     "word geometric": {"fusion": "word", "word_mean": "geometric"},
     "word root": {"fusion": "word", "word_mean": "root"},
+    "word distinct": {"fusion": "word", "word_part": "distinct"},
     "robust": PRESETS["robust"],
     # The same with a main model that counts more: by fixed weights, or by what it makes of the prompt or the text.
     "word root 3:1": {"fusion": "word", "word_mean": "root", "model_weights": (3, 1)},

@@ -70,9 +70,15 @@ def load_tokenizer(name: str, argument: str) -> Any:
 def load_model(name: str, **options: Any) -> Any:
     """A model by its Hub name, its folder or its server; of `options`, those of `from_pretrained` and of `ServedModel`,
     it takes what it knows."""
+    own = _known(name, options)
+    if is_served_name(name):
+        return ServedModel.from_name(name, **own)
+    return AutoModelForCausalLM.from_pretrained(name, **own).eval()
+
+
+def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     is_served = is_served_name(name)
-    own = {option: value for option, value in options.items() if (option in _SERVED_OPTIONS) == is_served}
-    return ServedModel.from_name(name, **own) if is_served else AutoModelForCausalLM.from_pretrained(name, **own).eval()
+    return {option: value for option, value in options.items() if (option in _SERVED_OPTIONS) == is_served}
 
 
 def check_options(names: Iterable[str], options: Mapping[str, Any]) -> None:
@@ -131,7 +137,7 @@ def _load_once(
 ) -> Any:
     name = os.fspath(name)
     source = name if source is None else source
-    key = (kind, source, *sorted(options.items(), key=str))
+    key = (kind, source, *sorted(_known(source, options).items(), key=str))
     loaded = _ASSISTANTS.setdefault(main_model, {})
     if key not in loaded:
         try:
