@@ -11,7 +11,7 @@ from .settings.config_checks import check, without_use
 # Settings by name. README says by which measurements `robust` was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {"fusion": "word", "word_mean": "root", "word_part": "distinct", "empty_text": "all"}
+    "robust": {"fusion": "word", "word_mean": "root", "word_part": "weighted", "empty_text": "all"}
     | {"model_weights": "examples", "prompt_sharpness": 20.0, "online_rate": 1.0},
 }
 
@@ -69,6 +69,7 @@ class AdaFuseConfig:
             Of `fusion="word"`: by how much of a word each member judges it: by the probability of all its tokens, or
             `"distinct"`: of its first ones, up to the one that sets it apart from all other words at its place. A word
             of many tokens then does not pay for the rest, and a member that counts alone writes its greedy text.
+            `"weighted"`: whole where all members count alike, distinct where one counts alone, and in between.
         empty_text (`str`, *optional*, defaults to `"any"`):
             Of `fusion="word"`: `"all"`: a text ends at once, or begins with a line break, only where all members that
             count (at least half as much as the one that counts most) find that likeliest, or where it is the main

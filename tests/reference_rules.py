@@ -106,19 +106,21 @@ def fused(entry, weights, config, horizon=None):
     return sum(v * w for v, w in pairs) / sum(w for _, w in pairs)
 
 
-def word_log_prob(entry, k, level, firsts, config):
+def word_log_prob(entry, k, level, firsts, weights, config):
     """Of an entry's word at a level, where the words are those of `firsts`."""
     values = entry["groups"][k][level]
-    if config.word_part == "distinct":
-        counts = first_tokens([one["tokens"][k][level] for one in firsts])
-        values = values[: counts[next(i for i, one in enumerate(firsts) if one is entry)]]
-    return sum(values)
+    counts = first_tokens([one["tokens"][k][level] for one in firsts])
+    count = counts[next(i for i, one in enumerate(firsts) if one is entry)]
+    shares = [weight / sum(weights) for weight in weights]
+    evenness = (1 / sum(share * share for share in shares) - 1) / (len(shares) - 1) if len(shares) > 1 else 0
+    rest = {"whole": 1, "distinct": 0, "weighted": evenness}[config.word_part]
+    return sum(values[:count]) + rest * sum(values[count:])
 
 
 def word_value(entry, level, firsts, weights, config):
     total = sum(w for k, w in enumerate(weights) if any(entry["groups"][k]))
     scorers = [(w / total, k) for k, w in enumerate(weights) if any(entry["groups"][k])]
-    parts = [(w, word_log_prob(entry, k, level, firsts, config)) for w, k in scorers]
+    parts = [(w, word_log_prob(entry, k, level, firsts, weights, config)) for w, k in scorers]
     if config.word_mean == "geometric":
         return sum(w * v for w, v in parts)
     top = max(v for _, v in parts)
@@ -151,7 +153,7 @@ def outspoken(entries, weights, config, kept):
     firsts = first_of_each(entries, 0)
     for k, weight in enumerate(weights):
         scored = [entry for entry in firsts if entry["groups"][k][0]]
-        of_member = [(word_log_prob(entry, k, 0, firsts, config), entry) for entry in scored]
+        of_member = [(word_log_prob(entry, k, 0, firsts, weights, config), entry) for entry in scored]
         if of_member and weight >= 0.5 * max(weights):
             top = max(value for value, _ in of_member)
             if not blank(next(entry for value, entry in of_member if value >= top - TIE)):

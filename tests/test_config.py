@@ -81,7 +81,7 @@ CHOICES = {
     "exploration": ("diverse", "beam"),
     "fusion": ("span", "horizon", "word"),
     "word_mean": ("arithmetic", "root", "geometric"),
-    "word_part": ("whole", "distinct"),
+    "word_part": ("whole", "distinct", "weighted"),
     "empty_text": ("any", "all"),
 }
 NUMBERS = ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin")

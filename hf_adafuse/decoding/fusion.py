@@ -13,7 +13,9 @@ text a break, or the end, says nothing; with `empty_text="all"` a single member'
 
 A word's probability under a member is that of all its tokens; with `word_part="distinct"`, that of the first ones up to
 the one that sets it apart from all other words of its level. What follows in the word nobody contests: a word of many
-tokens does not pay for them.
+tokens does not pay for them, and a member that counts alone writes its greedy text. Where all count alike, whole words
+say more of what a member knows (to be sure of a first token may be habit, as of a quotation mark): `"weighted"` takes
+one for the other as far as the weight is one member's.
 
 The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), geometric,
 prod p^w (a product of experts: one that finds it unlikely suffices to reject it), or between the two, (sum w p^0.5)^2.
@@ -55,7 +57,7 @@ class ScoredSpan:
         num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
         proposers (`tuple[int]`): the members that proposed it, each as often as it did.
         logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
-        tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; with `word_part="distinct"`.
+        tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; not where words are whole.
         is_first (`bool`): the text begins with it.
     """
 
@@ -83,11 +85,15 @@ class ScoredSpan:
         """Whether it begins a text with a line break, or ends it at once."""
         return self.is_first and not self.words[0].strip()
 
-    def word_log_prob(self, member_index: int, level: int, num_tokens: int | None = None) -> float | None:
-        """The log-probability of a word: the sum over its first tokens, or all; `None` for a member that has nothing to
-        score."""
+    def word_log_prob(
+        self, member_index: int, level: int, num_tokens: int | None = None, share: float = 0.0
+    ) -> float | None:
+        """The log-probability of a word: the sum over its first tokens, or all, and a share of that over the rest;
+        `None` for a member that has nothing to score."""
         words = self.log_probs[member_index]
-        return math.fsum(words[level][:num_tokens]) if words else None
+        if not words or num_tokens is None:
+            return math.fsum(words[level]) if words else None
+        return math.fsum(words[level][:num_tokens]) + share * math.fsum(words[level][num_tokens:])
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,7 @@ class _Trie:
 
     def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], config: AdaFuseConfig) -> None:
         self._spans, self._weights, self._config = spans, weights, config
+        self._share = share_of_rest(weights) if config.word_part == "weighted" else 0.0
 
     def without_silence(self, candidates: list[int], kept: int | None) -> list[int]:
         """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
@@ -214,7 +221,9 @@ class _Trie:
             return [[span.word_log_prob(k, level) for k in members] for span in spans]
         tokens = [[span.tokens[k][level] if span.tokens[k] else [] for span in spans] for k in members]
         lengths = [distinct_lengths(of_words) for of_words in tokens]
-        return [[span.word_log_prob(k, level, lengths[k][i]) for k in members] for i, span in enumerate(spans)]
+        return [
+            [span.word_log_prob(k, level, lengths[k][i], self._share) for k in members] for i, span in enumerate(spans)
+        ]
 
     def _fused(self, log_probs: Sequence[float | None]) -> float:
         pairs = zip(self._weights, log_probs, strict=True)
@@ -234,6 +243,13 @@ def distinct_lengths(words: Sequence[Sequence[int]]) -> list[int]:
         for i, word in enumerate(words)
     ]
     return [min(len(word), 1 + count) for word, count in zip(words, shared, strict=True)]
+
+
+def share_of_rest(weights: Sequence[float]) -> float:
+    """How much of a word counts that nobody contests: 1 where all members count alike, 0 where one counts alone. In
+    between by their effective number 1 / sum w^2, of weights that sum to 1."""
+    effective = math.fsum(weights) ** 2 / math.fsum(weight**2 for weight in weights)
+    return (effective - 1) / (len(weights) - 1) if len(weights) > 1 else 0.0
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ CHOICES = {
     "exploration": ("diverse", "beam"),
     "fusion": ("span", "horizon", "word"),
     "word_mean": ("arithmetic", "root", "geometric"),
-    "word_part": ("whole", "distinct"),
+    "word_part": ("whole", "distinct", "weighted"),
     "empty_text": ("any", "all"),
 }
 WEIGHTINGS = ("prompt", "examples")

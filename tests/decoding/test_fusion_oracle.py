@@ -11,7 +11,7 @@ from cases import random_case
 from reference_rules import decode_by_rule
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.decoding.fusion import ScoredSpan, choose, distinct_lengths, units
+from hf_adafuse.decoding.fusion import ScoredSpan, choose, distinct_lengths, share_of_rest, units
 
 RULES = {
     "word": {"fusion": "word"},
@@ -32,6 +32,8 @@ RULES = {
     },
     "distinct": {"fusion": "word", "word_part": "distinct"},
     "distinct, root": {"fusion": "word", "word_part": "distinct", "word_mean": "root"},
+    "weighted": {"fusion": "word", "word_part": "weighted", "model_weights": "prompt", "prompt_sharpness": 2.0},
+    "weighted, root, online": {"fusion": "word", "word_part": "weighted", "word_mean": "root", "online_rate": 1.0},
     "distinct, switch, online": {
         "fusion": "word", "word_part": "distinct", "switch_margin": 0.3, "online_rate": 2.0, "word_mean": "geometric",
     },
@@ -148,6 +150,23 @@ def test_a_word_is_judged_up_to_the_token_that_sets_it_apart(words, lengths):
     assert distinct_lengths(words) == lengths
 
 
+@pytest.mark.parametrize(
+    ("weights", "share"),
+    [([3.0], 0), ([1.0, 1.0], 1), ([5.0, 0.0], 0), ([3.0, 1.0], 0.6), ([1.0, 1.0, 0.0], 0.5), ([2.0, 2.0, 2.0], 1)],
+)
+def test_the_rest_of_a_word_counts_as_far_as_members_share_the_weight(weights, share):
+    assert share_of_rest(weights) == pytest.approx(share)
+    spans = [
+        ScoredSpan((text,), log_probs, [1], tokens=tokens)
+        for text, log_probs, tokens in [
+            ("short", [[[-2.0]]] * len(weights), [[[1]]] * len(weights)),
+            ("long", [[[-1.0, -1.6]]] * len(weights), [[[2, 3]]] * len(weights)),
+        ]
+    ]
+    config = AdaFuseConfig(fusion="word", word_part="weighted")
+    assert choose(spans, weights, config).winner == int(share * 1.6 < 1)
+
+
 def test_a_word_in_pieces_does_not_lose_for_them():
     """One member is for a compound of three tokens, to the other it is one token: as likely as the short word's."""
     compound = ([[[math.log(0.6), math.log(0.3), math.log(0.4)]], [[math.log(0.3)]]], [[[5, 6, 7]], [[8]]])
@@ -193,7 +212,7 @@ FEW_SHOT = ["A: a big cat\nthe tree\n", "Q: cat\nA: it was\nQ: tree\n", "Once\nA
 def test_trust_by_examples_equals_the_oracle(number, look_ahead):
     """Prompts with and without examples in one batch; half of them by all that the robust settings have."""
     rule = {"model_weights": "examples", "prompt_sharpness": 6.0}
-    words = {"fusion": "word", "word_mean": "root", "word_part": "distinct", "online_rate": 1.0, "empty_text": "all"}
+    words = {"fusion": "word", "word_mean": "root", "word_part": "weighted", "online_rate": 1.0, "empty_text": "all"}
     mean = words if number % 2 else {}
     case, rng = case_of(30000 + number, **rule, **mean), random.Random(number)
     ending = rng.choice(["A:", "A:", "Q: She\nA:", "A:\n", "the"])
