@@ -67,8 +67,8 @@ class AdaFuseConfig:
             power mean between them, the square of the mean square root.
         word_part (`str`, *optional*, defaults to `"whole"`):
             Of `fusion="word"`: by how much of a word each member judges it: by the probability of all its tokens, or
-            `"distinct"`: of its first ones, up to the one that sets it apart from all other words at its place. A word
-            of many tokens then does not pay for the rest, and a member that counts alone writes its greedy text.
+            `"distinct"`: of what sets it apart from the other words at its place. A word of many tokens then does not
+            pay for those that nobody contests, and a member that counts alone writes its greedy text, or nearly so.
             `"weighted"`: whole where all members count alike, distinct where one counts alone, and in between.
         empty_text (`str`, *optional*, defaults to `"any"`):
             Of `fusion="word"`: `"all"`: a text ends at once, or begins with a line break, only where all members that
@@ -123,7 +123,8 @@ class AdaFuseConfig:
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "method_options", dict(self.method_options or {}))
+        if self.method_options is None or isinstance(self.method_options, Mapping):
+            object.__setattr__(self, "method_options", dict(self.method_options or {}))
         weights: Any = self.model_weights
         if hasattr(weights, "__iter__") and not isinstance(weights, (str, bytes, Mapping)):
             object.__setattr__(self, "model_weights", tuple(weights))
@@ -141,9 +142,10 @@ class AdaFuseConfig:
     def robust(cls) -> AdaFuseConfig:
         """
         The settings that came nearest to the better member on few-shot tasks, whichever is the main one: words are
-        compared by the root mean of the members' probabilities, up to where they differ; the examples of the prompt say
-        whom to trust, and so, more slowly, does what has been committed; no habit of one among equals leaves the text
-        empty. Without examples a member that cannot do the task costs more (README, Quality).
+        compared by the root mean of the members' probabilities, and the more one member counts alone, the more by what
+        sets them apart; the examples of the prompt say whom to trust, and so, more slowly, does what has been
+        committed; no habit of one among equals leaves the text empty. Without examples a member that cannot do the task
+        costs more (README, Quality).
         `adafuse_config="robust"` is the same.
         """
         return cls(**PRESETS["robust"])

@@ -76,17 +76,21 @@ def by_word(m, words, ids, values, ends):
     return [*groups, [values[-1]]] if ends else groups
 
 
-def first_tokens(words):
-    """How many tokens of each word it takes until none of the other words goes on alike."""
-    counts = []
-    for word in words:
-        others, count = [other for other in words if other is not word], 0
-        while count < len(word):
-            count += 1
-            if all(other[:count] != word[:count] for other in others):
-                break
-        counts.append(count)
-    return counts
+def apart(word, value, others):
+    """The log-probability of what sets a word (tokens and their values) apart from others: token by token, whoever goes
+    on alike is still there; to end is to do nothing that these do."""
+    total, is_contested = 0.0, False
+    for at in range(len(word) + 1):
+        alike = [(o, v) for o, v in [(word, value), *others] if o[:at] == word[:at]]
+        onward = {o[at]: v[at] for o, v in alike if len(o) > at}
+        to_end = math.log(max(1e-6, 1 - sum(math.exp(v) for v in onward.values())))
+        choices = [*onward.values(), *([to_end] if any(len(o) == at for o, _ in alike) else [])]
+        mine = onward[word[at]] if at < len(word) else to_end
+        total += mine - max(choices) if is_contested else mine
+        is_contested = is_contested or len(choices) > 1
+        if at == len(word) or (is_contested and len(alike) == 1):
+            return total
+    return total
 
 
 def nll_of(entry, k, config, horizon=None):
@@ -108,13 +112,15 @@ def fused(entry, weights, config, horizon=None):
 
 def word_log_prob(entry, k, level, firsts, weights, config):
     """Of an entry's word at a level, where the words are those of `firsts`."""
-    values = entry["groups"][k][level]
-    counts = first_tokens([one["tokens"][k][level] for one in firsts])
-    count = counts[next(i for i, one in enumerate(firsts) if one is entry)]
+    values, tokens = entry["groups"][k][level], entry["tokens"][k][level]
+    others = [one for one in firsts if one is not entry and any(one["groups"][k])]
+    if not others:
+        return sum(values)
+    part = apart(tokens, values, [(one["tokens"][k][level], one["groups"][k][level]) for one in others])
     shares = [weight / sum(weights) for weight in weights]
     evenness = (1 / sum(share * share for share in shares) - 1) / (len(shares) - 1) if len(shares) > 1 else 0
     rest = {"whole": 1, "distinct": 0, "weighted": evenness}[config.word_part]
-    return sum(values[:count]) + rest * sum(values[count:])
+    return rest * sum(values) + (1 - rest) * part
 
 
 def word_value(entry, level, firsts, weights, config):

@@ -31,7 +31,7 @@ HOUSE = (
         "readings reader sparse_readings loading served_checks participants prompts prompt_nll passes drafts member",
     ),
     ("members", "distributions relative_space pair_ranker answer_fuser"),
-    ("decoding", "words scoring requests progress answer_stops proposer draft_sampler fusion pool trust"),
+    ("decoding", "words scoring requests progress answer_stops proposer draft_sampler word_parts fusion pool trust"),
     ("decoding.strategies", "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender"),
     ("decoding.strategies", "token_strategy unite gac deepen registry"),
     ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler places committer"),

@@ -145,7 +145,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--exploration", "exploration", "how branches are found")
     add("--fusion", "fusion", "how candidates are compared")
     add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word")
-    add("--word-part", "word_part", "of words that are compared: all tokens, or those that set them apart")
+    add("--word-part", "word_part", "with --fusion word: all of a word counts, or what sets it apart, or between")
     add("--empty-text", "empty_text", "who must want a text to begin with its end or a line break")
     add("--length-exponent", "length_exponent", "a: NLL / length^a", type=float, metavar="A")
     add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt or examples", type=float, metavar="X")

@@ -11,11 +11,11 @@ In the trie a line break before a word is a word of its own: whether a line ends
 begins with another, and a break would else lose to a comma for all the words that may follow it. At the beginning of a
 text a break, or the end, says nothing; with `empty_text="all"` a single member's habit does not give that for all.
 
-A word's probability under a member is that of all its tokens; with `word_part="distinct"`, that of the first ones up to
-the one that sets it apart from all other words of its level. What follows in the word nobody contests: a word of many
-tokens does not pay for them, and a member that counts alone writes its greedy text. Where all count alike, whole words
-say more of what a member knows (to be sure of a first token may be habit, as of a quotation mark): `"weighted"` takes
-one for the other as far as the weight is one member's.
+A word's probability under a member is that of all its tokens; with `word_part="distinct"`, of what sets it apart from
+the other words of its level ([`distinct_log_probs`]): for tokens that nobody contests a word of many does not pay, and
+a member that counts alone takes the word that it goes on with greedily. Where all count alike, whole words say more of
+what a member knows (to be sure of a first token may be habit, as of a quotation mark): `"weighted"` takes one for the
+other as far as the weight is one member's. Scores are always those of whole words.
 
 The mean probability of a word is arithmetic, sum w p (a mixture: one member that knows the word suffices), geometric,
 prod p^w (a product of experts: one that finds it unlikely suffices to reject it), or between the two, (sum w p^0.5)^2.
@@ -23,13 +23,13 @@ prod p^w (a product of experts: one that finds it unlikely suffices to reject it
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..config import AdaFuseConfig
 from .scoring import first_lowest, fused_score
+from .word_parts import distinct_log_probs, share_of_rest
 
 # What follows the last word of a candidate that ends the sequence: a word of its own, unlike any that has text.
 END = ""
@@ -57,7 +57,7 @@ class ScoredSpan:
         num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
         proposers (`tuple[int]`): the members that proposed it, each as often as it did.
         logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
-        tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; not where words are whole.
+        tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; not needed for whole words.
         is_first (`bool`): the text begins with it.
     """
 
@@ -85,15 +85,10 @@ class ScoredSpan:
         """Whether it begins a text with a line break, or ends it at once."""
         return self.is_first and not self.words[0].strip()
 
-    def word_log_prob(
-        self, member_index: int, level: int, num_tokens: int | None = None, share: float = 0.0
-    ) -> float | None:
-        """The log-probability of a word: the sum over its first tokens, or all, and a share of that over the rest;
-        `None` for a member that has nothing to score."""
+    def word_log_prob(self, member_index: int, level: int) -> float | None:
+        """The log-probability of a word: the sum over its tokens; `None` for a member that has nothing to score."""
         words = self.log_probs[member_index]
-        if not words or num_tokens is None:
-            return math.fsum(words[level]) if words else None
-        return math.fsum(words[level][:num_tokens]) + share * math.fsum(words[level][num_tokens:])
+        return math.fsum(words[level]) if words else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ class _Trie:
 
     def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], config: AdaFuseConfig) -> None:
         self._spans, self._weights, self._config = spans, weights, config
-        self._share = share_of_rest(weights) if config.word_part == "weighted" else 0.0
+        self._share = {"whole": 1.0, "distinct": 0.0, "weighted": share_of_rest(weights)}[config.word_part]
 
     def without_silence(self, candidates: list[int], kept: int | None) -> list[int]:
         """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
@@ -215,15 +210,16 @@ class _Trie:
 
     def _log_probs(self, candidates: Sequence[int], level: int) -> list[list[float | None]]:
         """Per candidate, each with another word, the log-probabilities of the word under the members."""
-        spans = [self._spans[index] for index in candidates]
-        members = range(len(self._weights))
-        if self._config.word_part == "whole":
-            return [[span.word_log_prob(k, level) for k in members] for span in spans]
-        tokens = [[span.tokens[k][level] if span.tokens[k] else [] for span in spans] for k in members]
-        lengths = [distinct_lengths(of_words) for of_words in tokens]
-        return [
-            [span.word_log_prob(k, level, lengths[k][i], self._share) for k in members] for i, span in enumerate(spans)
-        ]
+        spans, members = [self._spans[index] for index in candidates], range(len(self._weights))
+        found = [[span.word_log_prob(k, level) for k in members] for span in spans]
+        if self._share == 1 or len(spans) == 1:
+            return found
+        for k in members:
+            scored = [(span, of_word) for span, of_word in zip(spans, found, strict=True) if of_word[k] is not None]
+            tokens, log_probs = [s.tokens[k][level] for s, _ in scored], [s.log_probs[k][level] for s, _ in scored]
+            for (_, of_word), distinct in zip(scored, distinct_log_probs(tokens, log_probs), strict=True):
+                of_word[k] = distinct + self._share * ((of_word[k] or 0.0) - distinct)
+        return found
 
     def _fused(self, log_probs: Sequence[float | None]) -> float:
         pairs = zip(self._weights, log_probs, strict=True)
@@ -234,24 +230,3 @@ class _Trie:
         largest = max(value for _, value in scored)  # taken out first: probabilities of long words are tiny
         mean = math.fsum(weight * math.exp(exponent * (value - largest)) for weight, value in scored) / total
         return largest + math.log(mean) / exponent
-
-
-def distinct_lengths(words: Sequence[Sequence[int]]) -> list[int]:
-    """How many of its first tokens set each word apart from all others: all, where another begins with these."""
-    shared = [
-        max((_num_shared(word, other) for j, other in enumerate(words) if j != i), default=0)
-        for i, word in enumerate(words)
-    ]
-    return [min(len(word), 1 + count) for word, count in zip(words, shared, strict=True)]
-
-
-def share_of_rest(weights: Sequence[float]) -> float:
-    """How much of a word counts that nobody contests: 1 where all members count alike, 0 where one counts alone. In
-    between by their effective number 1 / sum w^2, of weights that sum to 1."""
-    effective = math.fsum(weights) ** 2 / math.fsum(weight**2 for weight in weights)
-    return (effective - 1) / (len(weights) - 1) if len(weights) > 1 else 0.0
-
-
-def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    equal = (a == b for a, b in zip(one, other, strict=False))
-    return sum(1 for _ in itertools.takewhile(bool, equal))

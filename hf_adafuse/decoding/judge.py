@@ -108,7 +108,7 @@ class Judge:
             by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
             for k, of_member in enumerate(scored)
         ]
-        tokens = self._tokens(candidate, words) if self._config.word_part != "whole" else []
+        tokens = self._tokens(candidate, words)
         if candidate.ends:
             ends = [of_member[candidate][len(candidate.ids[k]) :] for k, of_member in enumerate(scored)]
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]

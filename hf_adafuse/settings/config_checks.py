@@ -88,6 +88,8 @@ def _check_method(config: Any) -> None:
     method = config.method
     if not isinstance(method, str) or not method:
         raise ValueError(f"`method` must be the name of a method, but is {method!r}. README lists them.")
+    if not isinstance(config.method_options, dict):
+        raise ValueError(f"`method_options` must be a dict, but is {config.method_options!r}. Name each option in it.")
     if method == "adafuse":
         _refuse(method, "`method_options` must be left out", config.method_options)
     else:

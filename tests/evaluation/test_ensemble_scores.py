@@ -19,6 +19,8 @@ CONFIGS = {
     "byte": AdaFuseConfig(nll_normalization="byte", length_exponent=0.7),
     "word": AdaFuseConfig(fusion="word", model_weights=(1, 2)),
     "geometric": AdaFuseConfig(fusion="word", word_mean="geometric"),
+    "distinct": AdaFuseConfig(fusion="word", word_part="distinct", empty_text="all", model_weights=(1, 2)),
+    "weighted": AdaFuseConfig(fusion="word", word_part="weighted", model_weights=(9, 1)),
     "prompt": AdaFuseConfig(fusion="word", model_weights="prompt", prompt_sharpness=2.0),
     "main alone": AdaFuseConfig(switch_margin=math.inf, model_weights=(1, 9)),
 }
