@@ -2,9 +2,10 @@
 
     python tests/check_overlap.py
 
-Two stand-ins for vLLM, each in a process of its own, sleep 50 ms in every request beside the real work of a tiny
+Two stand-ins for servers, each in a process of its own, sleep 50 ms in every request beside the real work of a tiny
 model, and answer for both members of an ensemble, for batches of 8 prompts. Prints the seconds of calls, over those of
-the same calls with servers that work one after another.
+the same calls where one request is under way at a time, of whichever server: then fewer and larger ones are best. vLLM
+takes no requests for named tokens and for the likeliest ones at the same time, which others do.
 """
 
 # ruff: noqa: T201
@@ -19,6 +20,7 @@ from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, ServedModel
+from hf_adafuse.decoding import scheduler
 
 SECONDS, BATCH, NEW_TOKENS = 0.05, 8, 24
 MEMBERS = [("llama", "sentencepiece", 0), ("gpt_neox", "byte_level", 1)]
@@ -38,24 +40,26 @@ class OneAfterAnother(StandIn):
             return super().answer(path, body, headers)
 
 
-def serve(architecture, name, seed, lock, is_alone, pipe):
+def serve(kind, architecture, name, seed, lock, is_alone, pipe):
     model, tokenizer = tiny_model(architecture, name, seed), TOKENIZERS[name]()
-    with serving(OneAfterAnother(lock, is_alone, model, tokenizer, seconds=SECONDS)) as url:
+    with serving(OneAfterAnother(lock, is_alone, model, tokenizer, kind, seconds=SECONDS)) as url:
         pipe.send(url)
         pipe.recv()
 
 
 @contextmanager
-def served(lock, is_alone):
+def served(kind, lock, is_alone):
     """The two members, each behind a server."""
     context, pipes, members = multiprocessing.get_context("spawn"), [], []
     for architecture, name, seed in MEMBERS:
         pipe, other = context.Pipe()
-        context.Process(target=serve, args=(architecture, name, seed, lock, is_alone, other), daemon=True).start()
+        arguments = (kind, architecture, name, seed, lock, is_alone, other)
+        context.Process(target=serve, args=arguments, daemon=True).start()
         pipes.append(pipe)
     for pipe, (_, name, _) in zip(pipes, MEMBERS, strict=True):
         tokenizer = TOKENIZERS[name]()
-        members.append((ServedModel(pipe.recv(), tokenizer=tokenizer, eos_token_id=tokenizer.eos_token_id), tokenizer))
+        options = {"tokenizer": tokenizer, "eos_token_id": tokenizer.eos_token_id}
+        members.append((ServedModel(pipe.recv(), kind, **options), tokenizer))
     try:
         yield members
     finally:
@@ -63,26 +67,32 @@ def served(lock, is_alone):
             pipe.send(None)
 
 
-def main():
+def timed(ensemble, members):
+    """Seconds and requests of a call."""
     prompts = [*PROMPTS, "a big cat sat"][:BATCH]
-    context = multiprocessing.get_context("spawn")
-    is_alone = context.Value("b", 0)
-    print("B | seconds side by side | one after another | ratio | requests side by side, one after another")
-    with served(context.Lock(), is_alone) as members:
-        for branches in (1, 2, 3):
-            ensemble = AdaFuseEnsemble(members, {"num_branches": branches})
-            ensemble.texts(prompts, max_new_tokens=NEW_TOKENS)  # what the servers remember is no part of it
-            seconds, counts = [], []
-            for alone in (0, 1):
-                is_alone.value = alone
-                before = sum(member.api.traffic.num_requests for member, _ in members)
-                start = time.perf_counter()
-                ensemble.texts(prompts, max_new_tokens=NEW_TOKENS)
-                seconds.append(time.perf_counter() - start)
-                counts.append(sum(member.api.traffic.num_requests for member, _ in members) - before)
-            is_alone.value = 0
-            ratio, requests = seconds[0] / seconds[1], ", ".join(map(str, counts))
-            print(f"{branches} | {seconds[0]:.2f} | {seconds[1]:.2f} | {ratio:.2f} | {requests}", flush=True)
+    before = sum(member.api.traffic.num_requests for member, _ in members)
+    start = time.perf_counter()
+    texts = ensemble.texts(prompts, max_new_tokens=NEW_TOKENS)
+    seconds = time.perf_counter() - start
+    return seconds, sum(member.api.traffic.num_requests for member, _ in members) - before, texts
+
+
+def main():
+    context, at_a_time = multiprocessing.get_context("spawn"), scheduler._PASSES_AT_A_TIME
+    print("server, B | seconds side by side | one after another | ratio | requests side by side, one after another")
+    for kind in ("sglang", "vllm"):
+        is_alone = context.Value("b", 0)
+        with served(kind, context.Lock(), is_alone) as members:
+            for branches in (1, 2, 3):
+                ensemble = AdaFuseEnsemble(members, {"num_branches": branches})
+                timed(ensemble, members)  # what the servers remember is no part of it
+                beside, num_beside, texts = timed(ensemble, members)
+                is_alone.value, scheduler._PASSES_AT_A_TIME = 1, 1
+                apart, num_apart, same = timed(ensemble, members)
+                is_alone.value, scheduler._PASSES_AT_A_TIME = 0, at_a_time
+                assert same == texts
+                figures = f"{beside:.2f} | {apart:.2f} | {beside / apart:.2f} | {num_beside}, {num_apart}"
+                print(f"{kind}, {branches} | {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ SILENT = {
     62000: ({"certainty_gate": 0.5}, [77]),
     63000: ({"switch_margin": 0.3}, [31, 43, 70, 71, 115]),
     64000: ({"online_rate": 2.0, "model_weights": None}, [11, 15, 18, 22, 23]),
-    67000: ({"word_part": "distinct", "word_mean": "root"}, [19, 59, 69, 103, 109]),
+    67000: ({"word_part": "distinct", "word_mean": "root"}, [19, 59, 103, 109]),
     68000: ({"word_part": "distinct", "switch_margin": 0.3}, [83, 87, 95]),
 }
 
