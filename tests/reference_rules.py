@@ -66,7 +66,10 @@ def without_break(word):
 
 
 def by_word(m, words, ids, values, ends):
-    """Per word, the log-probabilities of the tokens that begin in it; the end is a word."""
+    """Per word, the log-probabilities of the tokens that begin in it; the end is a word, with all before it that has no
+    text."""
+    if not words:
+        return [list(values)] if ends else []
     groups = [[] for _ in words]
     start = 0
     for token, value in zip(ids, values):
@@ -167,6 +170,11 @@ def outspoken(entries, weights, config, kept):
     return entries
 
 
+def proposed_by(entries, weights):
+    """How much those members weigh together that have proposed one of the entries."""
+    return sum(weight for k, weight in enumerate(weights) if any(k in entry["own"] for entry in entries))
+
+
 def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
@@ -181,8 +189,9 @@ def choose(entries, weights, config, own, is_first):
         longer = [entry for entry in entries if len(entry["words"]) > level]
         if config.switch_margin > 0 and any(e is own for e in entries) and not any(e is own for e in longer):
             return own
-        if not longer:
-            return entries[0]
+        ended = [entry for entry in entries if len(entry["words"]) == level]
+        if not longer or (ended and proposed_by(longer, weights) < proposed_by(ended, weights)):
+            return ended[0]
         firsts = first_of_each(longer, level)
         values = [-word_value(entry, level, firsts, weights, config) for entry in firsts]
         mine = None

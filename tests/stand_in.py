@@ -26,6 +26,7 @@ class StandIn:
 
     Attributes:
         requests (`list`): path, body and headers of each.
+        most_at_a_time (`int`): how many completions have been under way together.
     """
 
     def __init__(self, model, tokenizer, kind="vllm", name="tiny", seconds=0.0, max_length=None, noise=0.0):
@@ -38,23 +39,34 @@ class StandIn:
         self._lock = threading.Lock()
         self._memory = {}
         self._asked = []  # bodies of completions that are under way
-        self._spoilt = []  # those beside which another has asked for named tokens
+        self._spoilt = []  # those that others beside them have harmed
+        self.most_at_a_time = 0
 
     def answer(self, path, body, headers):
         """The status and the answer."""
         self.requests.append((path, body, headers))
         with self._beside_others(path, body):
-            return self._answer(path, body, headers)
+            status, answer = self._answer(path, body, headers)
+        if path == "/completion" and any(one is body for one in self._spoilt):
+            return 500, {"error": "Context size has been exceeded."}
+        return status, answer
 
     @contextmanager
     def _beside_others(self, path, body):
-        """vLLM 0.32 samples what is under way at the same time together, named tokens or not."""
-        if path != "/v1/completions":
+        """vLLM 0.32 samples what is under way at the same time together, named tokens or not; llama.cpp's slots share
+        its context, and all at work lose their texts where it is too little."""
+        if path not in ("/v1/completions", "/completion"):
             yield
             return
         self._asked.append(body)
-        plain = [one for one in self._asked if "logprob_token_ids" not in one]
-        self._spoilt += plain if len(plain) < len(self._asked) else []
+        asked = list(self._asked)
+        self.most_at_a_time = max(self.most_at_a_time, len(asked))
+        if path == "/completion":
+            sizes = sorted(len(ids) + one["n_predict"] for one in asked for ids in one["prompt"])
+            self._spoilt += asked if sum(sizes[-self.num_slots :]) > self.max_length else []
+        else:
+            plain = [one for one in asked if "logprob_token_ids" not in one]
+            self._spoilt += plain if len(plain) < len(asked) else []
         try:
             yield
         finally:
@@ -170,9 +182,6 @@ class StandIn:
         return named if len(named) == len(body["input_ids"]) else named * len(body["input_ids"])
 
     def completion(self, body, headers):
-        sizes = sorted(len(ids) + body["n_predict"] for ids in body["prompt"])
-        if sum(sizes[-self.num_slots :]) > self.max_length:  # the slots share it
-            raise PermissionError("Context size has been exceeded.")
         answers = []
         for index, ids in enumerate(body["prompt"]):
             data, tokens, entries = b"", [], []

@@ -19,7 +19,7 @@ HOUSE = (
     ("settings", "config_checks"),
     ("", "config outputs host_internals"),
     ("rounds", "trace_text trace_html round_lists"),
-    ("servers", "daemons queries addresses connection api vllm sglang llamacpp served_model"),
+    ("servers", "daemons queries turnstile addresses connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend"),
     ("trees", "columns tree_cache tree_mask skinny_linear model_call"),
     ("trees", "pass_costs pass_policy shared_prefix"),

@@ -7,6 +7,9 @@ round has computed anyway; they know no member, text rule or tensor.
 | `horizon` | the same over the first h words, h those of the shortest candidate | this project |
 | `word` | in the trie of the candidates' words, level by level the word of largest mean probability | this project |
 
+Members propose spans of different lengths. Where those that go on with a word count less than those whose spans end
+there, the round ends there too: the next word would be one of theirs alone, whatever the others think of it.
+
 In the trie a line break before a word is a word of its own: whether a line ends is one question, what the next one
 begins with another, and a break would else lose to a comma for all the words that may follow it. At the beginning of a
 text a break, or the end, says nothing; with `empty_text="all"` a single member's habit does not give that for all.
@@ -177,15 +180,17 @@ class _Trie:
         return candidates
 
     def descend(self, candidates: list[int], own: int | None) -> int:
-        """From level to level, keep the candidates with the best next word, until one is left that none goes beyond."""
+        """From level to level, keep the candidates with the best next word, until one is left that none goes beyond, or
+        beyond which those go that count less."""
         level, margin = 0, self._config.switch_margin
         while True:
             longer = [index for index in candidates if len(self._spans[index].words) > level]
             # What others would go on with stands against no word of the main model's: it is to propose one first.
             if own is not None and own in candidates and own not in longer and margin > 0:
                 return own
-            if not longer:
-                return candidates[0]
+            ended = [index for index in candidates if index not in longer]
+            if not longer or (ended and self._weight(longer) < self._weight(ended)):
+                return ended[0]
             first = self._first_of_each(longer, level)
             values = [-self._fused(log_probs) for log_probs in self._log_probs(list(first.values()), level)]
             words = list(first)
@@ -193,6 +198,10 @@ class _Trie:
             chosen = words[_lowest(values, kept, margin) or 0]
             candidates = [index for index in longer if self._spans[index].words[level] == chosen]
             level += 1
+
+    def _weight(self, candidates: Sequence[int]) -> float:
+        """Of the members that have proposed one of them."""
+        return math.fsum(self._weights[k] for k in {k for index in candidates for k in self._spans[index].proposers})
 
     def score(self, index: int) -> float:
         """Minus the fused log-probability of all words of a candidate, each as a whole."""

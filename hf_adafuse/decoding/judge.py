@@ -109,8 +109,9 @@ class Judge:
             for k, of_member in enumerate(scored)
         ]
         tokens = self._tokens(candidate, words)
-        if candidate.ends:
-            ends = [of_member[candidate][len(candidate.ids[k]) :] for k, of_member in enumerate(scored)]
+        if candidate.ends:  # tokens without text before the end belong to it
+            starts = [len(candidate.ids[k]) if words else 0 for k in range(len(scored))]
+            ends = [of_member[candidate][start:] for of_member, start in zip(scored, starts, strict=True)]
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         tokens = [of_words if any(of_words) else [] for of_words in tokens]
@@ -122,7 +123,9 @@ class Judge:
     def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
         """Per member and word, its tokens; the end is one that no word has."""
         members = enumerate(self._vocabularies)
-        ids = [by_word(words, candidate.ids[k], candidate.ids[k], one) if words else [] for k, one in members]
+        if not words:
+            return [[[*candidate.ids[k], _END_TOKEN]] if candidate.ends else [] for k, _ in members]
+        ids = [by_word(words, candidate.ids[k], candidate.ids[k], one) for k, one in members]
         return [[*of_words, [_END_TOKEN]] for of_words in ids] if candidate.ends else ids
 
 

@@ -9,11 +9,13 @@ tenths of a nat; by less with `llama-server --parallel 4`, where each slot has a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .api import About, ServerApi
 from .queries import BadAnswer, Query, ServerError, Step, make_step
+from .turnstile import turnstile
 
 # Tokens asked for at first: most of what other members propose is among them, and an answer stays small.
 _MANY = 64
@@ -27,11 +29,31 @@ _FIELDS = ["index", "model", "tokens", "tokens_evaluated", "completion_probabili
            "generation_settings/seed"]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Context:
+    """
+    What a server holds of all texts that it reads at a time: its slots may share it, and all that are at work lose
+    their texts where it is too little.
+
+    Args:
+        length (`int`): in tokens.
+        num_slots (`int`): so many texts are read at a time; more wait there.
+    """
+
+    length: int = 0
+    num_slots: int = 1
+
+    def __call__(self, requests: Sequence[Sequence[int]]) -> bool:
+        """Whether requests, each by the sizes of its texts, fit in together."""
+        sizes = sorted(size for request in requests for size in request)
+        return sum(sizes[-self.num_slots :]) <= self.length
+
+
 class LlamaCppApi(ServerApi):
     """See [`ServerApi`]."""
 
     most_queries = 16
-    _vocab_size, _length, _num_slots, _letter = 0, 0, 1, 0
+    _vocab_size, _letter, _context = 0, 0, _Context()
 
     def about(self) -> About:
         props = self.connection.get("/props", _mapping)
@@ -39,8 +61,8 @@ class LlamaCppApi(ServerApi):
         try:
             entry = models["data"][0]
             name, self._vocab_size = str(entry["id"]), int((entry.get("meta") or {})["n_vocab"])
-            self._length = int(props["default_generation_settings"]["n_ctx"])
-            self._num_slots = int(props["total_slots"])
+            length, num_slots = int(props["default_generation_settings"]["n_ctx"]), int(props["total_slots"])
+            self._context = _Context(length, num_slots)
         except (LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in what it says of the model"
             raise ServerError(f"the server at {self.connection.url} is not llama.cpp's: {reason}") from error
@@ -48,7 +70,7 @@ class LlamaCppApi(ServerApi):
         if self.model is not None and self.model not in names:
             raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
         self._letter = self.tokenize("a")[-1]
-        return About(name, name, self._length)
+        return About(name, name, length)
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
         most = min(self._vocab_size, max(num_top, _MANY if any(query.tokens for query in queries) else 1))
@@ -110,23 +132,22 @@ class LlamaCppApi(ServerApi):
             def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[Step]]:
                 return self._read(answer, request_id, group, most, forced)
 
-            answers = self.connection.post("/completion", body, read, _named)
+            def turn(end: float, sizes: Sequence[int] = tuple(map(_size, group))) -> AbstractContextManager[None]:
+                return turnstile(self.connection.url, self._context).passing(sizes, end)
+
+            answers = self.connection.post("/completion", body, read, _named, turn)
             for index, steps in zip(indices, answers, strict=True):
                 found[index] = steps
         return found
 
     def _groups(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], list[Query]]]:
-        """As of `requests`; what is read at the same time must fit into the context, which texts may share."""
+        """As of `requests`; the texts of each fit into the context together."""
         for indices, group, _ in self.requests([replace(query, tokens=()) for query in queries]):
             start = 0
             for end in range(1, len(group) + 1):
-                if end == len(group) or not self._fits(group[start : end + 1]):
+                if end == len(group) or not self._context([tuple(map(_size, group[start : end + 1]))]):
                     yield indices[start:end], group[start:end]
                     start = end
-
-    def _fits(self, group: Sequence[Query]) -> bool:
-        sizes = sorted(len(query.ids) + max(1, query.num_steps) for query in group)
-        return sum(sizes[-self._num_slots :]) <= self._length
 
     def _read(
         self, answer: Any, request_id: str, group: list[Query], most: int, forced: int | None
@@ -147,6 +168,11 @@ class LlamaCppApi(ServerApi):
             raise BadAnswer("it lacks tokens that were asked for")
         self.traffic.count(sum(sent), sum(int(one["timings/cache_n"]) for one in answers))
         return found
+
+
+def _size(query: Query) -> int:
+    """Of a text and what comes after it, in tokens."""
+    return len(query.ids) + max(1, query.num_steps)
 
 
 def _first(query: Query) -> Query:

@@ -9,57 +9,21 @@ kinds are never under way at once from this process, and what another client has
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from .api import GREEDY, About, ServerApi
 from .queries import BadAnswer, Query, ServerError, SpoiltAnswer, Step, check_log_probs, make_step
+from .turnstile import turnstile
 
 # The log-probability of what has been forgotten.
 _FORGOTTEN = -9999.0
 _GREEDY = GREEDY | {"top_k": 0}
 
 
-class _Turnstile:
-    """Lets any number through at a time, but of one kind only; the kind that has waited longest is the next one."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: list[tuple[bool, object]] = []  # kinds and who they are, in the order of their coming
-        self._inside: list[tuple[bool, object]] = []
-
-    @contextmanager
-    def passing(self, kind: bool, end: float) -> Iterator[None]:
-        """Wait until nobody of the other kind is inside; raises `ServerError` where that is not before `end`."""
-        me = (kind, object())
-        try:
-            with self._changed:
-                self._waiting.append(me)
-                self._let_in()
-                if not self._changed.wait_for(lambda: me in self._inside, end - time.monotonic()):
-                    raise ServerError("other requests have kept the server busy until the deadline")
-            yield
-        finally:
-            with self._changed:
-                (self._inside if me in self._inside else self._waiting).remove(me)
-                self._let_in()
-
-    def _let_in(self) -> None:
-        """All of the kind that has waited longest, where nobody of the other kind is inside."""
-        kinds = [kind for kind, _ in [*self._waiting[:1], *self._inside[:1]]]
-        if len(set(kinds)) == 1:
-            self._inside += [one for one in self._waiting if one[0] == kinds[0]]
-            self._waiting = [one for one in self._waiting if one[0] != kinds[0]]
-            self._changed.notify_all()
-
-
-# By process and URL: several objects here may ask one server, and in a forked process nobody comes out again.
-_TURNSTILES: dict[tuple[int, str], _Turnstile] = {}
+def _of_one_kind(kinds: Sequence[Any]) -> bool:
+    return len(set(kinds)) == 1
 
 
 class VllmApi(ServerApi):
@@ -110,12 +74,11 @@ class VllmApi(ServerApi):
         }
         if tokens:
             body["logprob_token_ids"] = tokens
-        turnstile = _TURNSTILES.setdefault((os.getpid(), self.connection.url), _Turnstile())
         return self.connection.post(
             "/v1/completions",
             body,
             lambda answer, request_id: self._steps(answer, request_id, group, num_top),
-            turn=lambda end: turnstile.passing(bool(tokens), end),
+            turn=lambda end: turnstile(self.connection.url, _of_one_kind).passing(bool(tokens), end),
         )
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:

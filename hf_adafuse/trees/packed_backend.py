@@ -42,8 +42,14 @@ class PackedBackend(ColumnBackend):
         queries = [node for nodes in batch for node in nodes]
         asking = {node.prompt_index for node in queries}
         numbers = self._masks.place({index: self.columns.prefix[index] for index in asking}, self.cache.width)
-        inputs = [[[node.token, node.position, numbers[node.prompt_index]] for node in nodes] for nodes in batch]
-        ids, positions, prompts = torch.tensor(inputs).unbind(-1)
+        # Contiguous each, also of one token: a compiled model is compiled anew for other strides.
+        ids, positions, prompts = torch.tensor(
+            [
+                [[node.token for node in nodes] for nodes in batch],
+                [[node.position for node in nodes] for nodes in batch],
+                [[numbers[node.prompt_index] for node in nodes] for nodes in batch],
+            ]
+        )
         mask = self._masks.make(prompts, positions, self._seen(queries), self.cache.width)
         logits = self._forward(ids.to(self.device), positions.to(self.device), mask, self.cache).flatten(0, 1)
         self.num_tokens += len(missing)

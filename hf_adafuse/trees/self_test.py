@@ -110,7 +110,8 @@ def _forwards(model: Any) -> tuple[int, ...]:
 def _choose(model: Any, device: torch.device) -> str:
     if (reason := reason_not_to_test(model)) is not None:
         raise SelfTestError(reason)
-    with warnings.catch_warnings(), _in_eval_mode(model):
+    # A compiled model uncompiled: the shapes of these passes come once, and each would be compiled for itself.
+    with warnings.catch_warnings(), _in_eval_mode(model), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")  # of attempts that fail
         ids = _ids(model)
         expected, tolerance = _plain_logits(model, device, ids)

@@ -106,7 +106,7 @@ def test_a_compiled_model():
         enable_adafuse(main).compile(backend="eager", dynamic=True)
         same(decode(main, assistant, PROMPTS[:1]), plain)
         # One for the prompt, one for a token, one for trees of all sizes.
-        assert 1 <= (compiled := graphs["unique_graphs"]) <= 5
+        assert 1 <= (compiled := graphs["unique_graphs"]) <= 3
         same(decode(main, assistant, PROMPTS[:1]), plain)
         assert graphs["unique_graphs"] == compiled  # nothing is compiled anew
     finally:

@@ -9,6 +9,7 @@ from stand_in import StandIn, ends_within_character, serving, token_bytes
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse.servers.connection import Connection, Patience
+from hf_adafuse.servers.daemons import map_at_once
 from hf_adafuse.servers.llamacpp import LlamaCppApi
 from hf_adafuse.servers.queries import Query, ServerError
 
@@ -86,13 +87,31 @@ def test_any_token_is_known_when_it_is_asked_for(api, stand_in, monkeypatch):
 
 
 def test_texts_that_do_not_fit_together_are_asked_one_after_another(api, stand_in):
-    api._length = stand_in.max_length = 40
+    stand_in.max_length = 40
+    api.about()
+    stand_in.requests.clear()
     queries = [Query(tuple(range(5, 5 + size)), (), 1) for size in (15, 15, 12, 5, 4, 4, 4, 20, 39)]
     for query, steps in zip(queries, api.ask(queries, 2)):
         check(steps, query, stand_in, 2)
     assert [[len(ids) for ids in body["prompt"]] for _, body, _ in stand_in.requests] == [
         [15, 15], [12, 5, 4, 4, 4], [20], [39]
     ]  # fmt: skip
+
+
+def test_texts_that_do_not_fit_together_are_not_asked_at_the_same_time(api, stand_in):
+    """Whoever asks: passes that overlap, prompts whose probabilities are asked for side by side."""
+    stand_in.max_length, stand_in.seconds = 40, 0.05
+    api.about()
+    sizes = [30, 9, 9, 9, 25, 9, 5, 5]
+    queries = [Query(tuple(range(5, 5 + size)), (), 1) for size in sizes]
+    for query, (steps,) in zip(queries, map_at_once(lambda query: api.ask([query], 2), queries, len(queries))):
+        check(steps, query, stand_in, 2)
+    assert stand_in.most_at_a_time >= 3
+    prompts = [list(query.ids) for query in queries[:3]]
+    for ids, values in zip(prompts, map_at_once(api.prompt_log_probs, prompts, len(prompts))):
+        expected = [float(stand_in.log_probs(ids[:end])[token]) for end, token in enumerate(ids) if end]
+        assert values == pytest.approx(expected)
+    assert api.connection.num_retries == 0
 
 
 def test_probabilities_too_small_for_the_server_are_small(api, stand_in):

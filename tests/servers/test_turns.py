@@ -13,7 +13,12 @@ from stand_in import serving
 from hf_adafuse.servers.connection import Connection, Patience
 from hf_adafuse.servers.daemons import begin
 from hf_adafuse.servers.queries import BadAnswer, Query, ServerError
-from hf_adafuse.servers.vllm import VllmApi, _Turnstile
+from hf_adafuse.servers.turnstile import Turnstile
+from hf_adafuse.servers.vllm import VllmApi
+
+
+def of_one_kind(kinds):
+    return len(set(kinds)) == 1
 
 
 def soon(seconds=10.0):
@@ -65,7 +70,7 @@ def test_waiting_for_the_other_kind_counts_towards_the_deadline():
 
 
 def test_the_kinds_take_turns():
-    turnstile, is_over = _Turnstile(), threading.Event()
+    turnstile, is_over = Turnstile(of_one_kind), threading.Event()
 
     def plain():
         while not is_over.is_set():
@@ -85,7 +90,7 @@ def test_the_kinds_take_turns():
 
 
 def test_who_gives_up_waiting_is_in_nobodys_way():
-    turnstile = _Turnstile()
+    turnstile = Turnstile(of_one_kind)
     with turnstile.passing(False, soon()):
         with pytest.raises(ServerError, match="until the deadline"), turnstile.passing(True, soon(0.05)):
             pass
@@ -102,7 +107,7 @@ def test_pauses_are_nobodys_turn(monkeypatch):
         def answer(self, path, body, headers):
             return 200, {}
 
-    turnstile, seen = _Turnstile(), threading.Event()
+    turnstile, seen = Turnstile(of_one_kind), threading.Event()
 
     def read(answer, name):
         seen.set()
