@@ -142,9 +142,9 @@ def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any
         known = {} if tokenizer is None else {"tokenizer": tokenizer}
         try:
             model = load_model(name, **{"dtype": "auto", **options, **known})
-        except (OSError, KeyError) as error:
+        except (OSError, KeyError, TypeError) as error:  # TypeError: an option that it does not take
             raise ValueError(
                 f"`{argument}` must be a model, its Hub name, a folder or a server, but {name!r} does not load "
-                f"({type(error).__name__}: {error}). Check the name."
+                f"({type(error).__name__}: {error}). Check the name, and the options."
             ) from error
     return model, find_tokenizer(model, argument) if tokenizer is None else tokenizer

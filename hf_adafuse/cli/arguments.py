@@ -13,7 +13,7 @@ from typing import Any
 from ..config import PRESETS, AdaFuseConfig
 from ..members.templates import is_unicode
 from ..settings.config_checks import CHOICES
-from .flag_types import option, plain_text, seed, stop_text, weights
+from .flag_types import member_name, option, plain_text, seed, stop_text, weights
 
 # Where a setting's flag has another name than its field.
 _FLAGS = {
@@ -31,9 +31,15 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 def add_member_arguments(parser: argparse.ArgumentParser) -> None:
     """Which models take part, and how they are loaded."""
     group = parser.add_argument_group("members (Hub names, local folders or servers)")
-    group.add_argument("--model", metavar="NAME", help="the main model, which writes the text (default: the demo pair)")
+    group.add_argument(
+        "--model",
+        type=member_name,
+        metavar="NAME",
+        help="the main model, which writes the text (default: the demo pair)",
+    )
     group.add_argument(
         "--assistant",
+        type=member_name,
         metavar="NAME",
         action="append",
         default=[],
@@ -50,6 +56,10 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
         "--served-tokenizer", metavar="NAME",
         help="of the models behind servers, a Hub name or folder (default: the name that the server has for the model)",
     )  # fmt: skip
+    group.add_argument(
+        "--served-option", action="append", default=[], type=option, metavar="NAME=VALUE",
+        help="of ServedModel, e.g. deadline=60; may be given several times",
+    )  # fmt: skip
 
 
 def member_loading(args: argparse.Namespace) -> dict[str, Any]:
@@ -62,6 +72,7 @@ def member_loading(args: argparse.Namespace) -> dict[str, Any]:
             "allow_http": args.allow_http,
             "api_key_env": args.api_key_env,
             "tokenizer": args.served_tokenizer,
+            **dict(args.served_option),
         },
     }
 

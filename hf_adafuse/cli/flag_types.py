@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from ..members.templates import is_unicode
+from ..servers.addresses import check_member_name
 from ..settings.config_checks import WEIGHTINGS
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
@@ -18,6 +19,15 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
     return int(text)
+
+
+def member_name(text: str) -> str:
+    """A model's name; a key in it is not shown."""
+    try:
+        check_member_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def whole_number(text: str) -> int:
@@ -76,7 +86,9 @@ def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between, but is {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"must be numbers with commas between, or one of {', '.join(WEIGHTINGS)}, but is {text!r}"
+        ) from None
 
 
 def option(text: str) -> tuple[str, Any]:

@@ -15,7 +15,9 @@ from transformers.utils import logging
 
 from ..host_internals import has_device_map
 from ..hub.export import loading
-from ..servers.served_model import ServedModel, is_served_name
+from ..members.loading import check_served_options
+from ..servers.addresses import is_served_name
+from ..servers.served_model import ServedModel
 
 Pair = tuple[Any, Any]
 
@@ -51,6 +53,7 @@ def load_members(
             raise ValueError("`--model` must be given with options of loading, but is not. Name the main model.")
         return default_pair()
     names = [model, *assistants]
+    check_served_options(served or {})
     tokenizers = []
     for name in names:  # before the first weights: a misspelled name is found at once
         with loading(name):

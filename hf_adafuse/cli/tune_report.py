@@ -108,15 +108,16 @@ class TuneReport:
         figures = f"{self._points(seen)} where it was searched for, {self._points(honest)} held out (n = {honest.n})"
         if tuning.held_out_member != tuning.member:
             figures += f", there against {self._show(tuning.held_out_member)}"
-        if tuning.winner == tuning.member:
+        if tuning.winner != tuning.ensemble:
+            other = "it" if tuning.winner == tuning.member else best
             if seen.value <= 0:
-                reason = "not above it"
+                reason = f"not above {other}"
             elif not tuning.is_above:
-                reason = f"not above it by more than {tuning.min_gain:g} standard errors"
+                reason = f"not above {other} by more than {tuning.min_gain:g} standard errors"
             else:
                 reason = "behind the best member where it was not searched for"
             return [
-                f"The best choice is one member alone: {best}.",
+                f"The best choice is one member alone: {self._show(tuning.winner)}.",
                 f"The best ensemble, {ensemble}, is {reason}: {figures}.",
             ]
         lines = [f"The best choice: {ensemble}.", f"Above the best member, {best}: {figures}."]

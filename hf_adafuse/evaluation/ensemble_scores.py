@@ -27,10 +27,7 @@ import math
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from ..config import AdaFuseConfig
 from ..decoding.fusion import ScoredSpan, choose, units
@@ -41,26 +38,10 @@ from ..members.participants import Participant
 from ..members.prompt_nll import prompt_nll
 from ..trees.model_call import ModelCall
 from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
+from .text_readings import Reading, read
 
-# The most logits of one pass: 1 GB in float32.
-_MOST_LOGITS = 2**28
 _MOST_CONTEXTS = 4096  # whose weights are kept
 _UNBOUNDED_WINDOW = 2048  # as the harness cuts long texts for a model that has no longest
-
-
-@dataclass
-class Reading:
-    """
-    What a member makes of a text.
-
-    Attributes:
-        ids (`list[int]`), log_probs (`list[float]`): its tokens of it.
-        is_greedy (`bool`): whether each is its most likely one.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    is_greedy: bool = True
 
 
 class EnsembleScorer:
@@ -106,7 +87,7 @@ class EnsembleScorer:
         by_member = []
         for participant, call in zip(self._participants, self._calls, strict=True):
             windows = [_windows(text, participant) for text in texts]
-            flat = read(participant, call, [window for of_text in windows for window in of_text])
+            flat = read(participant, call, [window for of_text in windows for window in of_text], with_greedy=False)
             pieces = iter(flat)
             by_member.append([_joined([next(pieces) for _ in of_text]) for of_text in windows])
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
@@ -172,69 +153,11 @@ def context_nlls(participant: Participant, call: ModelCall, contexts: Sequence[s
     """
     limit = participant.max_length or sys.maxsize
     rows = [context_ids(context, participant.tokenizer)[-limit:] for context in contexts]
-    readings = read(participant, call, [(ids[:1], ids[1:]) for ids in rows])
+    readings = read(participant, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
     return [
         prompt_nll(participant.vocabulary, ids, reading.log_probs, weighting) if ids else math.nan
         for ids, reading in zip(rows, readings, strict=True)
     ]
-
-
-def read(participant: Participant, call: ModelCall, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Reading]:
-    """
-    What a member makes of continuations.
-
-    Args:
-        participant (`Participant`), call (`ModelCall`): of its model.
-        pairs (`list`): ids of a context, and of what continues it; contexts that are too long lose their beginning.
-
-    Raises:
-        ValueError: a continuation longer than a context of the model.
-    """
-    rows = [_cut(participant, context, continuation) for context, continuation in pairs]
-    order = sorted((index for index, row in enumerate(rows) if row[1]), key=lambda index: -len(rows[index][0]))
-    readings = [Reading() for _ in rows]
-    size = int(participant.model.config.get_text_config().vocab_size)
-    while order:
-        width = len(rows[order[0]][0])
-        kept = max(width - len(rows[i][0]) + rows[i][1] for i in order)
-        # One text a pass where the rotary frequencies follow from its length.
-        most = 1 if participant.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
-        batch, order = order[:most], order[most:]
-        found = _run(participant, call, [rows[index] for index in batch])
-        for index, reading in zip(batch, found, strict=True):
-            readings[index] = reading
-    return readings
-
-
-@torch.no_grad()
-def _run(participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]]) -> list[Reading]:
-    """One pass, padded on the right: causal models do not see what comes later."""
-    inputs = [ids[:-1] for ids, _ in rows]
-    width = max(map(len, inputs))
-    batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=participant.device)
-    first = min(len(ids) - 1 - count for ids, count in rows)
-    logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=participant.device))
-    first = width - logits.shape[1]  # a model that cannot leave any out gives all
-    readings = []
-    for (ids, count), row in zip(rows, logits, strict=True):
-        end = len(ids) - 1
-        start = end - count
-        scores = row[start - first : end - first].float().log_softmax(-1)
-        chosen = torch.tensor(ids[start + 1 :], device=scores.device)
-        values: list[float] = scores.gather(-1, chosen[:, None])[:, 0].tolist()
-        readings.append(Reading(ids[-count:], values, bool((scores.argmax(-1) == chosen).all())))
-    return readings
-
-
-def _cut(participant: Participant, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
-    limit = participant.max_length
-    if limit is not None and len(continuation) > limit:
-        raise ValueError(
-            f"A continuation must be at most {limit} tokens of {participant.name} (its context), but is "
-            f"{len(continuation)}. Shorten it, or leave that member out."
-        )
-    whole = [*context, *continuation]
-    return whole if limit is None else whole[-limit - 1 :], len(continuation)
 
 
 def _windows(text: str, participant: Participant) -> list[tuple[list[int], list[int]]]:

@@ -50,10 +50,12 @@ class Search:
     Attributes:
         scores (`list[list[float]]`): per candidate, of the first questions, as many as it was asked.
         looks (`list[Look]`): in order.
+        finer (`dict[int, float]`): per finalist, a finer measure, for those of the same mean.
     """
 
     scores: list[list[float]]
     looks: list[Look]
+    finer: dict[int, float]
 
     @property
     def finalists(self) -> list[int]:
@@ -66,8 +68,9 @@ class Search:
         return sum(map(len, self.scores))
 
     def best(self, among: Collection[int]) -> int:
-        """The finalist among these with the highest mean; of several the first."""
-        return max((one for one in self.finalists if one in among), key=lambda one: mean(self.scores[one]).value)
+        """The finalist among these with the highest mean; of several the best by the finer measure, then the first."""
+        found = [one for one in self.finalists if one in among]
+        return max(found, key=lambda one: (mean(self.scores[one]).value, self.finer[one]))
 
     def gain(self, candidate: int, other: int) -> Paired:
         """How far a candidate is above another, on the questions that both have answered."""
@@ -119,7 +122,7 @@ def search(
         left = [candidate for candidate in left if candidate not in halved]
         looks.append(Look(end, left, worse, halved))
         on_look(looks[-1])
-    return Search(scores, looks)
+    return Search(scores, looks, {candidate: tie_break(candidate, questions) for candidate in left})
 
 
 def most_answers(num_candidates: int, num_kept: int, num_questions: int, first: int, asked: int = 0) -> int:

@@ -80,8 +80,16 @@ class Tuning:
     @property
     def held_out_member(self) -> int:
         """The best member alone by the questions held out; of equals the one that was best on those searched."""
-        alone = [self.member, *(one for one in self.held_out_scores if one != self.ensemble)]
-        return max(alone, key=lambda one: mean(self.held_out_scores[one]).value)
+        return max(self._alone, key=lambda one: mean(self.held_out_scores[one]).value)
+
+    @property
+    def whole_member(self) -> int:
+        """The best member alone by all questions: of so few, that the choice flatters it, is little."""
+        return max(self._alone, key=lambda one: mean(self.search.scores[one] + self.held_out_scores[one]).value)
+
+    @property
+    def _alone(self) -> list[int]:
+        return [self.member, *(one for one in self.held_out_scores if one not in (self.member, self.ensemble))]
 
     @property
     def gain(self) -> Paired:
@@ -97,13 +105,15 @@ class Tuning:
     def is_above(self) -> bool:
         """Whether the ensemble is above the member by more than `min_gain` standard errors, where it was searched."""
         gain = self.gain.difference
-        return gain.value > 0 and gain.value > self.min_gain * gain.error
+        # One question won and none lost is one standard error, whatever rounding makes of it.
+        return gain.value > 0 and gain.value > self.min_gain * gain.error * (1 + 1e-9)
 
     @property
     def winner(self) -> int:
-        """The ensemble, where it is above the member and not behind any member on the questions held out; else the
-        member."""
-        return self.ensemble if self.is_above and self.held_out_gain.difference.value >= 0 else self.member
+        """The ensemble, where it is above the member and not behind any member on the questions held out; else the best
+        member by all questions. So none is above it on all that were asked."""
+        is_chosen = self.is_above and self.held_out_gain.difference.value >= 0
+        return self.ensemble if is_chosen else self.whole_member
 
 
 def tune(

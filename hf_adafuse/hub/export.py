@@ -20,7 +20,7 @@ from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
 from ..host_internals import FROM_MODEL_CONFIG, is_saved_as_adapter
-from ..servers.served_model import is_served_name
+from ..servers.addresses import check_member_name, is_served_name
 from .exported import REQUIREMENTS
 from .flatten import write_code
 from .model_card import model_card
@@ -151,6 +151,7 @@ def _load(name: str | os.PathLike[str]) -> Any:
 @contextmanager
 def loading(name: str | os.PathLike[str]) -> Iterator[None]:
     """Around what loads a member by a name that the user gave: raises `ValueError` where it does not load."""
+    check_member_name(name)
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:

@@ -12,7 +12,8 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..host_internals import execution_device
-from ..servers.served_model import ServedModel, is_served_name
+from ..servers.addresses import check_member_name, is_served_name
+from ..servers.served_model import ServedModel
 
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Per main model, what was loaded for it; it may be seen through several objects that are equal.
@@ -70,6 +71,7 @@ def load_tokenizer(name: str, argument: str) -> Any:
 def load_model(name: str, **options: Any) -> Any:
     """A model by its Hub name, its folder or its server; of `options`, those of `from_pretrained` and of `ServedModel`,
     it takes what it knows."""
+    check_member_name(name)
     own = _known(name, options)
     if is_served_name(name):
         return ServedModel.from_name(name, **own)
@@ -79,6 +81,15 @@ def load_model(name: str, **options: Any) -> Any:
 def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     is_served = is_served_name(name)
     return {option: value for option, value in options.items() if (option in _SERVED_OPTIONS) == is_served}
+
+
+def check_served_options(options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where they are not all of [`ServedModel`]."""
+    unknown = sorted(set(options) - _SERVED_OPTIONS)
+    if unknown:
+        raise ValueError(
+            f"`served_option` must be one of {', '.join(sorted(_SERVED_OPTIONS))}, but is {unknown[0]!r}. Correct it."
+        )
 
 
 def check_options(names: Iterable[str], options: Mapping[str, Any]) -> None:
@@ -136,6 +147,7 @@ def _load_once(
     options: dict[str, Any],
 ) -> Any:
     name = os.fspath(name)
+    check_member_name(name)
     source = name if source is None else source
     key = (kind, source, *sorted(_known(source, options).items(), key=str))
     loaded = _ASSISTANTS.setdefault(main_model, {})

@@ -10,6 +10,31 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+KINDS = ("vllm", "sglang", "llamacpp")
+
+
+def is_served_name(name: Any) -> bool:
+    """Whether a name is that of a model behind a server: `kind:url` or `kind:url#model`."""
+    kind, _, rest = str(name).partition(":")
+    return kind in KINDS and rest.startswith(("http://", "https://"))
+
+
+def check_member_name(name: Any) -> None:
+    """
+    Look at a member's name, a Hub name, a folder or that of a model behind a server, before it is kept or shown.
+
+    Raises:
+        ValueError: it is like that of a server, and is none, or its URL holds more than a host: that may be a key.
+    """
+    kind, colon, rest = str(name).partition(":")
+    if is_served_name(name):
+        checked_url(rest.partition("#")[0], allow_http=True)
+    elif colon and (kind in KINDS or "://" in rest or rest.startswith("//")):
+        raise ValueError(
+            "A member's name must be a Hub name, a folder, or of a server like vllm:http://localhost:8000#model, but "
+            f"begins with {kind + ':'!r}. Give the kind of the server ({', '.join(KINDS)}) and its URL."
+        )
+
 
 def checked_url(url: Any, allow_http: bool) -> str:
     """

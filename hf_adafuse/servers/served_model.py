@@ -15,14 +15,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
+from .addresses import is_served_name
 from .api import ServerApi
 from .connection import Connection, Patience
+from .daemons import map_at_once
 from .llamacpp import LlamaCppApi
 from .queries import Query, Step
 from .sglang import SglangApi
 from .vllm import VllmApi
 
 APIS: dict[str, type[ServerApi]] = {"vllm": VllmApi, "sglang": SglangApi, "llamacpp": LlamaCppApi}
+
+# Texts of which a server is asked for the log-probabilities at a time.
+_AT_A_TIME = 8
 
 # A model that is worth a server is larger than those beside it: it goes last, where nobody says how large it is.
 _UNKNOWN_SIZE = 7_000_000_000
@@ -91,6 +96,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         for name, value in {"num_steps": num_steps, "num_parameters": num_parameters or 1}.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, but is {value!r}. Leave it out.")
+        _check(tokenizer, most_difference, eos_token_id)
         connection = Connection(url, api_key_env, Patience(timeout, deadline, retries), allow_http)
         api = APIS[kind](connection, model)
         about = api.about()
@@ -148,6 +154,13 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         self.api.check_same()
         return found
 
+    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Per text, the log-probability (nats) of each id but the first; several are asked for at a time."""
+        read = self.api.prompt_log_probs
+        found = map_at_once(lambda ids: read(ids) if len(ids) > 1 else [], prompts, _AT_A_TIME)
+        self.api.check_same()
+        return found
+
     def room(self, num_ids: int) -> int:
         """How many tokens may come after a text."""
         most = self.config.max_position_embeddings
@@ -182,10 +195,19 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return cls(url, kind, model or None, **options)
 
 
-def is_served_name(name: Any) -> bool:
-    """Whether a name is that of a model behind a server, as [`ServedModel.from_name`] takes it."""
-    kind, _, rest = str(name).partition(":")
-    return kind in APIS and rest.startswith(("http://", "https://"))
+def _check(tokenizer: Any, most_difference: Any, eos_token_id: Any) -> None:
+    """Raises `ValueError` for arguments that no server is asked about."""
+    if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)) and not callable(tokenizer):
+        raise ValueError(
+            f"`tokenizer` must be a tokenizer, its Hub name or a folder, but is {tokenizer!r}. Load the model's."
+        )
+    is_number = isinstance(most_difference, (int, float)) and not isinstance(most_difference, bool)
+    if not is_number or not most_difference >= 0:
+        raise ValueError(f"`most_difference` must be at least 0 nats, but is {most_difference!r}. Leave it out.")
+    ids = eos_token_id if isinstance(eos_token_id, (list, tuple)) else [eos_token_id]
+    is_id = eos_token_id is None or all(type(token) is int and token >= 0 for token in ids)
+    if not is_id or not ids:
+        raise ValueError(f"`eos_token_id` must be a token's id or a list of them, but is {eos_token_id!r}. Correct it.")
 
 
 def _source(tokenizer: Any, at_the_server: str) -> str | None:

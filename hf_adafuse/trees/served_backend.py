@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 
-from ..servers.daemons import map_at_once
 from ..servers.queries import ServerError
 from .backend import Backend, ForwardError
 from .kv_cache import KeysValues
 from .nodes import Node
 
-# Prompts that are read at a time.
-_AT_A_TIME = 8
 # ids of a text, tokens asked for after it, greedy steps
 Asked = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -52,10 +49,8 @@ class ServedBackend(Backend):
         """Make the trees. The server reads the prompts with the first request."""
         self._plant(prompts)
         if with_log_probs:
-            read = self.model.api.prompt_log_probs
             try:
-                self.prompt_log_probs = map_at_once(lambda ids: read(ids) if len(ids) > 1 else [], prompts, _AT_A_TIME)
-                self.model.api.check_same()
+                self.prompt_log_probs = self.model.prompt_log_probs(prompts)
             except ServerError as error:
                 raise ForwardError(str(error)) from error
             self.num_forwards += len(prompts)

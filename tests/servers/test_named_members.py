@@ -42,6 +42,13 @@ def test_options_reach_the_member_that_knows_them(member, made, tmp_path, kind):
     assert made == [(URL, options)]
 
 
+def test_an_option_that_no_member_takes_is_named(member, tmp_path):
+    for one in member:
+        one.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"`members\[0\]` must be .*'foo'.*Check the name, and the options"):
+        AdaFuseEnsemble([str(tmp_path)], foo=3)
+
+
 @pytest.mark.parametrize("members", [["A", "B"], [("A", "B")]])
 def test_options_for_servers_without_one_are_refused(members):
     with pytest.raises(ValueError, match="`allow_http` must be left out where no member is the name of a server"):

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
-from hf_adafuse.servers.served_model import is_served_name
+from hf_adafuse.servers.addresses import is_served_name
 
 NAMES = ["byte_level", "sentencepiece"]
 
@@ -247,6 +247,43 @@ def test_the_command_line_reaches_other_hosts_with_a_key(pair, tmp_path, monkeyp
     monkeypatch.setattr(ServedModel, "from_name", served_model)
     assert command([*flags, "--allow-http", "--api-key-env", "TINY_KEY"]) == 2
     assert made == [(flags[-1], {"allow_http": True, "api_key_env": "TINY_KEY", "tokenizer": None})]
+    options = ["--served-option", "deadline=60", "--served-option", "most_difference=0.2"]
+    assert command([*flags, "--allow-http", *options]) == 2
+    assert made[1][1] == made[0][1] | {"api_key_env": None, "deadline": 60, "most_difference": 0.2}
+    capsys.readouterr()
+    assert command([*flags, "--served-option", "dead=1"]) == 2
+    assert "`served_option` must be one of allow_http, " in capsys.readouterr().err and len(made) == 2
+
+
+@pytest.mark.parametrize("job", ["run", "eval", "tune"])
+def test_a_key_in_a_name_is_neither_shown_nor_kept(job, tmp_path, capsys):
+    """Wherever it is, and before anything is written."""
+    output = tmp_path / ("out.jsonl" if job == "run" else "out")
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
+    data = {
+        "run": [str(tmp_path / "q.jsonl"), "--template", "{question}"],
+        "tune": ["--data", str(tmp_path / "q.jsonl")],
+    }
+    flags = [job, *data.get(job, ["--tasks", "triviaqa", "--data", str(tmp_path)]), "--output", str(output)]
+    for url in ("http://user:sk-LEAK@localhost:9", "https://localhost:9?key=sk-LEAK", "https://sk-LEAK@h:1#m"):
+        assert command([*flags, "--model", f"vllm:{url}"]) == 2
+        err = capsys.readouterr().err
+        assert "A key goes into an environment variable" in err and "LEAK" not in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
+    for member in (f"vllm:{url}", (f"vllm:{url}", TOKENIZERS["byte_level"]())):
+        with pytest.raises(ValueError, match="environment variable") as raised:
+            AdaFuseEnsemble([member])
+        assert "LEAK" not in str(raised.value)
+    main = enable_adafuse(tiny_model("llama", "byte_level", 0))
+    with pytest.raises(ValueError, match="environment variable") as raised:
+        main.generate(torch.tensor([[5]]), assistant_models=[f"vllm:{url}"], tokenizer=TOKENIZERS["byte_level"]())
+    assert "LEAK" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["ollama:http://localhost:1", "vllm:localhost:8000", "https://hub.co/a/b"])
+def test_what_is_meant_for_a_server_is_not_looked_for_on_the_hub(name, capsys):
+    assert command(["generate", PROMPTS[0], "--model", name]) == 2
+    assert "of a server like vllm:http://localhost:8000#model" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys):
@@ -289,7 +326,12 @@ def test_what_stands_in_for_a_model_cannot_be_called_or_saved(servers, tmp_path)
         export_adafuse(tmp_path / "exported", *servers[0][0])
 
 
-@pytest.mark.parametrize("wrong", [dict(kind="tgi"), dict(num_steps=0), dict(num_parameters=1.5), dict(timeout=-1)])
+@pytest.mark.parametrize(
+    "wrong",
+    [dict(kind="tgi"), dict(num_steps=0), dict(num_parameters=1.5), dict(timeout=-1), dict(tokenizer=5),
+     dict(most_difference=-1), dict(most_difference=True), dict(eos_token_id="x"), dict(eos_token_id=[])],
+    ids=str,
+)  # fmt: skip
 def test_arguments_are_checked(wrong):
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be "):
         ServedModel("http://127.0.0.1:9", **wrong)
