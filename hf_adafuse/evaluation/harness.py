@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -15,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from .local_data import KEYS
+from .paired import ratio_error
 
 TASKS = Path(__file__).parent / "tasks"
 _BOOTSTRAPS = 1000
 _CORPUS_METRICS = ("chrf", "bleu", "spbleu")
+# Of log-likelihoods (nats) by words or bytes.
+_LIKELIHOODS: dict[str, Callable[[float], float]] = {
+    "word_perplexity": lambda mean: math.exp(-mean),
+    "byte_perplexity": lambda mean: math.exp(-mean),
+    "bits_per_byte": lambda mean: -mean / math.log(2),
+}
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,14 @@ def _add_rounds(samples: dict[str, list[dict[str, Any]]], lm: Any) -> None:
 
 
 def _add_standard_errors(scores: dict[str, Any], samples: list[dict[str, Any]]) -> None:
-    """Of the scores of whole sets of translations."""
+    """Of the scores of whole sets, which the harness leaves out: of translations, of texts by how likely they are."""
     from .translation import standard_error
 
+    for metric, of_mean in _LIKELIHOODS.items():
+        found = [sample.get(metric) for sample in samples]
+        key = f"{metric}_stderr,none"
+        if scores.get(key) == "N/A" and len(found) > 1 and all(isinstance(pair, tuple) for pair in found):
+            scores[key] = ratio_error(found, of_mean)  # type: ignore[arg-type]
     for metric in _CORPUS_METRICS:
         pairs = [sample.get(metric) for sample in samples]
         key = f"{metric}_stderr,none"

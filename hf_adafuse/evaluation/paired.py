@@ -7,7 +7,7 @@ are of the mean over questions: the standard deviation with n - 1, over the root
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -72,6 +72,17 @@ def paired(scores: Sequence[float], others: Sequence[float]) -> Paired:
     wins = sum(step > 0 for step in steps)
     losses = sum(step < 0 for step in steps)
     return Paired(mean(steps), wins, losses, len(steps) - wins - losses, sign_test(wins, losses))
+
+
+def ratio_error(pairs: Sequence[tuple[float, float]], of_ratio: Callable[[float], float]) -> float:
+    """The standard error of `of_ratio(sum a / sum b)` of pairs (a, b), as a perplexity is, by the jackknife that
+    leaves out one at a time; NaN for fewer than two."""
+    n, tops, bottoms = len(pairs), math.fsum(top for top, _ in pairs), math.fsum(bottom for _, bottom in pairs)
+    if n < 2:
+        return math.nan
+    without = [of_ratio((tops - top) / (bottoms - bottom)) for top, bottom in pairs]
+    center = math.fsum(without) / n
+    return math.sqrt((n - 1) / n * math.fsum((one - center) ** 2 for one in without))
 
 
 def sign_test(wins: int, losses: int) -> float:

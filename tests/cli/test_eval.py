@@ -40,6 +40,14 @@ metric_list:
     aggregation: mean
     higher_is_better: true
 """
+ROLLING = """\
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}}"
+metric_list:
+  - metric: word_perplexity
+  - metric: bits_per_byte
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +124,23 @@ def test_the_bars_are_those_of_the_ensemble(flag, evaluate):
     code, _, err = evaluate("--limit", "2", flag)
     assert code == 0 and ("ensemble: generate_until: 100%" in err) == (flag == "--progress")
     assert err.count("%|") == err.count("generate_until:")
+
+
+def test_perplexities_have_standard_errors(evaluate, tmp_path):
+    rows = [{"question": text} for text in ("Once upon a time", "She is there.", "There was a big tree in the park")]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    beginning = CHOICE.partition("output_type")[0].format(data=tmp_path / "rows.jsonl", cache=tmp_path / "cache")
+    (folder / "trees.yaml").write_text(beginning + ROLLING, encoding="utf-8")
+    code, out, _ = evaluate("--members-alone", "--include-path", str(folder), tasks="trees")
+    lines = [line.split() for line in out.splitlines()[1:]]
+    assert code == 0 and [line[1] for line in lines] == ["word_perplexity"] * 3 + ["bits_per_byte"] * 3
+    rows = lines_of(evaluate.output / "ensemble" / "samples_trees.jsonl")
+    values, sizes = zip(*(row["bits_per_byte"] for row in rows))
+    without = [-(sum(values) - v) / (sum(sizes) - s) / math.log(2) for v, s in zip(values, sizes)]
+    error = math.sqrt(2 / 3 * sum((one - sum(without) / 3) ** 2 for one in without))
+    assert lines[3][-2:] == [f"{error:.4f}", "3"] and float(lines[0][-2]) > 0
 
 
 def test_started_again_it_goes_on(evaluate, monkeypatch):

@@ -11,6 +11,7 @@ from cases import random_case
 from reference_rules import decode_by_rule
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.decoding import fusion
 from hf_adafuse.decoding.fusion import ScoredSpan, choose, units
 from hf_adafuse.decoding.word_parts import distinct_log_probs, share_of_rest
 
@@ -209,6 +210,57 @@ def test_a_word_in_pieces_does_not_lose_for_them():
     whole = choose(spans, [1.0, 1.0], AdaFuseConfig(fusion="word"))
     assert whole.winner == 0
     assert choose(spans, [1.0, 1.0], AdaFuseConfig(**DISTINCT)).scores == whole.scores
+
+
+def proposal(words, proposers):
+    """By these members; each word is as likely to all, the longer the span the likelier its words."""
+    return ScoredSpan(tuple(words), [[[-1.0 / len(words)] for _ in words]] * 3, [1] * len(words), proposers)
+
+
+@pytest.mark.parametrize(
+    ("weights", "spans", "winner"),
+    [
+        # Who goes on counts less than who ends there: what comes next is not theirs alone to say.
+        ([3.0, 1.0, 0.0], [((" The",), (0,)), ((" The", " boss"), (1,))], 0),
+        ([1.0, 3.0, 0.0], [((" The",), (0,)), ((" The", " boss"), (1,))], 1),
+        ([1.0, 1.0, 0.0], [((" The",), (0,)), ((" The", " boss"), (1,))], 1),  # as much
+        ([1.0, 1.0, 1.0], [((" The",), (0, 2)), ((" The", " boss"), (1,))], 0),  # two against one
+        ([1.0, 1.0, 1.0], [((" The",), (0,)), ((" The", " boss"), (1,)), ((" The", " man"), (2,))], 1),
+        # A member of which one proposal ends there and one goes on has a say in both.
+        ([3.0, 1.0, 0.0], [((" The",), (0,)), ((" The", " boss"), (0,)), ((" The", " man"), (1,))], 1),
+        ([3.0, 1.0, 0.0], [((" A",), (0,)), ((" The", " boss"), (1,))], 1),  # none ends there
+        ([3.0, 1.0, 0.0], [((" The",), (0,)), ((" The", ""), (1,))], 0),  # to end the text is to go on
+    ],
+)
+def test_a_round_ends_where_more_members_end_their_spans_than_go_on(weights, spans, winner):
+    spans = [proposal(*one) for one in spans]
+    assert choose(spans, weights, AdaFuseConfig(fusion="word")).winner == winner
+
+
+ROBUST = {
+    "fusion": "word",
+    "word_mean": "root",
+    "word_part": "weighted",
+    "model_weights": "examples",
+    "online_rate": 1.0,
+}
+EVEN = {"fusion": "word", "model_weights": None}
+
+
+@pytest.mark.parametrize(("rule", "number"), [(ROBUST, 71034), (ROBUST, 71046), (EVEN, 71034), (EVEN, 71054)], ids=str)
+def test_rounds_that_end_there_equal_the_oracle(rule, number, monkeypatch):
+    case = case_of(number, **rule)
+    assert_equals_the_oracle(case)
+    expected = case.fast().sequences.tolist()
+    monkeypatch.setattr(fusion._Trie, "_weight", lambda self, candidates: 0.0)
+    assert case.fast().sequences.tolist() != expected, "choose another case"
+
+
+def test_a_token_without_text_before_the_end_belongs_to_it():
+    """A special token, proposed by one of four members."""
+    case = case_of(910231, fusion="word")
+    case.max_new_tokens = 24
+    assert_equals_the_oracle(case)
 
 
 # In which one member alone would have begun with nothing, by the rule.

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from hf_adafuse.evaluation.paired import mean, paired, sign_test
+from hf_adafuse.evaluation.paired import mean, paired, ratio_error, sign_test
 
 
 def test_a_mean_and_its_error():
@@ -56,6 +56,23 @@ def test_the_error_is_that_of_repeated_samples():
 def test_the_sign_test_is_the_binomials(wins):
     expected = sum(math.comb(12, k) for k in range(13) if abs(k - 6) >= abs(wins - 6)) / 2**12
     assert sign_test(wins, 12 - wins) == pytest.approx(expected)
+
+
+def test_the_error_of_a_ratio_is_that_of_repeated_samples():
+    rng = random.Random(0)
+
+    def sample():
+        sizes = [rng.randint(5, 30) for _ in range(60)]
+        return [(-sum(rng.gauss(2.0, 0.7) for _ in range(size)) + rng.gauss(0, 5), size) for size in sizes]
+
+    def perplexity(ratio):
+        return math.exp(-ratio)
+
+    samples = [sample() for _ in range(400)]
+    values = [perplexity(sum(top for top, _ in one) / sum(size for _, size in one)) for one in samples]
+    errors = [ratio_error(one, perplexity) for one in samples]
+    assert statistics.mean(errors) == pytest.approx(statistics.stdev(values), rel=0.1)
+    assert math.isnan(ratio_error([(1.0, 2.0)], perplexity))
 
 
 def test_the_sign_test_of_many_and_of_none():
