@@ -211,7 +211,7 @@ def test_who_is_ready_does_not_wait_for_the_passes_of_a_server_that_are_under_wa
     for most in (1, 2):
         monkeypatch.setattr("hf_adafuse.decoding.scheduler._PASSES_AT_A_TIME", most)
         log = []
-        members = [Elsewhere("A", log, 0.2), Elsewhere("B", log, 0.02)]
+        members = [Elsewhere("A", log, 0.8), Elsewhere("B", log, 0.02)]
         prompts = {0: prompt((0, "a")), 1: prompt((1, "b"), (0, "c")), 2: prompt((1, "d"), (1, "e"), (0, "f"))}
         Scheduler(members, [None, None], lambda ready: {}).run(prompts)
         of_a = [entry.split()[1] for entry in log if entry.startswith("A")]
