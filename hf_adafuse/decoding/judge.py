@@ -121,7 +121,9 @@ class Judge:
         return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first)
 
     def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
-        """Per member and word, its tokens; the end is one that no word has."""
+        """Per member and word, its tokens; the end is one that no word has. None where only whole words count."""
+        if self._config.word_part == "whole":
+            return []
         members = enumerate(self._vocabularies)
         if not words:
             return [[[*candidate.ids[k], _END_TOKEN]] if candidate.ends else [] for k, _ in members]
