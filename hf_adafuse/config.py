@@ -157,7 +157,8 @@ class AdaFuseConfig:
         options = {name: value for name, value in values.items() if name not in known}
         if options and values.get("method", "adafuse") == "adafuse":
             raise ValueError(
-                f"`adafuse_config` must be made of the fields {known}, but has {list(options)}. Check the spelling."
+                f"`adafuse_config` must be made of the fields {known}, but has {list(options)}. Check the spelling; an "
+                "option of a method goes with its `method`."
             )
         given = {name: value for name, value in values.items() if name in known}
         return cls(**{**given, "method_options": {**given.get("method_options", {}), **options}})

@@ -75,8 +75,8 @@ def read_questions(
             questions = list(_of_lines(lines, template))
     elif path.suffix in (".jsonl", ".json") or (not split and not path.is_dir()):
         raise ValueError(
-            f"The questions must be a JSONL file, `-` or a dataset with its `--split`, but {source!r} is no file. "
-            "Check the name."
+            f"The questions must be a JSONL file, `-` or, for `run`, a dataset with its `--split`, but {source!r} is "
+            "no file. Check the name."
         )
     else:
         questions = list(_of_lines(_rows(source, split, subset), template))

@@ -105,7 +105,10 @@ def _refuse(method: str, rule: str, given: Collection[str]) -> None:
 
 def _check_weights(weights: Any) -> None:
     if not isinstance(weights, tuple):
-        raise ValueError(f"`model_weights` must be a list of numbers, but is {weights!r}. Give one per member.")
+        names = ", ".join(map(repr, WEIGHTINGS))
+        raise ValueError(
+            f"`model_weights` must be a list of numbers, or one of {names}, but is {weights!r}. Give one per member."
+        )
     if not weights or not all(_is_number(one) and _LEAST_WEIGHT <= one <= _MOST_WEIGHT for one in weights):
         raise ValueError(
             f"`model_weights` must be a list of positive numbers from {_LEAST_WEIGHT} to {_MOST_WEIGHT}, but is "
