@@ -38,7 +38,7 @@ from ..members.participants import Participant
 from ..members.prompt_nll import prompt_nll
 from ..trees.model_call import ModelCall
 from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
-from .text_readings import Reading, read
+from .text_readings import Reading, most_continued, read
 
 _MOST_CONTEXTS = 4096  # whose weights are kept
 _UNBOUNDED_WINDOW = 2048  # as the harness cuts long texts for a model that has no longest
@@ -167,7 +167,7 @@ def _windows(text: str, participant: Participant) -> list[tuple[list[int], list[
     windows: Any = get_rolling_token_windows(
         token_list=text_ids(text, participant.tokenizer),
         prefix_token=prefix_id(participant.tokenizer),
-        max_seq_len=participant.max_length or _UNBOUNDED_WINDOW,
+        max_seq_len=most_continued(participant) or _UNBOUNDED_WINDOW,
         context_len=1,
     )
     return [make_disjoint_window(window) for window in windows]

@@ -67,6 +67,12 @@ def read(
     return readings
 
 
+def most_continued(participant: Participant) -> int | None:
+    """The most tokens of a continuation, after one token at least; `None`: any number."""
+    limit = participant.max_length
+    return limit if limit is None or not participant.is_served else limit - 1  # its server reads the last one, too
+
+
 @torch.no_grad()
 def _run(participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]]) -> list[Reading]:
     """One pass, padded on the right: causal models do not see what comes later."""
@@ -109,9 +115,7 @@ def _ask(model: ServedModel, rows: Sequence[tuple[list[int], int]], with_greedy:
 
 
 def _cut(participant: Participant, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
-    limit = participant.max_length
-    if limit is not None and participant.is_served:
-        limit -= 1  # its server reads the last token too
+    limit = most_continued(participant)
     if limit is not None and len(continuation) > limit:
         raise ValueError(
             f"A continuation must be at most {limit} tokens of {participant.name} (its context), but is "

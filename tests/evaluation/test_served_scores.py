@@ -70,7 +70,8 @@ def test_a_context_that_is_too_long_loses_its_beginning():
         served = ServedModel(url, tokenizer=tokenizer, eos_token_id=model.generation_config.eos_token_id)
         lm = language_model([(served, tokenizer), (copy.copy(model), tokenizer)], AdaFuseConfig())
         ((value, _),) = lm.loglikelihood(requests("loglikelihood", [(long, " there was")]))
-        assert value < 0
+        (rolled,) = lm.loglikelihood_rolling(requests("loglikelihood_rolling", [(long,)]))
+        assert value < 0 and rolled < 10 * value
         sizes = [
             len(ids)
             for path, body, _ in stand_in.requests
