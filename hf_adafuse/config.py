@@ -157,7 +157,7 @@ class AdaFuseConfig:
         options = {name: value for name, value in values.items() if name not in known}
         if options and values.get("method", "adafuse") == "adafuse":
             raise ValueError(
-                f"`adafuse_config` must be made of the fields {known}, but has {list(options)}. Check the spelling; an "
+                f"`adafuse_config` must be made of the fields {known}, but has {list(options)}. Check the spelling. An "
                 "option of a method goes with its `method`."
             )
         given = {name: value for name, value in values.items() if name in known}
