@@ -37,8 +37,8 @@ has settings, "the model's own settings". A line of the data is {"question": ...
 list of accepted ones. A budget, like a bar's total, counts answers: one candidate's to one question. The ensemble that
 did best on the questions searched is chosen only where it is above the best member alone by more than --min-gain
 standard errors of the paired difference there, and not behind the member that is best on the questions held out; else
-the member alone that is best on all questions. A
-question that a candidate fails on counts as wrong for it, and the report says so.
+the member alone that is best on all questions. A question that a candidate fails on counts as wrong for it, and the
+report says so.
 
 DIR/generation_config.json  for generate(generation_config=GenerationConfig.from_pretrained("DIR"), ...)
 DIR/adafuse_config.json     the members, the main model first, and the settings; null: that member alone

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -166,16 +167,13 @@ def _add_standard_errors(scores: dict[str, Any], samples: list[dict[str, Any]]) 
     """Of the scores of whole sets, which the harness leaves out: of translations, of texts by how likely they are."""
     from .translation import standard_error
 
-    for metric, of_mean in _LIKELIHOODS.items():
-        found = [sample.get(metric) for sample in samples]
-        key = f"{metric}_stderr,none"
-        if scores.get(key) == "N/A" and len(found) > 1 and all(isinstance(pair, tuple) for pair in found):
-            scores[key] = ratio_error(found, of_mean)  # type: ignore[arg-type]
-    for metric in _CORPUS_METRICS:
+    errors: dict[str, Callable[[Any], float]] = {name: partial(standard_error, name) for name in _CORPUS_METRICS}
+    errors |= {name: partial(ratio_error, of_ratio=figure) for name, figure in _LIKELIHOODS.items()}
+    for metric, error in errors.items():
         pairs = [sample.get(metric) for sample in samples]
         key = f"{metric}_stderr,none"
         if scores.get(key) == "N/A" and len(pairs) > 1 and all(isinstance(pair, tuple) for pair in pairs):
-            scores[key] = standard_error(metric, pairs)  # type: ignore[arg-type]
+            scores[key] = error(pairs)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+# Of servers, by the names that users have for them.
 KINDS = ("vllm", "sglang", "llamacpp")
 
 

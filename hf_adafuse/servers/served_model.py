@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
-from .addresses import is_served_name
+from .addresses import KINDS, is_served_name
 from .api import ServerApi
 from .connection import Connection, Patience
 from .daemons import map_at_once
@@ -24,7 +24,7 @@ from .queries import Query, Step
 from .sglang import SglangApi
 from .vllm import VllmApi
 
-APIS: dict[str, type[ServerApi]] = {"vllm": VllmApi, "sglang": SglangApi, "llamacpp": LlamaCppApi}
+APIS: dict[str, type[ServerApi]] = dict(zip(KINDS, (VllmApi, SglangApi, LlamaCppApi), strict=True))
 
 # Texts of which a server is asked for the log-probabilities at a time.
 _AT_A_TIME = 8
