@@ -60,8 +60,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         retries (`int`, *optional*, defaults to 5): attempts after answers that cannot be right, and after a first
             question without an answer.
         num_parameters (`int`, *optional*): of the model; members propose in the order of their sizes.
-        num_steps (`int`, *optional*, defaults to 4): how many tokens a greedy walk asks for at a time: more of them
-            save requests, fewer save tokens that are read in vain.
+        num_steps (`int`, *optional*, defaults to 4): how many tokens a greedy walk asks for at first: more of them
+            save requests, fewer save tokens that are read in vain. One that has gone on for twice as many asks for
+            twice as many, and so on.
         most_difference (`float`, *optional*, defaults to 0.05): nats by which the server may differ from itself, asked
             in another shape, without a warning.
 

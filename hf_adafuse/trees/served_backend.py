@@ -98,5 +98,13 @@ class ServedBackend(Backend):
         ids, tokens = tree.ids_to(node), self.wanted.pop(node, None) or set()
         steps = 0
         if node.reading is None and (node is tree.root or not tokens):
-            steps = max(1, min(self.model.num_steps, self.model.room(len(ids))))
+            steps = max(1, min(self._num_steps(node.position - tree.root.position), self.model.room(len(ids))))
         return tuple(ids), tuple(sorted(tokens)), steps
+
+    def _num_steps(self, depth: int) -> int:
+        """Of a walk from so far below the prefix. It gets longer as it goes on, so that a long word takes few requests,
+        by doubling, so that walks of several prompts are alike and go in one."""
+        steps: int = self.model.num_steps
+        while 2 * steps <= depth:
+            steps *= 2
+        return steps

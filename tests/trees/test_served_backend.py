@@ -1,0 +1,73 @@
+"""A walk of a served member that goes on and on takes few requests."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from hf_adafuse.servers.queries import Step
+from hf_adafuse.trees.served_backend import ServedBackend
+
+
+class Counting:
+    """After any text the next whole number, as far as there is room; `asked`: the texts' lengths and greedy steps."""
+
+    def __init__(self, num_steps, most=sys.maxsize):
+        self.num_steps, self.most = num_steps, most
+        self.asked = []
+
+    def room(self, num_ids):
+        return self.most - num_ids
+
+    def ask(self, queries, num_top):
+        self.asked += [(len(ids), steps) for ids, _, steps in queries]
+        assert all(1 <= steps <= max(1, self.room(len(ids))) for ids, _, steps in queries)
+        walks = [range(ids[-1] + 1, ids[-1] + 1 + steps) for ids, _, steps in queries]
+        return [[Step((token, 0), {token: -0.1, 0: -3.0}, token) for token in walk] for walk in walks]
+
+
+def backend_of(model, prompts=((7, 8),)):
+    backend = ServedBackend(model, torch.device("cpu"))
+    backend.make_reading = lambda top, log_probs: top
+    backend.prefill([list(prompt) for prompt in prompts])
+    return backend
+
+
+def walk(backend, length):
+    """Greedily on, node by node, until so many below the prefix have been read; returns them."""
+    node, path = backend.trees[0].root, []
+    while len(path) < length:
+        if node.reading is None:
+            backend.run([node])
+        node = node.add_child(node.reading[0])
+        path.append(node)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "expected"),
+    [(4, [(2, 4), (6, 4), (10, 8), (18, 16), (34, 32)]), (1, [(2, 1), (3, 1), (4, 2), (6, 4), (10, 8), (18, 16), (34, 32)])],
+)  # fmt: skip
+def test_a_walk_gets_longer_as_it_goes_on(num_steps, expected):
+    model = Counting(num_steps)
+    path = walk(backend_of(model), 64)
+    assert model.asked == expected
+    assert [node.token for node in path] == list(range(9, 73))
+
+
+def test_it_begins_anew_at_the_end_of_the_prefix():
+    model = Counting(4)
+    backend = backend_of(model)
+    path = walk(backend, 17)
+    backend.commit(0, path)
+    model.asked.clear()
+    backend.run([backend.trees[0].root.add_child(99)])
+    assert model.asked == [(20, 4)]
+
+
+def test_it_does_not_outgrow_the_context():
+    model = Counting(4, most=30)
+    walk(backend_of(model), 27)
+    assert model.asked == [(2, 4), (6, 4), (10, 8), (18, 12)]
