@@ -4,8 +4,8 @@
 
 Two stand-ins for servers, each in a process of its own, sleep 50 ms in every request beside the real work of a tiny
 model, and answer for both members of an ensemble, for batches of 8 prompts. Prints the seconds of calls, over those of
-the same calls where one request is under way at a time, of whichever server: then fewer and larger ones are best. vLLM
-takes no requests for named tokens and for the likeliest ones at the same time, which others do.
+the same calls where one request is under way at a time, of whichever server. vLLM takes no requests for named tokens
+and for the likeliest ones at the same time, which others do.
 """
 
 # ruff: noqa: T201
@@ -20,7 +20,6 @@ from stand_in import StandIn, serving
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, ServedModel
-from hf_adafuse.decoding import scheduler
 
 SECONDS, BATCH, NEW_TOKENS = 0.05, 8, 24
 MEMBERS = [("llama", "sentencepiece", 0), ("gpt_neox", "byte_level", 1)]
@@ -78,7 +77,7 @@ def timed(ensemble, members):
 
 
 def main():
-    context, at_a_time = multiprocessing.get_context("spawn"), scheduler._PASSES_AT_A_TIME
+    context = multiprocessing.get_context("spawn")
     print("server, B | seconds side by side | one after another | ratio | requests side by side, one after another")
     for kind in ("sglang", "vllm"):
         is_alone = context.Value("b", 0)
@@ -87,9 +86,9 @@ def main():
                 ensemble = AdaFuseEnsemble(members, {"num_branches": branches})
                 timed(ensemble, members)  # what the servers remember is no part of it
                 beside, num_beside, texts = timed(ensemble, members)
-                is_alone.value, scheduler._PASSES_AT_A_TIME = 1, 1
+                is_alone.value = 1
                 apart, num_apart, same = timed(ensemble, members)
-                is_alone.value, scheduler._PASSES_AT_A_TIME = 0, at_a_time
+                is_alone.value = 0
                 assert same == texts
                 figures = f"{beside:.2f} | {apart:.2f} | {beside / apart:.2f} | {num_beside}, {num_apart}"
                 print(f"{kind}, {branches} | {figures}", flush=True)

@@ -13,7 +13,7 @@ from ..servers.queries import ServerError
 Q = TypeVar("Q")
 
 # Questions of so many batches go into one call, in which one that ends is replaced at once.
-BATCHES_A_CALL = 8
+BATCHES_A_CALL = 32
 
 # What `generate()` raises where a prompt, or a pass, is too much for a member. Anything else is a bug.
 FAILURES: tuple[type[Exception], ...] = (AdaFuseDecodingError, ValueError)

@@ -16,11 +16,6 @@ from ..trees.nodes import Node
 from ..trees.pass_policy import next_member
 from .requests import Read, Requests, SideBySide
 
-# Passes of one server under way at a time: who is ready does not wait for those before, and yet what becomes ready soon
-# after goes in one. Of 1, 2, 4 and 8 as good as any for two servers by tests/check_overlap.py; with more there are more
-# requests, half as many again as with 1.
-_PASSES_AT_A_TIME = 2
-
 
 @dataclass(eq=False)
 class _Task:
@@ -116,7 +111,9 @@ class Scheduler:
     def _serve(self) -> list[_Task]:
         """Begin the passes that can be begun, and finish some; returns the tasks that need wait no longer."""
         for member_index, member in enumerate(self._members):
-            if member.is_remote and self._waiting[member_index] and self._has_room(member_index):
+            # One pass of each at a time: what becomes ready meanwhile goes in the next, in fewer requests than apart.
+            is_free = all(index != member_index for index, _, _ in self._running.values())
+            if member.is_remote and self._waiting[member_index] and is_free:
                 self._begin_apart(member_index)
         here = self._next_here()
         if len(here) == 1:
@@ -154,9 +151,6 @@ class Scheduler:
         future = begin_in_thread(begun.work)
         self._running[future] = member_index, begun, waiting
         return future
-
-    def _has_room(self, member_index: int) -> bool:
-        return sum(index == member_index for index, _, _ in self._running.values()) < _PASSES_AT_A_TIME
 
     def _finish(self, member_index: int, begun: Pass, waiting: _Waiting, result: Callable[[], Any]) -> list[_Task]:
         """What a pass gave goes to those that waited; who needs more waits on."""

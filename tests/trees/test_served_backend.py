@@ -48,8 +48,11 @@ def walk(backend, length):
 
 @pytest.mark.parametrize(
     ("num_steps", "expected"),
-    [(4, [(2, 4), (6, 4), (10, 8), (18, 16), (34, 32)]), (1, [(2, 1), (3, 1), (4, 2), (6, 4), (10, 8), (18, 16), (34, 32)])],
-)  # fmt: skip
+    [
+        (4, [(2, 4), (6, 4), (10, 8), (18, 16), (34, 32)]),
+        (1, [(2, 1), (3, 1), (4, 2), (6, 4), (10, 8), (18, 16), (34, 32)]),
+    ],
+)
 def test_a_walk_gets_longer_as_it_goes_on(num_steps, expected):
     model = Counting(num_steps)
     path = walk(backend_of(model), 64)
