@@ -123,13 +123,16 @@ class Decoder:
             AdaFuseDecodingError: a member failed.
         """
         likely = [foresight.add_likely_nodes for foresight in self._foresights] or [_nothing] * len(self.members)
-        scheduler = Scheduler(self.members, likely, self._move_on)
+        scheduler = Scheduler(self.members, likely, self._move_on, self._num_left)
         try:
             scheduler.run(self._move_on())
         except MemberError as error:
             served = [] if self._places.is_reading else scheduler.served
             number = max((len(self.prompts[index].rounds) + 1 for index in served), default=0)
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
+
+    def _num_left(self, prompt_index: int) -> int | None:
+        return None if self.max_length is None else self.max_length - len(self.prompts[prompt_index].ids)
 
     def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:
         """Of these prompts, those that are finished leave; what those that come in their place do."""

@@ -13,7 +13,7 @@ from ..members.member import Member
 from ..members.passes import Pass
 from ..servers.daemons import begin as begin_in_thread
 from ..trees.nodes import Node
-from ..trees.pass_policy import next_member
+from ..trees.pass_policy import next_member, urgency
 from .requests import Read, Requests, SideBySide
 
 
@@ -48,6 +48,7 @@ class Scheduler:
         likely (`list[Callable]`): per member, the nodes that a prompt may need when the member is asked next.
         on_pause (`Callable`): told, before each pass, the prompts that have moved on since the last one; returns what
             further prompts do, by their indices.
+        num_left (`Callable`, *optional*): how many tokens a prompt has left to do, or `None`.
 
     Attributes:
         served (`list[int]`): the prompts of the pass that is run, or that has failed.
@@ -58,8 +59,9 @@ class Scheduler:
         members: Sequence[Member],
         likely: Sequence[Callable[[int], list[Node]]],
         on_pause: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
+        num_left: Callable[[int], int | None] = lambda prompt_index: None,
     ) -> None:
-        self._members, self._likely, self._on_pause = members, likely, on_pause
+        self._members, self._likely, self._on_pause, self._num_left = members, likely, on_pause, num_left
         self._waiting: list[_Waiting] = [{} for _ in members]
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._places = [member.place for member in members]
@@ -137,7 +139,8 @@ class Scheduler:
             if not any(self._waiting[k] for k in at):
                 continue
             current = at.index(self._last.get(place, at[0]))
-            self._last[place] = at[next_member([len(self._waiting[k]) for k in at], current)]
+            waiting = [sum(urgency(self._num_left(prompt)) for prompt in self._waiting[k]) for k in at]
+            self._last[place] = at[next_member(waiting, current)]
             found.append(self._last[place])
         return found
 

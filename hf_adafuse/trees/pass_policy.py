@@ -27,8 +27,9 @@ class Policy:
     # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
     most_held_nodes = 14
     tokens_per_held_node = 12
-    # In a batch each prompt may have this many nodes of a pass. hf-adafuse bench --parameters 80M --batch 8
-    batch_width = 3
+    # In a batch each prompt may have so many nodes more than it needs, on CPU and on an accelerator, where they cost
+    # next to nothing. hf-adafuse bench --parameters 80M --batch 8
+    batch_extra, accelerated_extra = 1, 4
     # Where shorter rows are filled up, a pass on CPU costs by the token from here on; a prompt has so many at least.
     padded_pass_tokens = 32
     padded_width = 4
@@ -38,8 +39,9 @@ class Policy:
     # What prompts begin with is read once for all where that saves so many tokens: a pass more costs about as much.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 8
     least_shared_tokens = 64
-    # A member goes on while more than this share of the waiting prompts waits for it. hf-adafuse bench --batch 8,16
-    keeping_share = 0.4
+    # A member goes on while more than this share of the waiting prompts waits for it, each by this power of what it has
+    # left to do. hf-adafuse bench --batch 8,16
+    keeping_share, urgency_power = 0.4, 2
     # Rounds that the first member may propose ahead, and the seconds that must be won by it on average.
     max_rounds_ahead = 2
     # Passes in which a member proposes, and the share of what it proposes that others have proposed before it: as the
@@ -104,13 +106,12 @@ def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLi
         else None
     )
     planned = {prompt_index: prompt.needed[:most] for prompt_index, prompt in needs.items()}
-    width = _width(max(map(len, planned.values())), len(needs), costs, limits)
-    if width == 0:
-        return planned
+    longest = max(map(len, planned.values()))
     for prompt_index, prompt in needs.items():
         needed = planned[prompt_index]
+        width = _width(longest if limits.is_padded else len(needed), len(needs), costs, limits)
         room = room_in_tree(prompt.num_held, prompt.prefix_length) if is_alone else width
-        if room > len(needed):
+        if width and room > len(needed):
             likely = list(prompt.likely())[: width - len(needed)] if width > len(needed) else []
             planned[prompt_index] = _each_once([*needed, *prompt.useful, *likely])[:room]
     return planned
@@ -124,7 +125,8 @@ def _width(num_needed: int, num_prompts: int, costs: PassCosts, limits: PassLimi
     if num_prompts == 1:
         width = max(num_needed, worthwhile_size(num_needed, costs))
         return width if width > 1 else 0
-    return max(num_needed, share) if limits.is_padded else max(Policy.batch_width, share)
+    extra = 0 if limits.is_padded else Policy.batch_extra if limits.is_cpu else Policy.accelerated_extra
+    return max(num_needed + extra, share)
 
 
 def worthwhile_size(num_needed: int, costs: PassCosts) -> int:
@@ -139,11 +141,18 @@ def room_in_tree(num_held: int, prefix_length: int) -> int:
     return max(Policy.most_held_nodes, prefix_length // Policy.tokens_per_held_node) - num_held
 
 
-def next_member(num_waiting: list[int], current: int) -> int:
-    """Whose pass is next, by the prompts that wait for each: `current` while many wait for it, else the most wanted."""
-    if num_waiting[current] > Policy.keeping_share * sum(num_waiting):
+def urgency(num_left: int | None) -> int:
+    """How much a prompt counts that has so many tokens left to do, where that is known: the batch lasts as long as the
+    one that ends last."""
+    return 1 if num_left is None else max(1, num_left) ** Policy.urgency_power
+
+
+def next_member(waiting: list[int], current: int) -> int:
+    """Whose pass is next, by what the prompts that wait for each count: `current` while many wait for it, else the most
+    wanted."""
+    if waiting[current] > Policy.keeping_share * sum(waiting):
         return current
-    return num_waiting.index(max(num_waiting))
+    return waiting.index(max(waiting))
 
 
 def pays_ahead(odds: float, turn_cost: float, saved: float) -> bool:

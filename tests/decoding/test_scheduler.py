@@ -55,6 +55,15 @@ def run(prompts, num_members=2, most=100, on_pause=lambda ready: {}):
     return log
 
 
+@pytest.mark.parametrize(("num_left", "first"), [(lambda row: 10 if row == 7 else 2, "B"), (lambda row: None, "A")])
+def test_who_has_most_left_to_do_is_waited_for_least(num_left, first):
+    log = []
+    members = [FakeMember(name, log) for name in "AB"]
+    prompts = {row: prompt((0, "a")) for row in (3, 5)} | {7: prompt((1, "b"))}
+    Scheduler(members, [None, None], lambda ready: {}, num_left).run(prompts)
+    assert log[0][0] == first
+
+
 def test_prompts_that_need_the_same_member_share_a_pass():
     prompts = {3: prompt((0, "ab")), 5: prompt((0, "c")), 8: prompt((0, "d"))}
     assert run(prompts) == [("A", {3: ["a", "b"], 5: ["c"], 8: ["d"]})]

@@ -15,6 +15,7 @@ from hf_adafuse.trees.pass_policy import (
     pays_ahead,
     plan_pass,
     room_in_tree,
+    urgency,
     worthwhile_size,
 )
 
@@ -23,7 +24,9 @@ CONSTANTS = dict(
     prefetched_tokens=8,
     most_held_nodes=14,
     tokens_per_held_node=12,
-    batch_width=3,
+    batch_extra=1,
+    accelerated_extra=3,
+    urgency_power=2,
     padded_pass_tokens=32,
     padded_width=4,
     keeping_share=0.4,
@@ -145,16 +148,19 @@ def test_each_node_goes_once():
 # A batch
 
 
-def test_in_a_batch_each_prompt_has_its_share_whatever_it_costs():
-    needed, useful, likely = nodes(1), nodes(1), nodes(9)
+def test_in_a_batch_each_prompt_has_a_little_more_than_it_needs_whatever_it_costs():
+    needed, useful, likely = nodes(2), nodes(1), nodes(9)
     needs = {
-        3: PromptNeeds(needed, useful, lambda: likely),
-        4: PromptNeeds([], likely=lambda: likely),
+        3: PromptNeeds(needed, likely=lambda: likely),
+        4: PromptNeeds(needed, useful),
+        5: PromptNeeds([], likely=lambda: likely),
         6: PromptNeeds([], useful),
     }
-    # 8 // 3 is less than 3.
-    expected = {3: [*needed, *useful, likely[0]], 4: likely[:3], 6: useful}
+    # 8 // 4, but one more than needed
+    expected = {3: [*needed, likely[0]], 4: [*needed, *useful], 5: likely[:2], 6: useful}
     assert plan_pass(needs, STEEP, PassLimits()) == expected
+    more = {3: [*needed, *likely[:3]], 4: [*needed, *useful], 5: likely[:3], 6: useful}
+    assert plan_pass(needs, STEEP, PassLimits(is_cpu=False)) == more
 
 
 def test_two_prompts_have_four_nodes_each_however_full_their_trees_are():
@@ -163,9 +169,10 @@ def test_two_prompts_have_four_nodes_each_however_full_their_trees_are():
     assert plan_pass(needs, FLAT, PassLimits()) == {row: [*needs[row].needed, *likely[:3]] for row in range(2)}
 
 
-def test_in_a_batch_a_prompt_that_needs_more_than_its_share_has_all_of_it_and_no_more():
-    needs = {0: PromptNeeds(nodes(50), nodes(2), never), 1: PromptNeeds(nodes(4), nodes(2), never)}
-    assert plan_pass(needs, FLAT, PassLimits()) == {row: needs[row].needed for row in range(2)}
+def test_in_a_batch_a_prompt_that_needs_more_than_its_share_has_all_of_it():
+    needs = {0: PromptNeeds(nodes(50)), 1: PromptNeeds(nodes(4), nodes(2))}
+    expected = {0: needs[0].needed, 1: [*needs[1].needed, needs[1].useful[0]]}
+    assert plan_pass(needs, FLAT, PassLimits()) == expected
 
 
 # Where shorter rows are filled up
@@ -246,6 +253,11 @@ def test_what_is_needed_comes_first_and_nothing_comes_twice(seed):
 
 
 # Whose pass is next
+
+
+@pytest.mark.parametrize(("num_left", "expected"), [(None, 1), (5, 25), (1, 1), (0, 1), (-3, 1)])
+def test_urgency(num_left, expected):
+    assert urgency(num_left) == expected
 
 
 @pytest.mark.parametrize(
