@@ -62,7 +62,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         num_parameters (`int`, *optional*): of the model; members propose in the order of their sizes.
         num_steps (`int`, *optional*, defaults to 4): how many tokens a greedy walk asks for at first: more of them
             save requests, fewer save tokens that are read in vain. One that has gone on for twice as many asks for
-            twice as many, and so on.
+            twice as many at a time.
         most_difference (`float`, *optional*, defaults to 0.05): nats by which the server may differ from itself, asked
             in another shape, without a warning.
 

@@ -13,7 +13,8 @@ from .pass_costs import PassCosts
 
 
 class Policy:
-    """The constants. Each is the best of several values by the command beside it, on two CPU cores in float32."""
+    """The constants. Each is the best of several values by the command beside it, on two CPU cores in float32; what is
+    an accelerator's has not been tried."""
 
     # A pass takes likely nodes along up to a size that costs at most this many times what it costs anyway, and up to
     # this many tokens. Useful ones, of which somebody has said so, come along whenever the pass is of several tokens.

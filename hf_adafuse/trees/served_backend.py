@@ -102,9 +102,7 @@ class ServedBackend(Backend):
         return tuple(ids), tuple(sorted(tokens)), steps
 
     def _num_steps(self, depth: int) -> int:
-        """Of a walk from so far below the prefix. It gets longer as it goes on, so that a long word takes few requests,
-        by doubling, so that walks of several prompts are alike and go in one."""
+        """Of a walk from so far below the prefix: twice as many as it goes on: a long word takes fewer requests.
+        Not more: others wait until the longest walk of a pass ends, and unlike walks go in separate requests."""
         steps: int = self.model.num_steps
-        while 2 * steps <= depth:
-            steps *= 2
-        return steps
+        return steps if depth < 2 * steps else 2 * steps

@@ -13,6 +13,7 @@ from tiny import tiny_model
 from toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse, prefix_caching
+from hf_adafuse.decoding.scheduler import Scheduler
 from hf_adafuse.trees.backend import Backend
 from hf_adafuse.trees.pass_policy import Policy
 
@@ -49,6 +50,23 @@ def toys(*prompts, **kwargs):
 @pytest.mark.parametrize("places", [1, 2, 3, 4, 9])
 def test_each_prompt_has_the_text_that_it_has_alone(places):
     assert_equal(case(places))
+
+
+def test_who_has_tokens_left_to_do_is_known_in_a_padded_batch(monkeypatch):
+    """Of each prompt all of them at first, whatever its padding; fewer from pass to pass."""
+    left = {}
+    serve = Scheduler._serve
+
+    def watched(self):
+        for row in {row for waiting in self._waiting for row in waiting}:
+            left.setdefault(row, []).append(self._num_left(row))
+        return serve(self)
+
+    monkeypatch.setattr(Scheduler, "_serve", watched)
+    case(2).fast()
+    assert sorted(left) == [0, 1, 2, 3]
+    assert all(of_row[0] == 8 and of_row == sorted(of_row, reverse=True) for of_row in left.values())
+    assert all(of_row[-1] < 8 for of_row in left.values())
 
 
 @pytest.mark.parametrize("weights", ["prompt", "examples"])
