@@ -132,6 +132,7 @@ class Decoder:
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
 
     def _num_left(self, prompt_index: int) -> int | None:
+        """How many ids a prompt may get yet, where the call limits them."""
         return None if self.max_length is None else self.max_length - len(self.prompts[prompt_index].ids)
 
     def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:

@@ -40,8 +40,8 @@ class Policy:
     # What prompts begin with is read once for all where that saves so many tokens: a pass more costs about as much.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 8
     least_shared_tokens = 64
-    # A member goes on while more than this share of the waiting prompts waits for it, each by this power of what it has
-    # left to do. hf-adafuse bench --batch 8,16
+    # A member goes on while more than this share of the waiting prompts waits for it. Each counts by this power of the
+    # tokens that it has left to do. hf-adafuse bench --batch 8,16
     keeping_share, urgency_power = 0.4, 2
     # Rounds that the first member may propose ahead, and the seconds that must be won by it on average.
     max_rounds_ahead = 2

@@ -102,7 +102,7 @@ class ServedBackend(Backend):
         return tuple(ids), tuple(sorted(tokens)), steps
 
     def _num_steps(self, depth: int) -> int:
-        """Of a walk from so far below the prefix: twice as many as it goes on: a long word takes fewer requests.
+        """Of a walk from so far below the prefix: twice as many where it goes on, as a long word takes fewer requests.
         Not more: others wait until the longest walk of a pass ends, and unlike walks go in separate requests."""
         steps: int = self.model.num_steps
         return steps if depth < 2 * steps else 2 * steps
