@@ -201,7 +201,7 @@ class ColumnBackend(Backend):
         prompts = self.active if prompts is None else prompts
         is_one = self._shares_row(self.columns.num_distinct)
         rows = [prompts] if is_one else [[prompt_index] for prompt_index in prompts]
-        self.cache.rearrange(self.columns.rearrange(rows))
+        self.cache.rearrange(self.columns.rearrange(rows), max(map(len, rows)))
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, last_only: bool = False

@@ -1,10 +1,9 @@
 """Linear layers over few tokens, on CPU in float32, by all cores. Knows no model's structure, no tree and no text.
 
 A weight times the vectors of a few tokens is a skinny product. MKL, which is behind `F.linear`, leaves skinny ones to
-one core. Here all cores multiply, each with its own parts of the weight: 1.4 to 2 times as fast on two cores. The very
-skinny ones of tall weights, a large vocabulary's above all, are quicker still with the weight on the left, on one core
-too: Gemma's 262,144 words for one, two and four tokens take two cores 22, 30 and 41 ms, instead of 69, 140 and 140, or
-38, 76 and 80 by parts.
+one core, and copies all of the weight before it multiplies. Here all cores multiply, each its own parts of the weight,
+which stay in its cache meanwhile. Gemma's 262,144 words for 1, 4, 16 and 64 tokens take two cores 0.6, 0.3, 0.4 and 0.6
+of the time, and one core 0.9, 0.4, 0.6 and 0.8; a layer of 4,096 by 4,096 takes two cores 0.7, 0.4, 0.7 and 0.8.
 """
 
 from __future__ import annotations
@@ -20,11 +19,15 @@ from ..host_internals import Conv1D, is_compiled, modules_inside, with_modules
 
 # With more tokens `F.linear` uses all cores too.
 MAX_TOKENS = 128
-# Parts of a weight for each thread: small ones stay in a core's cache; so few at least, so many at most.
-_PARTS_PER_THREAD, _FEWEST, _MOST = 4, 1, 16
-# The weight is on the left where it has so many rows and, for so few tokens, so many times as many rows as columns.
-_TALL = 4096
-_FEW_TOKENS = {3: 4, 8: 32}
+# A part of a weight fits into a core's cache, so that its numbers leave memory once. Smaller weights stay whole; with
+# one thread those of fewer parts than that.
+_PART_BYTES, _FEWEST_FOR_ONE_THREAD = 5 * 2**17, 8
+# There are so many parts for each thread at least. The number of their rows is a multiple of what is multiplied at a
+# time, and not smaller than that.
+_PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
+# The weight is on the left for these numbers of tokens; and for these where it is narrow: at least as many rows as
+# columns, and not more columns than that.
+_LEFT_TOKENS, _LEFT_TOKENS_IF_NARROW, _NARROW = (4, 5), (1, 2), 640
 
 
 def with_skinny_linears(model: Any) -> Any:
@@ -45,34 +48,41 @@ def with_skinny_linears(model: Any) -> Any:
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
-    num_threads, num_tokens = torch.get_num_threads(), inputs.numel() // inputs.shape[-1]
-    num_parts, is_left = _num_parts(len(weight), num_threads), _is_very_skinny(num_tokens, weight)
-    may_gain = num_parts is not None and 0 < num_tokens <= MAX_TOKENS and (num_threads > 1 or is_left)
-    if num_parts is None or not may_gain or torch.is_autocast_enabled("cpu"):
+    num_rows, num_columns = weight.shape
+    num_tokens = inputs.numel() // num_columns
+    part_rows, is_left = _plan(num_tokens, num_rows, num_columns, torch.get_num_threads())
+    if part_rows is None or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
-    vectors = inputs.reshape(1, num_tokens, -1).expand(num_parts, -1, -1)
-    parts = weight.unflatten(0, (num_parts, -1))  # type: ignore[no-untyped-call]
-    if is_left:
-        outputs = torch.bmm(parts, vectors.transpose(1, 2)).flatten(0, 1).t()
+    vectors, rest = inputs.reshape(num_tokens, num_columns), num_rows % part_rows
+    parts = weight[: num_rows - rest].view(-1, part_rows, num_columns)
+    if is_left and weight.is_contiguous():
+        products = torch.bmm(parts, vectors.t().expand(len(parts), -1, -1)).flatten(0, 1).t()
     else:
-        outputs = torch.bmm(vectors, parts.transpose(1, 2)).transpose(0, 1)
-    outputs = outputs.contiguous().view(*inputs.shape[:-1], len(weight))
+        products = torch.bmm(vectors.expand(len(parts), -1, -1), parts.transpose(1, 2)).transpose(0, 1).flatten(1)
+    if rest:
+        products = torch.cat([products, F.linear(vectors, weight[-rest:])], dim=1)
+    outputs = products.contiguous().view(*inputs.shape[:-1], num_rows)
     return outputs if bias is None else outputs + bias
 
 
-def _is_very_skinny(num_tokens: int, weight: torch.Tensor) -> bool:
-    """Whether the product is quicker with the weight on the left."""
-    num_rows, num_columns = weight.shape
-    times = next((times for most, times in _FEW_TOKENS.items() if num_tokens <= most), None)
-    return times is not None and num_rows >= max(_TALL, times * num_columns) and weight.is_contiguous()
-
-
 @functools.cache
-def _num_parts(num_rows: int, num_threads: int) -> int | None:
-    """Into how many equal parts a weight falls, about `_PARTS_PER_THREAD` for each thread; `None` where into none."""
-    allowed = range(_FEWEST * num_threads, _MOST * num_threads + 1)
-    divisors = [n for n in allowed if n <= num_rows and num_rows % n == 0]
-    return min(divisors, key=lambda n: abs(math.log(n / num_threads / _PARTS_PER_THREAD)), default=None)
+def _plan(num_tokens: int, num_rows: int, num_columns: int, num_threads: int) -> tuple[int | None, bool]:
+    """How many rows of a weight make a part, `None` where it is quicker whole; whether the weight is on the left."""
+    is_narrow = num_columns <= min(num_rows, _NARROW)
+    is_left = num_tokens in _LEFT_TOKENS or (is_narrow and num_tokens in _LEFT_TOKENS_IF_NARROW)
+    is_whole = not 0 < num_tokens <= MAX_TOKENS or (num_threads == num_tokens == 1 and not is_left)
+    return None if is_whole else _part_rows(num_rows, num_columns, num_threads), is_left
+
+
+def _part_rows(num_rows: int, num_columns: int, num_threads: int) -> int | None:
+    """How many rows make a part, if possible of equal parts; `None` for a small weight, which stays whole."""
+    num_parts = 4 * num_rows * num_columns / _PART_BYTES
+    if num_parts < (1 if num_threads > 1 else _FEWEST_FOR_ONE_THREAD):
+        return None
+    wanted = max(num_rows / max(num_parts, _PARTS_PER_THREAD * num_threads), _FEWEST_ROWS)
+    near = [n for n in range(_FEWEST_ROWS, num_rows + 1, _ROW_MULTIPLE) if wanted / 1.5 <= n <= 1.5 * wanted]
+    equal = [number for number in near if num_rows % number == 0]
+    return min(equal or near, key=lambda number: abs(math.log(number / wanted)), default=None)
 
 
 class _SkinnyLinear(torch.nn.Linear):
@@ -103,12 +113,13 @@ def _twin(module: Any, known: dict[int, Any]) -> Any:
 
 def _is_eligible(layer: Any) -> bool:
     weight = dict(layer.named_parameters(recurse=False)).get("weight")
-    return (
-        type(layer) in _TWINS
-        and type(weight) is torch.nn.Parameter
-        and weight.device.type == "cpu"
-        and weight.dtype is torch.float32
-        and weight.layout is torch.strided
-        and weight.numel() > 0
-        and (torch.get_num_threads() > 1 or _is_very_skinny(1, weight))
-    )
+    if (
+        type(layer) not in _TWINS
+        or type(weight) is not torch.nn.Parameter
+        or weight.device.type != "cpu"
+        or weight.dtype is not torch.float32
+        or weight.layout is not torch.strided
+    ):
+        return False
+    num_rows, num_columns = weight.shape if isinstance(layer, torch.nn.Linear) else reversed(weight.shape)
+    return _part_rows(num_rows, num_columns, torch.get_num_threads()) is not None

@@ -14,6 +14,11 @@ from ..host_internals import DynamicLayer
 from .columns import Place
 from .kv_cache import KeysValues
 
+# Columns that a tree has to spare at least: where it is alone, few, so that the cache is hardly larger than it must be;
+# where there are several, more each: growing copies what all of them hold.
+# hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1,8,16, time and the KV column
+_SPARE_OF_ONE, _SPARE_OF_EACH = 4, 8
+
 
 class TreeCacheLayer(DynamicLayer):
     """One layer of a [`TreeCache`]: tensors with spare columns, written in place."""
@@ -29,7 +34,9 @@ class TreeCacheLayer(DynamicLayer):
         width = self.cache.width
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-            self.keys, self.values = _spare(key_states, width).zero_(), _spare(value_states, width).zero_()
+            num_columns = width + self.cache.num_spare(width)
+            self.keys = _empty(key_states, num_columns).zero_()
+            self.values = _empty(value_states, num_columns).zero_()
         self.cache.write(self.keys, key_states)
         self.cache.write(self.values, value_states)
         return self.keys[:, :, :width], self.values[:, :, :width]
@@ -37,6 +44,7 @@ class TreeCacheLayer(DynamicLayer):
     def reserve(self, width: int) -> None:
         """Make room for so many columns."""
         if self.is_initialized and self.keys.shape[2] < width:
+            width += self.cache.num_spare(width)
             self.keys, self.values = _grown(self.keys, width), _grown(self.values, width)
 
     def get_seq_length(self) -> int:
@@ -49,7 +57,7 @@ class TreeCache(DynamicCache):
     is there. A column is seen only where the mask says so.
 
     Attributes:
-        num_rows (`int`): each row of its tensors holds one tree or several.
+        num_rows (`int`), num_sharing (`int`): the rows of its tensors, and how many trees share one at most.
         length (`int`), width (`int`): the columns of a row before and after the pass that `open` prepared.
         is_written (`bool`): whether the pass has written into it.
     """
@@ -57,6 +65,7 @@ class TreeCache(DynamicCache):
     def __init__(self, num_rows: int) -> None:
         super().__init__()
         self.num_rows = num_rows
+        self.num_sharing = 1
         self.length = 0
         self.width = 0
 
@@ -82,6 +91,11 @@ class TreeCache(DynamicCache):
         self.is_written = True
         return self.layers[layer_idx].update(key_states, value_states)  # type: ignore[no-any-return]
 
+    def num_spare(self, width: int) -> int:
+        """How many columns a row of so many has to spare."""
+        is_alone = self.num_rows == self.num_sharing == 1
+        return max(_SPARE_OF_ONE if is_alone else _SPARE_OF_EACH * self.num_sharing, width // 20)
+
     def write(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Write `new`, of shape `(num_rows, num_heads, num_new, head_dim)`, into the pass's columns."""
         if not self._targets:
@@ -101,12 +115,14 @@ class TreeCache(DynamicCache):
             for index, (keys, values) in enumerate(layers):
                 self.update(keys, values, index)
 
-    def rearrange(self, sources: list[list[Place]]) -> None:
-        """New rows, each with the columns that were at these places; all else is gone."""
-        self.num_rows, self.width = len(sources), max(map(len, sources), default=0)
+    def rearrange(self, sources: list[list[Place]], num_sharing: int = 1) -> None:
+        """New rows, each with the columns that were at these places, shared by so many trees; all else is gone."""
+        self.num_rows, self.num_sharing = len(sources), num_sharing
+        self.width = max(map(len, sources), default=0)
         padded = [[*places, *[(0, 0)] * (self.width - len(places))] for places in sources]
         for layer, (keys, values) in zip(self.layers, self.gather(padded), strict=True):
-            layer.keys, layer.values = _grown(keys, self.width), _grown(values, self.width)
+            width = self.width + self.num_spare(self.width)
+            layer.keys, layer.values = _grown(keys, width), _grown(values, width)
 
     def gather(self, sources: list[list[Place]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Per layer, copies of the keys and values at these places, as many in each row."""
@@ -143,14 +159,13 @@ def _stacked(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.nn.functional.pad(one, (0, 0, 0, width - one.shape[2])) for one in (first, second)])
 
 
-def _spare(like: torch.Tensor, width: int) -> torch.Tensor:
-    """A tensor for `width` columns and some to come, so that it grows seldom and holds little more than it must."""
+def _empty(like: torch.Tensor, num_columns: int) -> torch.Tensor:
     batch_size, num_heads, _, head_dim = like.shape
-    return like.new_empty((batch_size, num_heads, width + max(4, width // 20), head_dim))
+    return like.new_empty((batch_size, num_heads, num_columns, head_dim))
 
 
-def _grown(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    larger, num_columns = _spare(tensor, width), tensor.shape[2]
-    larger[:, :, :num_columns] = tensor
-    larger[:, :, num_columns:] = 0  # no NaN: it would survive that a mask hides it
+def _grown(tensor: torch.Tensor, num_columns: int) -> torch.Tensor:
+    larger, known = _empty(tensor, num_columns), tensor.shape[2]
+    larger[:, :, :known] = tensor
+    larger[:, :, known:] = 0  # no NaN: it would survive that a mask hides it
     return larger

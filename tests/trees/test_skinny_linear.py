@@ -15,14 +15,29 @@ from transformers import RwkvConfig, RwkvForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hf_adafuse import enable_adafuse
+from hf_adafuse.trees import skinny_linear
 from hf_adafuse.trees.model_call import ModelCall
 from hf_adafuse.trees.self_test import choose_backend
 from hf_adafuse.trees.skinny_linear import MAX_TOKENS, linear, with_skinny_linears
 
 
 @pytest.fixture(autouse=True)
-def _two_threads(monkeypatch):
+def _two_threads_small_parts(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(skinny_linear, "_PART_BYTES", 64)
+    monkeypatch.setattr(skinny_linear, "_FEWEST_ROWS", 2)
+    monkeypatch.setattr(skinny_linear, "_ROW_MULTIPLE", 1)
+    skinny_linear._plan.cache_clear()
+    yield
+    skinny_linear._plan.cache_clear()
+
+
+@pytest.fixture
+def factors(monkeypatch):
+    """The shapes of both factors of each product by parts."""
+    shapes, bmm = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: shapes.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
+    return shapes
 
 
 @pytest.fixture
@@ -43,43 +58,64 @@ def state(model):
 
 
 @pytest.mark.parametrize("num_outputs", [3, 8, 96, 97, 103])
-@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 16), (3, 5, 16), (MAX_TOKENS, 16), (MAX_TOKENS + 1, 16), (0, 16)])
-def test_a_product_by_parts_is_the_product(shape, num_outputs):
+@pytest.mark.parametrize("shape", [(4, 1, 16), (2, 16), (3, 5, 16), (5, 16), (MAX_TOKENS, 16)])
+def test_a_product_by_parts_is_the_product(shape, num_outputs, factors):
     torch.manual_seed(num_outputs)
     inputs, weight, bias = torch.randn(shape), torch.randn(num_outputs, 16), torch.randn(num_outputs)
     across = weight.t().contiguous().t()  # as `Conv1D` has it
     for given in ((weight, bias), (weight, None), (across, bias)):
         torch.testing.assert_close(linear(inputs, *given), F.linear(inputs, *given), rtol=1e-5, atol=1e-5)
     assert linear(inputs, weight).is_contiguous()
+    assert len(factors) == 4
+
+
+@pytest.mark.parametrize("shape", [(MAX_TOKENS + 1, 16), (3, MAX_TOKENS, 16), (0, 16), (2, 0, 16)])
+def test_many_tokens_and_none_take_the_weight_whole(shape, factors):
+    inputs, weight = torch.randn(shape), torch.randn(96, 16)
+    torch.testing.assert_close(linear(inputs, weight), F.linear(inputs, weight))
+    assert not factors
 
 
 @pytest.mark.parametrize(
-    ("most", "num_columns", "num_rows"), [(0, 16, 4088), (0, 1100, 4096), (3, 200, 4096), (8, 16, 4104)]
+    ("num_rows", "num_columns", "lefts"), [(99, 16, {1, 2, 4, 5}), (99, 100, {4, 5}), (990, 700, {4, 5})]
 )
-def test_the_weight_is_on_the_left_where_it_is_tall_and_tokens_are_few(most, num_columns, num_rows, monkeypatch):
-    torch.manual_seed(most)
-    lefts = []
-    bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: lefts.append(a.shape[1]) or bmm(a, b))
+def test_the_weight_is_on_the_left_for_some_numbers_of_tokens(num_rows, num_columns, lefts, factors):
     weight, bias = torch.randn(num_rows, num_columns), torch.randn(num_rows)
-    for number in (1, most + 1, max(1, most)):
+    for number in range(1, 9):
         inputs = torch.randn(number, 1, num_columns)
         outputs = linear(inputs, weight, bias)
         torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=1e-4, atol=1e-4)
         assert outputs.is_contiguous()
-    assert [left > 100 for left in lefts] == [most > 0, False, most > 0]
+    found = {number for number, (left, _) in enumerate(factors, start=1) if left[1] != number}
+    assert found == lefts
 
 
-def test_parts_are_multiplied_one_by_one(monkeypatch):
-    batches = []
-    bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: batches.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
+def test_a_weight_falls_into_equal_parts_and_a_rest(factors):
     linear(torch.randn(2, 3, 16), torch.randn(96, 16))
-    linear(torch.randn(2, 3, 16), torch.randn(2 * 11 * 5, 16))
-    assert batches == [((8, 6, 16), (8, 16, 12)), ((10, 6, 16), (10, 16, 11))]
-    linear(torch.randn(MAX_TOKENS + 1, 16), torch.randn(96, 16))
-    linear(torch.randn(2, 3, 16), torch.randn(97, 16))
-    assert len(batches) == 2
+    linear(torch.randn(2, 3, 16), torch.randn(9 * 11, 16))
+    linear(torch.randn(2, 3, 16), torch.randn(97, 16))  # a prime: one row is left over
+    assert factors == [((48, 6, 16), (48, 16, 2)), ((33, 6, 16), (33, 16, 3)), ((48, 6, 16), (48, 16, 2))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_threads", "part_rows"),
+    [
+        ((262144, 640), 2, 256),  # 1,024 parts of 640 KB
+        ((151936, 1024), 2, 128),
+        ((50257, 768), 2, 216),
+        ((4096, 4096), 2, 32),
+        ((4096, 14336), 2, 16),  # so few rows at least
+        ((768, 768), 2, 96),  # four parts for each thread
+        ((3072, 768), 16, 48),
+        ((192, 576), 2, None),  # in a core's cache as it is
+        ((768, 768), 1, None),
+        ((3072, 768), 1, 192),
+        ((96, 16), 2, None),
+    ],
+)
+def test_parts_fit_into_a_cores_cache(shape, num_threads, part_rows, monkeypatch):
+    monkeypatch.undo()
+    assert skinny_linear._part_rows(*shape, num_threads) == part_rows
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", torch.nn.Linear), ("gpt2", Conv1D)])
@@ -139,25 +175,25 @@ def test_models_left_alone(change):
     assert with_skinny_linears(changed) is changed
 
 
-def test_a_weight_that_lies_across_is_never_on_the_left(monkeypatch):
-    lefts = []
-    bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: lefts.append(a.shape[1]) or bmm(a, b))
-    layer = with_skinny_linears(torch.nn.Sequential(Conv1D(4096, 16)))
-    layer(torch.randn(1, 2, 16))
-    assert lefts == [2]
+def test_a_weight_that_lies_across_is_never_on_the_left(factors):
+    layer = with_skinny_linears(torch.nn.Sequential(Conv1D(96, 16)))
+    layer(torch.randn(1, 4, 16))
+    assert factors == [((48, 4, 16), (48, 16, 2))]
 
 
-def test_one_thread_has_no_parts_but_of_a_tall_weight(monkeypatch):
+def test_one_thread_has_parts_of_a_large_weight_for_several_tokens(factors, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    lefts = []
-    bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: lefts.append(tuple(a.shape)) or bmm(a, b))
-    inputs = torch.randn(3, 16)
-    for num_rows, left in ((96, []), (4096, [(4, 1024, 16)])):
-        weight = torch.randn(num_rows, 16)
+    for num_rows, number, num_products in ((7, 3, 0), (8, 3, 1), (8, 1, 0), (16, 1, 1)):  # seven parts, eight, narrow
+        inputs, weight = torch.randn(number, 16), torch.randn(num_rows, 16)
         torch.testing.assert_close(linear(inputs, weight), F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
-        assert lefts == left
+        assert len(factors) == num_products
+        factors.clear()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_model_of_small_layers_is_left_alone(num_threads, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     model = own("llama", "byte_level", 0)
     assert with_skinny_linears(model) is model
 
