@@ -25,17 +25,16 @@ _PART_BYTES, _FEWEST_FOR_ONE_THREAD = 5 * 2**17, 8
 # There are so many parts for each thread at least. The number of their rows is a multiple of what is multiplied at a
 # time, and not smaller than that.
 _PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
-# The weight is on the left for these numbers of tokens; and for these where it is narrow: at least as many rows as
-# columns, and not more columns than that.
-_LEFT_TOKENS, _LEFT_TOKENS_IF_NARROW, _NARROW = (4, 5), (1, 2), 640
+# The weight is on the left for these numbers of tokens; and for these where it is narrow: it has not more columns than
+# that, nor than rows.
+_LEFT_TOKENS, _LEFT_IF_NARROW = (4, 5), {1: 640, 2: 640, 3: 1024}
 
 
 def with_skinny_linears(model: Any) -> Any:
     """
     The same model, its parameters, buffers and hooks shared, in which linear layers multiply by parts: they give the
     same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to gain:
-    compiled, or with layers that are all quantized, hooked, in another precision or on another device, or, for one
-    thread, not tall.
+    compiled, or with layers that are all small, quantized, hooked, in another precision or on another device.
 
     Args:
         model (`torch.nn.Module`): what is changed on it afterwards, other than parameters, may not show in the result.
@@ -56,7 +55,8 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     vectors, rest = inputs.reshape(num_tokens, num_columns), num_rows % part_rows
     parts = weight[: num_rows - rest].view(-1, part_rows, num_columns)
     if is_left and weight.is_contiguous():
-        products = torch.bmm(parts, vectors.t().expand(len(parts), -1, -1)).flatten(0, 1).t()
+        factors = F.pad(vectors, (0, 0, 0, 1)) if num_tokens == 3 else vectors  # four are quicker than three
+        products = torch.bmm(parts, factors.t().expand(len(parts), -1, -1)).flatten(0, 1).t()[:num_tokens]
     else:
         products = torch.bmm(vectors.expand(len(parts), -1, -1), parts.transpose(1, 2)).transpose(0, 1).flatten(1)
     if rest:
@@ -68,8 +68,8 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 @functools.cache
 def _plan(num_tokens: int, num_rows: int, num_columns: int, num_threads: int) -> tuple[int | None, bool]:
     """How many rows of a weight make a part, `None` where it is quicker whole; whether the weight is on the left."""
-    is_narrow = num_columns <= min(num_rows, _NARROW)
-    is_left = num_tokens in _LEFT_TOKENS or (is_narrow and num_tokens in _LEFT_TOKENS_IF_NARROW)
+    is_narrow = num_columns <= min(num_rows, _LEFT_IF_NARROW.get(num_tokens, 0))
+    is_left = num_tokens in _LEFT_TOKENS or is_narrow
     is_whole = not 0 < num_tokens <= MAX_TOKENS or (num_threads == num_tokens == 1 and not is_left)
     return None if is_whole else _part_rows(num_rows, num_columns, num_threads), is_left
 

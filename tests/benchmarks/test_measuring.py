@@ -21,6 +21,7 @@ from hf_adafuse.decoding.words import split_words
 from hf_adafuse.demo.methods import fuse, prepare
 from hf_adafuse.members.drafts import Drafts
 from hf_adafuse.members.participants import Participant
+from hf_adafuse.trees import skinny_linear, tree_cache
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
 from hf_adafuse.trees.rows_backend import RowsBackend
 from hf_adafuse.trees.skinny_linear import linear
@@ -104,6 +105,7 @@ def test_the_first_member_does_not_look_ahead(look_ahead):
 
 def test_branches_that_are_not_packed_run_as_rows(monkeypatch):
     """As many passes, but of trees that hold their branches in rows: padded, with copies of the keys above them."""
+    monkeypatch.setattr(tree_cache, "_SPARE_OF_EACH", 1)  # so few that the copies show in the size of the cache
     runs = []
     for tree in (PackedBackend, RowsBackend):
 
@@ -191,6 +193,8 @@ def test_no_figure_is_lost_in_json(measured):
 def test_layers_multiply_by_parts_where_several_threads_do(monkeypatch):
     products = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(skinny_linear, "_PART_BYTES", 64)  # the layers here are small
+    skinny_linear._plan.cache_clear()
     place = "hf_adafuse.trees.skinny_linear.linear"
     monkeypatch.setattr(place, lambda x, *rest: products.append(x.shape) or linear(x, *rest))
     result = measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
@@ -199,6 +203,7 @@ def test_layers_multiply_by_parts_where_several_threads_do(monkeypatch):
     with variants.VARIANTS["no-parts"]():
         measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
     assert not products
+    skinny_linear._plan.cache_clear()
 
 
 def test_other_methods_are_measured_with_the_words_that_they_write():

@@ -85,6 +85,22 @@ def test_a_cache_grows_as_far_as_it_must(cells):
     assert all(layer.keys.shape[2] < 70 for layer in cache.layers)  # little more than what it holds
 
 
+@pytest.mark.parametrize(("num_rows", "num_trees"), [(1, 8), (4, 4)], ids=["one_row", "a_row_each"])
+def test_what_several_trees_hold_is_seldom_copied(num_rows, num_trees):
+    """Each adds a column a pass; of a tree alone four come at a time."""
+    alone, cache = filled([[10] * 20]), filled([[10] * 20] * num_trees)
+    rows = [list(range(row, num_trees, num_rows)) for row in range(num_rows)]
+    cache.rearrange([[(tree, column) for tree in trees for column in range(20)] for trees in rows], len(rows[0]))
+    for one, added in ((alone, 1), (cache, len(rows[0]))):
+        tensors, num_rows = [], one.num_rows
+        for _ in range(40):
+            columns = list(range(one.width, one.width + added))
+            write(one, [columns] * num_rows, one.width + added, [columns] * num_rows)
+            tensors += [one.layers[0].keys] if not tensors or one.layers[0].keys is not tensors[-1] else []
+        assert len(tensors) == (1 + 40 // 5 if one is alone else 1 + 40 // 9)
+        assert tensors[-1].shape[2] <= one.width + 8 * len(rows[0])
+
+
 def test_a_cache_that_was_not_written_says_so():
     cache = filled([[10, 11]])
     cache.open([[2]], 3)
