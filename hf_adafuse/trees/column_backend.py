@@ -191,6 +191,8 @@ class ColumnBackend(Backend):
             self.cache = TreeCache(1)  # the memory of the old one is free
         elif not is_shared or 2 * self.columns.num_used < self.columns.width:
             self._rearrange()
+        else:
+            self.cache.num_sharing = self.columns.num_sharing
 
     def _shares_row(self, num_columns: int) -> bool:
         """Whether prompts that hold so many columns share a row of the cache."""
@@ -201,7 +203,9 @@ class ColumnBackend(Backend):
         prompts = self.active if prompts is None else prompts
         is_one = self._shares_row(self.columns.num_distinct)
         rows = [prompts] if is_one else [[prompt_index] for prompt_index in prompts]
-        self.cache.rearrange(self.columns.rearrange(rows), max(map(len, rows)))
+        sources = self.columns.rearrange(rows)
+        self.cache.num_sharing = self.columns.num_sharing
+        self.cache.rearrange(sources)
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, last_only: bool = False

@@ -8,6 +8,7 @@ Each row of the cache holds the columns of one prompt, or of several:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from .nodes import Node
@@ -56,6 +57,11 @@ class Columns:
         """As many as would be used if all prompts were in one row."""
         copies = max(0, len({*self.row_of.values()}) - 1)
         return self.num_used - copies * self.num_shared
+
+    @property
+    def num_sharing(self) -> int:
+        """How many prompts share a row at most."""
+        return max(Counter(self.row_of.values()).values(), default=1)
 
     def add_prompt(self, prompt_index: int, row: int, columns: Iterable[int]) -> None:
         """A prompt whose tokens are in these columns of a row, which have been taken."""

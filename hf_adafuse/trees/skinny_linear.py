@@ -1,9 +1,10 @@
 """Linear layers over few tokens, on CPU in float32, by all cores. Knows no model's structure, no tree and no text.
 
 A weight times the vectors of a few tokens is a skinny product. MKL, which is behind `F.linear`, leaves skinny ones to
-one core, and copies all of the weight before it multiplies. Here all cores multiply, each its own parts of the weight,
-which stay in its cache meanwhile. Gemma's 262,144 words for 1, 4, 16 and 64 tokens take two cores 0.6, 0.3, 0.4 and 0.6
-of the time, and one core 0.9, 0.4, 0.6 and 0.8; a layer of 4,096 by 4,096 takes two cores 0.7, 0.4, 0.7 and 0.8.
+one core, and takes long over large weights. Here all cores multiply, each its own parts of the weight, small enough to
+stay in the caches. Gemma's 262,144 words for 1, 4, 16 and 64 tokens take two cores 0.6, 0.3, 0.4 and 0.6 of the time,
+and one core 0.9, 0.4, 0.6 and 0.8; a layer of 4,096 by 4,096 takes two cores 0.7, 0.4, 0.7 and 0.8:
+python tests/check_linear.py
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from ..host_internals import Conv1D, is_compiled, modules_inside, with_modules
 
 # With more tokens `F.linear` uses all cores too.
 MAX_TOKENS = 128
-# A part of a weight fits into a core's cache, so that its numbers leave memory once. Smaller weights stay whole; with
-# one thread those of fewer parts than that.
+# About the bytes of a part; smaller weights stay whole, with one thread also those of fewer parts than that.
 _PART_BYTES, _FEWEST_FOR_ONE_THREAD = 5 * 2**17, 8
-# There are so many parts for each thread at least. The number of their rows is a multiple of what is multiplied at a
-# time, and not smaller than that.
+# Parts are smaller where there would not be about so many for each thread. The number of their rows is a multiple of
+# what is multiplied at a time, and not smaller than that.
 _PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
 # The weight is on the left for these numbers of tokens; and for these where it is narrow: it has not more columns than
 # that, nor than rows.
@@ -48,9 +48,11 @@ def with_skinny_linears(model: Any) -> Any:
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
     num_rows, num_columns = weight.shape
-    num_tokens = inputs.numel() // num_columns
-    part_rows, is_left = _plan(num_tokens, num_rows, num_columns, torch.get_num_threads())
-    if part_rows is None or torch.is_autocast_enabled("cpu"):
+    num_tokens, num_threads = inputs.numel() // num_columns, torch.get_num_threads()
+    is_left = _is_left(num_tokens, num_rows, num_columns)
+    part_rows = _part_rows(num_rows, num_columns, num_threads)
+    may_gain = 0 < num_tokens <= MAX_TOKENS and (is_left or not num_threads == num_tokens == 1)
+    if part_rows is None or not may_gain or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
     vectors, rest = inputs.reshape(num_tokens, num_columns), num_rows % part_rows
     parts = weight[: num_rows - rest].view(-1, part_rows, num_columns)
@@ -65,22 +67,21 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return outputs if bias is None else outputs + bias
 
 
+def _is_left(num_tokens: int, num_rows: int, num_columns: int) -> bool:
+    """Whether the product is quicker with the weight on the left."""
+    return num_tokens in _LEFT_TOKENS or num_columns <= min(num_rows, _LEFT_IF_NARROW.get(num_tokens, 0))
+
+
 @functools.cache
-def _plan(num_tokens: int, num_rows: int, num_columns: int, num_threads: int) -> tuple[int | None, bool]:
-    """How many rows of a weight make a part, `None` where it is quicker whole; whether the weight is on the left."""
-    is_narrow = num_columns <= min(num_rows, _LEFT_IF_NARROW.get(num_tokens, 0))
-    is_left = num_tokens in _LEFT_TOKENS or is_narrow
-    is_whole = not 0 < num_tokens <= MAX_TOKENS or (num_threads == num_tokens == 1 and not is_left)
-    return None if is_whole else _part_rows(num_rows, num_columns, num_threads), is_left
-
-
 def _part_rows(num_rows: int, num_columns: int, num_threads: int) -> int | None:
-    """How many rows make a part, if possible of equal parts; `None` for a small weight, which stays whole."""
+    """How many rows make a part, if possible of equal parts; `None` for a weight that stays whole."""
     num_parts = 4 * num_rows * num_columns / _PART_BYTES
-    if num_parts < (1 if num_threads > 1 else _FEWEST_FOR_ONE_THREAD):
+    is_small = num_parts < (1 if num_threads > 1 else _FEWEST_FOR_ONE_THREAD)
+    if is_small or num_rows < _FEWEST_ROWS * num_threads:
         return None
     wanted = max(num_rows / max(num_parts, _PARTS_PER_THREAD * num_threads), _FEWEST_ROWS)
-    near = [n for n in range(_FEWEST_ROWS, num_rows + 1, _ROW_MULTIPLE) if wanted / 1.5 <= n <= 1.5 * wanted]
+    allowed = range(_FEWEST_ROWS, 1 + min(num_rows, int(1.5 * wanted)), _ROW_MULTIPLE)
+    near = [number for number in allowed if number >= wanted / 1.5]
     equal = [number for number in near if num_rows % number == 0]
     return min(equal or near, key=lambda number: abs(math.log(number / wanted)), default=None)
 
@@ -119,6 +120,7 @@ def _is_eligible(layer: Any) -> bool:
         or weight.device.type != "cpu"
         or weight.dtype is not torch.float32
         or weight.layout is not torch.strided
+        or weight.dim() != 2  # what an offloader puts in its place
     ):
         return False
     num_rows, num_columns = weight.shape if isinstance(layer, torch.nn.Linear) else reversed(weight.shape)

@@ -14,8 +14,8 @@ from ..host_internals import DynamicLayer
 from .columns import Place
 from .kv_cache import KeysValues
 
-# Columns that a tree has to spare at least: where it is alone, few, so that the cache is hardly larger than it must be;
-# where there are several, more each: growing copies what all of them hold.
+# Columns that a tree has to spare: where it is alone, few, so that the cache is hardly larger than it must be; where
+# there are several, more each, up to half of what they hold: growing copies all of it.
 # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1,8,16, time and the KV column
 _SPARE_OF_ONE, _SPARE_OF_EACH = 4, 8
 
@@ -57,7 +57,8 @@ class TreeCache(DynamicCache):
     is there. A column is seen only where the mask says so.
 
     Attributes:
-        num_rows (`int`), num_sharing (`int`): the rows of its tensors, and how many trees share one at most.
+        num_rows (`int`): each row of its tensors holds one tree or several.
+        num_sharing (`int`): how many trees share a row at most; set by who knows.
         length (`int`), width (`int`): the columns of a row before and after the pass that `open` prepared.
         is_written (`bool`): whether the pass has written into it.
     """
@@ -94,7 +95,8 @@ class TreeCache(DynamicCache):
     def num_spare(self, width: int) -> int:
         """How many columns a row of so many has to spare."""
         is_alone = self.num_rows == self.num_sharing == 1
-        return max(_SPARE_OF_ONE if is_alone else _SPARE_OF_EACH * self.num_sharing, width // 20)
+        wanted = _SPARE_OF_ONE if is_alone else min(_SPARE_OF_EACH * self.num_sharing, width // 2)
+        return max(_SPARE_OF_ONE, wanted, width // 20)
 
     def write(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Write `new`, of shape `(num_rows, num_heads, num_new, head_dim)`, into the pass's columns."""
@@ -115,10 +117,9 @@ class TreeCache(DynamicCache):
             for index, (keys, values) in enumerate(layers):
                 self.update(keys, values, index)
 
-    def rearrange(self, sources: list[list[Place]], num_sharing: int = 1) -> None:
-        """New rows, each with the columns that were at these places, shared by so many trees; all else is gone."""
-        self.num_rows, self.num_sharing = len(sources), num_sharing
-        self.width = max(map(len, sources), default=0)
+    def rearrange(self, sources: list[list[Place]]) -> None:
+        """New rows, each with the columns that were at these places; all else is gone."""
+        self.num_rows, self.width = len(sources), max(map(len, sources), default=0)
         padded = [[*places, *[(0, 0)] * (self.width - len(places))] for places in sources]
         for layer, (keys, values) in zip(self.layers, self.gather(padded), strict=True):
             width = self.width + self.num_spare(self.width)

@@ -190,11 +190,18 @@ def test_no_figure_is_lost_in_json(measured):
     assert found and all(math.isfinite(number) for number in found)
 
 
-def test_layers_multiply_by_parts_where_several_threads_do(monkeypatch):
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of weights so small that the tests' models have some."""
+    monkeypatch.setattr(skinny_linear, "_PART_BYTES", 64)
+    skinny_linear._part_rows.cache_clear()
+    yield
+    skinny_linear._part_rows.cache_clear()
+
+
+def test_layers_multiply_by_parts_where_several_threads_do(small_parts, monkeypatch):
     products = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(skinny_linear, "_PART_BYTES", 64)  # the layers here are small
-    skinny_linear._plan.cache_clear()
     place = "hf_adafuse.trees.skinny_linear.linear"
     monkeypatch.setattr(place, lambda x, *rest: products.append(x.shape) or linear(x, *rest))
     result = measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
@@ -203,7 +210,6 @@ def test_layers_multiply_by_parts_where_several_threads_do(monkeypatch):
     with variants.VARIANTS["no-parts"]():
         measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
     assert not products
-    skinny_linear._plan.cache_clear()
 
 
 def test_other_methods_are_measured_with_the_words_that_they_write():

@@ -28,9 +28,9 @@ def _two_threads_small_parts(monkeypatch):
     monkeypatch.setattr(skinny_linear, "_PART_BYTES", 64)
     monkeypatch.setattr(skinny_linear, "_FEWEST_ROWS", 2)
     monkeypatch.setattr(skinny_linear, "_ROW_MULTIPLE", 1)
-    skinny_linear._plan.cache_clear()
+    skinny_linear._part_rows.cache_clear()
     yield
-    skinny_linear._plan.cache_clear()
+    skinny_linear._part_rows.cache_clear()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def state(model):
     return [dict(vars(module)) for module in model.modules()]
 
 
-@pytest.mark.parametrize("num_outputs", [3, 8, 96, 97, 103])
+@pytest.mark.parametrize("num_outputs", [5, 8, 96, 97, 103])
 @pytest.mark.parametrize("shape", [(4, 1, 16), (2, 16), (3, 5, 16), (5, 16), (MAX_TOKENS, 16)])
 def test_a_product_by_parts_is_the_product(shape, num_outputs, factors):
     torch.manual_seed(num_outputs)
@@ -92,6 +92,21 @@ def test_the_weight_is_on_the_left_for_some_numbers_of_tokens(num_rows, num_colu
     assert found == lefts
 
 
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(2050, 320), (1536, 576), (409, 2048)])
+def test_weights_of_ordinary_sizes_and_their_gradients(num_rows, num_columns, factors, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    skinny_linear._part_rows.cache_clear()
+    for number in range(1, 10):
+        inputs = torch.randn(num_columns, number).t() / num_columns**0.5  # not contiguous
+        weight, bias = torch.randn(num_rows, num_columns, requires_grad=True), torch.randn(num_rows)
+        outputs, expected = linear(inputs, weight, bias), F.linear(inputs, weight, bias)
+        torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
+        grads = [torch.autograd.grad(found.square().sum(), weight)[0] for found in (outputs, expected)]
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+    assert skinny_linear._part_rows(num_rows, num_columns, 2) is not None
+
+
 def test_a_weight_falls_into_equal_parts_and_a_rest(factors):
     linear(torch.randn(2, 3, 16), torch.randn(96, 16))
     linear(torch.randn(2, 3, 16), torch.randn(9 * 11, 16))
@@ -113,6 +128,8 @@ def test_a_weight_falls_into_equal_parts_and_a_rest(factors):
         ((768, 768), 1, None),
         ((3072, 768), 1, 192),
         ((96, 16), 2, None),
+        ((17, 14336), 2, None),  # too few rows for both threads
+        ((151669, 1024), 2, 160),  # and a rest
     ],
 )
 def test_parts_fit_into_a_cores_cache(shape, num_threads, part_rows, monkeypatch):
@@ -163,6 +180,12 @@ def _compiled_in_place(model):
     return model
 
 
+def _put_away(model):
+    for parameter in model.parameters():
+        parameter.data = torch.empty(0)
+    return model
+
+
 LEFT_ALONE = {
     "quantized": _quantized,
     "hooked": _hooked,
@@ -171,6 +194,7 @@ LEFT_ALONE = {
     "compiled": lambda m: torch.compile(m, backend="eager"),
     "compiled in a wrapper": lambda m: _compiled_in_place(torch.nn.Sequential(m)),
     "bfloat16": lambda m: m.to(torch.bfloat16),
+    "put away": _put_away,
     "another device": lambda m: m.to("meta"),
 }
 

@@ -90,7 +90,8 @@ def test_what_several_trees_hold_is_seldom_copied(num_rows, num_trees):
     """Each adds a column a pass; of a tree alone four come at a time."""
     alone, cache = filled([[10] * 20]), filled([[10] * 20] * num_trees)
     rows = [list(range(row, num_trees, num_rows)) for row in range(num_rows)]
-    cache.rearrange([[(tree, column) for tree in trees for column in range(20)] for trees in rows], len(rows[0]))
+    cache.num_sharing = len(rows[0])
+    cache.rearrange([[(tree, column) for tree in trees for column in range(20)] for trees in rows])
     for one, added in ((alone, 1), (cache, len(rows[0]))):
         tensors, num_rows = [], one.num_rows
         for _ in range(40):
@@ -99,6 +100,13 @@ def test_what_several_trees_hold_is_seldom_copied(num_rows, num_trees):
             tensors += [one.layers[0].keys] if not tensors or one.layers[0].keys is not tensors[-1] else []
         assert len(tensors) == (1 + 40 // 5 if one is alone else 1 + 40 // 9)
         assert tensors[-1].shape[2] <= one.width + 8 * len(rows[0])
+
+
+def test_many_short_trees_have_no_more_to_spare_than_half_of_what_they_hold():
+    cache = filled([[10, 11]] * 300)
+    cache.num_sharing = 300
+    cache.rearrange([[(tree, column) for tree in range(300) for column in range(2)]])
+    assert cache.layers[0].keys.shape[2] == 900
 
 
 def test_a_cache_that_was_not_written_says_so():

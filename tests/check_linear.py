@@ -1,0 +1,52 @@
+"""Times linear layers over few tokens: whole, as PyTorch has them, and by parts. Run by hand on a quiet machine.
+
+python tests/check_linear.py --threads 1
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from hf_adafuse.trees.skinny_linear import linear
+
+SHAPES = [(576, 576), (768, 768), (1536, 576), (640, 2048), (768, 3072), (3072, 768), (4096, 4096), (4096, 14336)]
+VOCABULARIES = [(32001, 2048), (49152, 576), (50257, 768), (151936, 1024), (262144, 640)]
+NUM_TOKENS = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128]
+
+
+def timed(product: Callable[..., torch.Tensor], inputs: torch.Tensor, weights: list[torch.Tensor]) -> float:
+    start = time.perf_counter()
+    for weight in weights:
+        product(inputs, weight)
+    return (time.perf_counter() - start) / len(weights)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print("rows x columns: tokens: milliseconds by parts (over those of the whole)")
+    for shape in SHAPES + VOCABULARIES:
+        # More than a processor's caches hold: in a model each weight comes from memory.
+        weights = [torch.randn(shape) for _ in range(max(1, 20_000_000 // (shape[0] * shape[1])))]
+        found = []
+        for number in NUM_TOKENS:
+            inputs = torch.randn(number, shape[1])
+            pairs = [[timed(one, inputs, weights) for one in (linear, F.linear)] for _ in range(args.repeats)]
+            parts, whole = map(statistics.median, zip(*pairs, strict=True))
+            found.append(f"{number}: {1000 * parts:.3g} ({parts / whole:.2f})")
+        print(f"{shape[0]} x {shape[1]}: {', '.join(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
