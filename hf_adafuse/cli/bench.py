@@ -45,8 +45,8 @@ examples:
   hf-adafuse bench --device cuda --dtype bfloat16 --parameters 1B,8B --compile
 
 --device cuda and --compile have not been tried on a GPU by the developers; the weight-reading bound printed under each
-table is what they are to be held against. On two CPU cores the demo pair is compiled 10 to 14 times in all, in the
-first text, which takes 1.5 minutes, and then no more."""
+table is what they are to be held against. On two CPU cores the demo pair is compiled 8 to 14 times in
+its first text, which takes 1.5 minutes, and no more when that text is decoded again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
