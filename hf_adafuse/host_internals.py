@@ -99,6 +99,16 @@ def is_compiled(module: Any) -> bool:
     )
 
 
+def has_compiled_parts(model: Any) -> bool:
+    """Whether torch compiles a model or something inside it."""
+    return any(map(is_compiled, model.modules()))
+
+
+def mark_static_address(tensor: torch.Tensor) -> None:
+    """A CUDA graph may read and write a tensor where it is, without a copy; the address may change."""
+    torch._dynamo.mark_static_address(tensor)
+
+
 def with_modules(module: Any, kind: type, modules: dict[str, Any]) -> Any:
     """A second module of class `kind` that shares all but the modules inside: torch copies no module without them."""
     twin: Any = object.__new__(kind)

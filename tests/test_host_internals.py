@@ -52,6 +52,7 @@ from hf_adafuse.host_internals import (
     attention_of,
     execution_device,
     has_adapter_of_each_row,
+    has_compiled_parts,
     has_device_map,
     holds_all_keys,
     hooks_of,
@@ -60,6 +61,7 @@ from hf_adafuse.host_internals import (
     is_quantized_layer,
     is_saved_as_adapter,
     make_processors,
+    mark_static_address,
     modules_inside,
     num_cached,
     prepared_eos_ids,
@@ -449,6 +451,27 @@ def test_a_compiled_module_is_told(how):
     else:
         module.forward = torch.compile(module.forward, backend="eager")
     assert is_compiled(module)
+    outer = torch.nn.Sequential(torch.nn.Sequential(module))
+    assert has_compiled_parts(outer) and has_compiled_parts(module) and not is_compiled(outer)
+    assert not has_compiled_parts(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+
+
+def test_a_tensor_is_said_to_stay_where_it_is():
+    """As transformers' static cache says it; torch copies what is marked so, but does not compile anew for it."""
+    tensor, inside, compiled = torch.ones(2), [], []
+    mark_static_address(tensor)
+
+    def backend(module, inputs):
+        compiled.append(module)
+        inside.extend(node.meta["tensor_dict"] for node in module.graph.nodes if node.op == "placeholder")
+        return module
+
+    double = torch.compile(lambda x: 2 * x, backend=backend)
+    double(tensor)
+    assert ["_dynamo_static_input_type" in one for one in inside] == [True]
+    mark_static_address(other := torch.ones(2))
+    double(other)
+    assert len(compiled) == 1
 
 
 class Outer(torch.nn.Module):

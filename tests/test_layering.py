@@ -22,7 +22,7 @@ HOUSE = (
     ("servers", "daemons queries turnstile addresses connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend"),
     ("trees", "columns tree_cache tree_mask skinny_linear model_call"),
-    ("trees", "pass_costs pass_policy shared_prefix"),
+    ("trees", "pass_costs pass_policy shared_prefix static_shapes"),
     ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend"),
     ("trees", "self_test"),
     ("members", "templates vocabulary examples structured chat forks histories processors processor_request"),

@@ -8,12 +8,17 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from transformers import StaticCache
+
 from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
 from ..generation import disable_adafuse, enable_adafuse
+from ..host_internals import has_compiled_parts
 from ..members.chat import pad_left
 from ..members.participants import Participant
 from ..members.prompts import assistant_prompts
+from ..trees.static_shapes import uncompiled
 from . import instruments
 from .naive import NaiveMember, naive_decode
 from .results import Measurement
@@ -41,6 +46,7 @@ class Ensemble:
         ]
         self.main = enable_adafuse(copy.copy(self.models[0]))
         self.device = self.participants[0].device
+        self._static_caches: dict[tuple[int, int, int], StaticCache] = {}
         self.bandwidth = instruments.copy_bandwidth(self.device)
 
     @property
@@ -82,9 +88,25 @@ class Ensemble:
 
     def run_alone(self, k: int, rows: list[list[int]], num_tokens: int) -> None:
         """Member k's ordinary greedy generation of exactly so many tokens."""
+        inputs = self._batch(k, rows)
+        if has_compiled_parts(self.models[k]):
+            inputs |= {
+                "past_key_values": self._static_cache(k, inputs["input_ids"], num_tokens),
+                "disable_compile": True,
+            }
         self.models[k].generate(
-            **self._batch(k, rows), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, num_beams=1
+            **inputs, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, num_beams=1
         )
+
+    def _static_cache(self, k: int, ids: torch.Tensor, num_tokens: int) -> StaticCache:
+        """An empty cache for compiled member k: of one shape and at one address, in all passes and all repeats."""
+        shape = (k, len(ids), ids.shape[1] + num_tokens)
+        if shape not in self._static_caches:
+            cache = self._static_caches[shape] = StaticCache(self.models[k].config, max_cache_len=shape[-1])
+            with uncompiled, torch.no_grad():  # inside of what is compiled its tensors would not be said to stay
+                self.models[k](input_ids=ids[:, :1], past_key_values=cache)
+        self._static_caches[shape].reset()
+        return self._static_caches[shape]
 
     def run_naively(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
         """Per prompt, the new ids that the naive implementation gives; one prompt after another."""

@@ -63,6 +63,8 @@ def measured_copy(model: Any, meter: Meter, index: int) -> Any:
         meter.count(index, time.perf_counter() - start, ids.numel(), getattr(output, "past_key_values", None))
         return output
 
+    if own is not None:  # what torch has noted on it: that it is compiled
+        vars(measured_forward).update({**vars(own), "__wrapped__": kind.forward})
     # Of its class, not of the model: one that has a `forward` of its own counts as hooked.
     twin.__class__ = type(kind.__name__, (kind,), {"forward": measured_forward})
     return twin

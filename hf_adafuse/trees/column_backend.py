@@ -28,6 +28,7 @@ from .shared_prefix import (
     kept_prefixes,
     worth_sharing,
 )
+from .static_shapes import uncompiled
 from .tree_cache import TreeCache
 
 # Logits of prompts held at a time: 256 MB in float32.
@@ -154,7 +155,8 @@ class ColumnBackend(Backend):
             end = min(width, start + step)
             self.cache.open([list(range(start, end))] * batch_size, end)
             part = None if mask is None else mask[:, :end]
-            logits = self._forward(ids[:, start:end], positions[:, start:end], part, self.cache, not with_log_probs)
+            with uncompiled:
+                logits = self._forward(ids[:, start:end], positions[:, start:end], part, self.cache, not with_log_probs)
             if with_log_probs:
                 found.append(log_probs_of(logits[:, : min(end, width - 1) - start], ids[:, start + 1 : end + 1]).cpu())
             if end == width:

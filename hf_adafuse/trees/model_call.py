@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from typing import Any
 
 import torch
 
+from ..host_internals import has_compiled_parts
 from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
 from .skinny_linear import with_skinny_linears
@@ -71,7 +73,7 @@ class ModelCall:
     """
 
     def __init__(self, model: Any, is_set_up: bool = False) -> None:
-        self.model, self._is_set_up = model, is_set_up
+        self.model, self._is_set_up, self._is_compiled = model, is_set_up, has_compiled_parts(model)
         base = base_model(base_model(model))  # inside an adapter, inside PEFT's wrapper
         parameters = inspect.signature(base.forward).parameters
         self._names = set(parameters)
@@ -114,11 +116,16 @@ class ModelCall:
         elif keep is not None:
             given["logits_to_keep"] = keep
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
+        if self._is_compiled and "torch._inductor.cudagraph_trees" in sys.modules:
+            # Else each compiled part might free what the one before it gave.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             output = (self._quick if self._is_set_up else self.model)(**given)
             logits = output.logits if hasattr(output, "logits") else output[0]
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error
         self._is_set_up = True
+        if self._is_compiled:
+            logits = logits.clone()  # a CUDA graph writes those of its next run over them
         returned = getattr(output, self.memory, None) if self.memory else None
         return logits, memory if returned is None else returned

@@ -1,7 +1,7 @@
 """Trees of models that take a 4-D mask: one forward pass holds them packed. Knows no text, word or other member.
 
 A pass holds the missing nodes of every prompt: `position_ids` are depths, and the mask lets a node see its prompt's
-prefix and its own ancestors.
+prefix and its own ancestors. Passes of a compiled model are filled up to few shapes (`static_shapes`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 
 from .column_backend import ColumnBackend
 from .nodes import Node, missing_nodes
+from .pass_policy import Policy
+from .static_shapes import memory_of, static_size
 from .tree_mask import MaskMaker
 
 
@@ -22,6 +24,8 @@ class PackedBackend(ColumnBackend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self._masks = MaskMaker(model, device)
+        self._memory = memory_of(model)
+        self._is_filled = self._memory is not None and device.type not in Policy.unfilled_devices
 
     @property
     def is_padded(self) -> bool:
@@ -61,18 +65,23 @@ class PackedBackend(ColumnBackend):
     def _fill_up(self, batch: list[list[Node]]) -> set[Node]:
         """Give the nodes of each row columns; fill shorter rows up with nodes whose columns stay free: these."""
         num_queries = max(map(len, batch))
+        if self._is_filled:
+            num_queries = static_size(num_queries)
         fillers, columns, spare = set[Node](), [], []
         for row, nodes in enumerate(batch):
             taken, num_missing = self.columns.place(nodes), num_queries - len(nodes)
             if num_missing:
-                filler = Node(0, None, self.active[row], 0)  # where there are several rows, each is one prompt's
+                filler = Node(0, None, self.active[row], 0)  # several rows: each is one prompt's; one: any will do
                 fillers.add(filler)
                 nodes += [filler] * num_missing
                 unused = self.columns.take(row, 1)
                 spare.append((row, unused))
                 taken = taken + unused * num_missing
             columns.append(taken)
-        self.cache.open(columns, self.columns.width)
+        width = self.columns.width
+        if self._memory is not None:
+            width = self._memory.house(self.cache, static_size(width, Policy.least_static_columns))
+        self.cache.open(columns, width)
         for row, unused in spare:
             self.columns.release(row, unused)
         return fillers

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..host_internals import has_compiled_parts
+
 # Passes are measured by size: each counts for the smallest of these that it does not exceed; larger ones do not count.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Before it is measured: the cost of a pass in terms of one of one token, between these sizes by straight lines. On CPU
@@ -84,7 +86,8 @@ def costs_of(model: Any, device: torch.device) -> PassCosts:
     known = _KNOWN.setdefault(model, {})
     key = str(device)
     if key not in known:
-        known[key] = PassCosts(_prior_of(model, device))
+        # The first passes of a compiled model take seconds, while they are compiled.
+        known[key] = PassCosts(_prior_of(model, device), is_measured=not has_compiled_parts(model))
     return known[key]
 
 

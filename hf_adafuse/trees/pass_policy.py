@@ -39,6 +39,11 @@ class Policy:
     # (Tried: attention by the prompt over tokens packed in one row, which needs no fillers: 0.96 to 1.18 of the time
     # with 8 and 16 prompts of 20 to 600 tokens, since many small products take as long as few large ones.)
     most_shared_columns = 3072
+    # A compiled model is run with few shapes: with so many columns, or 2, 4, 8 ... times as many; and with 1, 2, 4 ...
+    # tokens in each row, but on these devices, where a pass costs by the token. Not tried on an accelerator.
+    # hf-adafuse bench --compile --batch 4
+    least_static_columns = 128
+    unfilled_devices = ("cpu",)
     # What prompts begin with is read once for all where that saves so many tokens: a pass more costs about as much.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 8
     least_shared_tokens = 64

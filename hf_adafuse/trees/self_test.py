@@ -22,6 +22,7 @@ from .reencode_backend import ReencodeBackend
 from .rows_backend import RowsBackend
 from .served_backend import ServedBackend
 from .snapshot_backend import SnapshotBackend
+from .static_shapes import uncompiled
 from .tree_mask import hidden_limit, hidden_mask_limit
 
 # In the order in which they are tried, fastest first.
@@ -111,7 +112,7 @@ def _choose(model: Any, device: torch.device) -> str:
     if (reason := reason_not_to_test(model)) is not None:
         raise SelfTestError(reason)
     # A compiled model uncompiled: the shapes of these passes come once, and each would be compiled for itself.
-    with warnings.catch_warnings(), _in_eval_mode(model), torch.compiler.set_stance("force_eager"):
+    with warnings.catch_warnings(), _in_eval_mode(model), uncompiled:
         warnings.simplefilter("ignore")  # of attempts that fail
         ids = _ids(model)
         expected, tolerance = _plain_logits(model, device, ids)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..host_internals import Conv1D, is_compiled, modules_inside, with_modules
+from ..host_internals import Conv1D, has_compiled_parts, modules_inside, with_modules
 
 # With more tokens `F.linear` uses all cores too.
 MAX_TOKENS = 128
@@ -40,7 +40,7 @@ def with_skinny_linears(model: Any) -> Any:
         model (`torch.nn.Module`): what is changed on it afterwards, other than parameters, may not show in the result.
     """
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    if not has_mkl or any(map(is_compiled, model.modules())):
+    if not has_mkl or has_compiled_parts(model):
         return model
     return _twin(model, {})
 

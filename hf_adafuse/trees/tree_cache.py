@@ -21,34 +21,36 @@ _SPARE_OF_ONE, _SPARE_OF_EACH = 4, 8
 
 
 class TreeCacheLayer(DynamicLayer):
-    """One layer of a [`TreeCache`]: tensors with spare columns, written in place."""
+    """One layer of a [`TreeCache`]: tensors with spare columns, written in place. Its cache is named to it with each
+    call: a reference to it would keep both in memory after their use."""
 
-    def __init__(self, cache: TreeCache) -> None:
+    def __init__(self, length: int) -> None:
         super().__init__()
-        self.cache = cache
+        self.length = length
         self.is_initialized: bool = False
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, cache: TreeCache, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        width = self.cache.width
+        width = cache.width
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-            num_columns = width + self.cache.num_spare(width)
+            num_columns = width + cache.num_spare(width)
             self.keys = _empty(key_states, num_columns).zero_()
             self.values = _empty(value_states, num_columns).zero_()
-        self.cache.write(self.keys, key_states)
-        self.cache.write(self.values, value_states)
+        cache.write(self.keys, key_states)
+        cache.write(self.values, value_states)
         return self.keys[:, :, :width], self.values[:, :, :width]
 
-    def reserve(self, width: int) -> None:
-        """Make room for so many columns."""
-        if self.is_initialized and self.keys.shape[2] < width:
-            width += self.cache.num_spare(width)
+    def open(self, cache: TreeCache) -> None:
+        """Prepare a pass: make room for as many columns as the cache has."""
+        self.length = cache.length
+        if self.is_initialized and self.keys.shape[2] < cache.width:
+            width = cache.width + cache.num_spare(cache.width)
             self.keys, self.values = _grown(self.keys, width), _grown(self.values, width)
 
     def get_seq_length(self) -> int:
-        return self.cache.length
+        return self.length
 
 
 class TreeCache(DynamicCache):
@@ -79,18 +81,30 @@ class TreeCache(DynamicCache):
         self.length, self.width, self.is_written = self.width, width, False
         self._targets: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer in self.layers:
-            layer.reserve(width)
+            layer.open(self)
             if layer.device not in self._targets:
                 rows = torch.arange(self.num_rows, device=layer.device)[:, None]
                 self._targets[layer.device] = rows, torch.tensor(columns, device=layer.device)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The keys and values of each layer that has been written, in turn."""
+        return [tensor for layer in self._written() for tensor in (layer.keys, layer.values)]
+
+    def move(self, tensors: list[torch.Tensor]) -> None:
+        """What it holds moves into these, which are alike but for their width."""
+        for layer, keys, values in zip(self._written(), tensors[::2], tensors[1::2], strict=True):
+            layer.keys, layer.values = _copied(layer.keys, keys), _copied(layer.values, values)
+
+    def _written(self) -> list[Any]:
+        return [layer for layer in self.layers if layer.is_initialized]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         while len(self.layers) <= layer_idx:
-            self.layers.append(TreeCacheLayer(self))
+            self.layers.append(TreeCacheLayer(self.length))
         self.is_written = True
-        return self.layers[layer_idx].update(key_states, value_states)  # type: ignore[no-any-return]
+        return self.layers[layer_idx].update(key_states, value_states, self)  # type: ignore[no-any-return]
 
     def num_spare(self, width: int) -> int:
         """How many columns a row of so many has to spare."""
@@ -166,7 +180,12 @@ def _empty(like: torch.Tensor, num_columns: int) -> torch.Tensor:
 
 
 def _grown(tensor: torch.Tensor, num_columns: int) -> torch.Tensor:
-    larger, known = _empty(tensor, num_columns), tensor.shape[2]
-    larger[:, :, :known] = tensor
-    larger[:, :, known:] = 0  # no NaN: it would survive that a mask hides it
-    return larger
+    return _copied(tensor, _empty(tensor, num_columns))
+
+
+def _copied(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """`target`, holding what `tensor` holds, as far as that fits."""
+    known = min(tensor.shape[2], target.shape[2])
+    target[:, :, :known] = tensor[:, :, :known]
+    target[:, :, known:] = 0  # no NaN: it would survive that a mask hides it
+    return target

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 
 import pytest
 import torch
+from graphs import Graphs
 from kinds import model_of
 from tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache
@@ -15,14 +17,17 @@ from hf_adafuse import AdaFuseConfig, demo
 from hf_adafuse.benchmarks import instruments, measure, variants
 from hf_adafuse.benchmarks import members as benchmark_members
 from hf_adafuse.benchmarks.measuring import AGAINST, METHODS
+from hf_adafuse.benchmarks.workload import Combination, Workload
 from hf_adafuse.decoding.judge import Judge
 from hf_adafuse.decoding.turns import Turns
 from hf_adafuse.decoding.words import split_words
 from hf_adafuse.demo.methods import fuse, prepare
+from hf_adafuse.host_internals import is_compiled
 from hf_adafuse.members.drafts import Drafts
 from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees import skinny_linear, tree_cache
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
+from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.rows_backend import RowsBackend
 from hf_adafuse.trees.skinny_linear import linear
 
@@ -222,3 +227,28 @@ def test_other_methods_are_measured_with_the_words_that_they_write():
         assert result.own_words == result.own_words | {(name, 0): words}
         assert result.words_per_second(name) == pytest.approx(words / result.seconds(name))
         assert sum(result.forwards(name)) > 0
+
+
+def test_compiled_contenders_record_nothing_once_they_are_warm(monkeypatch):
+    """Neither ours nor the members' own generation, on which a cache that moves would be lost time in each repeat."""
+    graphs, compile_it = [], torch.compile
+
+    def strict(function, mode=None):
+        assert mode is None  # CUDA graphs are for CUDA
+        graphs.append(Graphs())
+        return compile_it(function, backend=graphs[-1], dynamic=True)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(Policy, "unfilled_devices", ())  # as on an accelerator
+    monkeypatch.setattr(torch, "compile", strict)
+    job = Workload(pair(), "She had a cat, and the tree was big. " * 9, compiled=True, new_tokens=8).job(
+        Combination((), 6, 1, 2, ("greedy",))
+    )
+    job.warm_up()
+    gc.collect()  # torch, compiling, leaves circles of references to caches
+    recorded = [len(graph.recorded) for graph in graphs]
+    assert all(map(is_compiled, job.ensemble.models)) and min(recorded) >= 4
+    for repeat in range(2):
+        job.measure_once(repeat)
+    assert [len(graph.recorded) for graph in graphs] == recorded
+    assert job.result.same_text == {"ours": True}

@@ -305,4 +305,5 @@ def test_the_gain_must_be_more_than_the_least(monkeypatch, least_gain, expected)
 def test_the_constants_are_those_of_the_policy():
     names = {name for name in vars(Policy) if not name.startswith("_")}
     elsewhere = {"most_shared_columns", "max_rounds_ahead", "least_shared_tokens", "longest_draft", "least_right"}
+    elsewhere |= {"least_static_columns", "unfilled_devices"}
     assert names - set(CONSTANTS) == elsewhere

@@ -1,0 +1,119 @@
+"""What makes the passes of a compiled model alike: few shapes, and keys and values that stay where they are. For a new
+shape it may be compiled anew; a CUDA graph is recorded anew for that, and for other addresses of what it writes in
+place. Knows no tree and calls no model.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..host_internals import has_compiled_parts, mark_static_address
+from .adapters import base_model
+from .tree_cache import TreeCache
+
+# Tensors of so many shapes are kept for a model. Widths double, so the largest is half of all.
+_MOST_HOMES = 8
+
+
+@dataclass
+class _Home:
+    """Tensors of one shape, the keys and values of each layer; and the cache that is in them, if any."""
+
+    likeness: Any
+    tensors: list[torch.Tensor]
+    tenant: Callable[[], TreeCache | None]
+
+
+class StaticMemory:
+    """The tensors in which the caches of one model are while it is run, kept from one call to the next."""
+
+    def __init__(self) -> None:
+        self._homes: list[_Home] = []  # last used last
+        self._lock = threading.Lock()
+
+    def house(self, cache: TreeCache, width: int) -> int:
+        """
+        Move what a cache holds into tensors of so many columns, unless it is in such or wider ones already.
+
+        Returns:
+            how many columns they have.
+        """
+        own = cache.tensors()
+        with self._lock:
+            before = next((home for home in self._homes if home.tenant() is cache), None)
+            if before is not None and before.tensors[0] is own[0] and own[0].shape[2] >= width:
+                return own[0].shape[2]
+            likeness = _likeness(own, width)
+            fitting = [home for home in self._homes if home.likeness == likeness and home.tenant() in (None, cache)]
+            home = fitting[-1] if fitting else _Home(likeness, _make(own, width), _nobody)
+            if before is not None:
+                before.tenant = _nobody
+            home.tenant = weakref.ref(cache)
+            self._homes = [*(other for other in self._homes if other is not home), home][-_MOST_HOMES:]
+        cache.move(home.tensors)
+        return width
+
+
+def memory_of(model: Any) -> StaticMemory | None:
+    """Of a model that is compiled, or a part of it: one object for as long as it lives."""
+    return _MEMORIES.setdefault(base_model(model), StaticMemory()) if has_compiled_parts(model) else None
+
+
+_MEMORIES: weakref.WeakKeyDictionary[Any, StaticMemory] = weakref.WeakKeyDictionary()
+
+
+def static_size(number: int, least: int = 1) -> int:
+    """The first of `least`, twice, four times, eight times that ... which is no less than `number`."""
+    size = least
+    while size < number:
+        size *= 2
+    return size
+
+
+class _Uncompiled:
+    """
+    Within it torch compiles nothing, which is for shapes that come once. That is set for all threads at once: the first
+    that is within turns it on, the last one off.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._number_within, self._stance = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._number_within == 0:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._number_within += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._number_within -= 1
+            if self._number_within == 0:
+                self._stance.close()
+
+
+uncompiled = _Uncompiled()
+
+
+def _likeness(tensors: list[torch.Tensor], width: int) -> Any:
+    """What tensors of so many columns must be like, to take the place of these."""
+    shapes = [(*tensor.shape[:2], width, tensor.shape[3], tensor.dtype, tensor.device) for tensor in tensors]
+    return torch.is_inference_mode_enabled(), shapes  # the one kind of tensor cannot be written into in the other mode
+
+
+def _make(like: list[torch.Tensor], width: int) -> list[torch.Tensor]:
+    tensors = [tensor.new_zeros((*tensor.shape[:2], width, tensor.shape[3])) for tensor in like]
+    for tensor in tensors:
+        mark_static_address(tensor)
+    return tensors
+
+
+def _nobody() -> None:
+    return None
