@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hf_adafuse.trees.pass_costs import PassCosts
-from hf_adafuse.trees.pass_policy import Policy
+from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,3 +58,9 @@ def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     fix(0)
     return fix
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided otherwise on an accelerator is so on CPU."""
+    monkeypatch.setitem(POLICIES, "cpu", AcceleratorPolicy)

@@ -14,11 +14,12 @@ from transformers import StaticCache
 from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
 from ..generation import disable_adafuse, enable_adafuse
-from ..host_internals import has_compiled_parts
 from ..members.chat import pad_left
 from ..members.participants import Participant
 from ..members.prompts import assistant_prompts
-from ..trees.static_shapes import uncompiled
+from ..trees.model_call import ModelCall
+from ..trees.pass_policy import Policy
+from ..trees.static_shapes import static_size, uncompiled
 from . import instruments
 from .naive import NaiveMember, naive_decode
 from .results import Measurement
@@ -89,7 +90,8 @@ class Ensemble:
     def run_alone(self, k: int, rows: list[list[int]], num_tokens: int) -> None:
         """Member k's ordinary greedy generation of exactly so many tokens."""
         inputs = self._batch(k, rows)
-        if has_compiled_parts(self.models[k]):
+        call = ModelCall(self.models[k])
+        if call.is_compiled and call.memory == "past_key_values":
             inputs |= {
                 "past_key_values": self._static_cache(k, inputs["input_ids"], num_tokens),
                 "disable_compile": True,
@@ -99,8 +101,8 @@ class Ensemble:
         )
 
     def _static_cache(self, k: int, ids: torch.Tensor, num_tokens: int) -> StaticCache:
-        """An empty cache for compiled member k: of one shape and at one address, in all passes and all repeats."""
-        shape = (k, len(ids), ids.shape[1] + num_tokens)
+        """An empty cache for compiled member k: of few shapes, and for each of them at one address."""
+        shape = (k, len(ids), static_size(ids.shape[1] + num_tokens, Policy.least_static_columns))
         if shape not in self._static_caches:
             cache = self._static_caches[shape] = StaticCache(self.models[k].config, max_cache_len=shape[-1])
             with uncompiled, torch.no_grad():  # inside of what is compiled its tensors would not be said to stay

@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 from ..trees.backend import Backend
 from ..trees.nodes import Node, leaves_of
-from ..trees.pass_policy import Policy
+from ..trees.pass_policy import policy_for
 
 # What came after the last three tokens, else after the last two, else after the last one.
 _LENGTHS = (3, 2, 1)
@@ -68,8 +68,9 @@ class Drafts:
 
     def _chain(self, node: Node) -> list[Node]:
         last, nodes = self._last_ids(node), list[Node]()
-        most = min(Policy.longest_draft, self._room_after(node))
-        lengths = [n for n, (right, of) in self._record.items() if right >= Policy.least_right * of]
+        policy = policy_for(self._backend.device)
+        most = min(policy.longest_draft, self._room_after(node))
+        lengths = [n for n, (right, of) in self._record.items() if right >= policy.least_right * of]
         while len(nodes) < most:
             found = (self._guess(last, length) for length in lengths)
             token = next((one for one in found if one is not None), None)

@@ -13,7 +13,7 @@ from ..trees.adapters import base_model
 from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
-from ..trees.pass_policy import room_in_tree
+from ..trees.pass_policy import policy_for, room_in_tree
 from ..trees.served_backend import ServedBackend
 from .drafts import Drafts
 from .passes import Pass, planned_pass, reader_of, unread
@@ -212,7 +212,7 @@ class Member:
     def room_in_tree(self, prompt_index: int) -> int:
         """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
         tree = self.backend.trees[prompt_index]
-        return room_in_tree(len(tree.unsettled()), tree.root.position)
+        return room_in_tree(len(tree.unsettled()), tree.root.position, policy_for(self.backend.device))
 
     def state(self, prompt_index: int) -> tuple[list[int], Any]:
         """All ids of a prompt, and a copy of their keys and values where they are kept."""

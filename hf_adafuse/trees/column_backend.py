@@ -9,6 +9,7 @@ each has a row of its own. What all prompts begin with is read once; in one row 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -155,7 +156,7 @@ class ColumnBackend(Backend):
             end = min(width, start + step)
             self.cache.open([list(range(start, end))] * batch_size, end)
             part = None if mask is None else mask[:, :end]
-            with uncompiled:
+            with uncompiled if self._call.is_compiled else nullcontext():
                 logits = self._forward(ids[:, start:end], positions[:, start:end], part, self.cache, not with_log_probs)
             if with_log_probs:
                 found.append(log_probs_of(logits[:, : min(end, width - 1) - start], ids[:, start + 1 : end + 1]).cpu())
@@ -185,16 +186,23 @@ class ColumnBackend(Backend):
             return
         if is_caching() and self._can_share and len(self.trees) == 1:
             self._keep_text(0)
-        is_shared = self.columns.num_rows == 1
         for prompt_index in leaving:
             self.columns.drop(prompt_index)
         super().drop(finished)
         if not self.active:
-            self.cache = TreeCache(1)  # the memory of the old one is free
-        elif not is_shared or 2 * self.columns.num_used < self.columns.width:
+            self._leave_cache()
+        elif self._is_sparse():
             self._rearrange()
         else:
             self.cache.num_sharing = self.columns.num_sharing
+
+    def _leave_cache(self) -> None:
+        """Nothing of it is needed any more."""
+        self.cache = TreeCache(1)
+
+    def _is_sparse(self) -> bool:
+        """Whether the columns should be laid out anew when prompts have left."""
+        return self.columns.num_rows > 1 or 2 * self.columns.num_used < self.columns.width
 
     def _shares_row(self, num_columns: int) -> bool:
         """Whether prompts that hold so many columns share a row of the cache."""

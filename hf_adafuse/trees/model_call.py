@@ -69,11 +69,12 @@ class ModelCall:
             notes that on itself: that pass must be its own, not that of its twin with the quick layers.
 
     Attributes:
+        is_compiled (`bool`): whether torch compiles the model or a part of it.
         memory (`str`, *optional*): the argument that takes the cache or state; `None` where there is none.
     """
 
     def __init__(self, model: Any, is_set_up: bool = False) -> None:
-        self.model, self._is_set_up, self._is_compiled = model, is_set_up, has_compiled_parts(model)
+        self.model, self._is_set_up, self.is_compiled = model, is_set_up, has_compiled_parts(model)
         base = base_model(base_model(model))  # inside an adapter, inside PEFT's wrapper
         parameters = inspect.signature(base.forward).parameters
         self._names = set(parameters)
@@ -116,8 +117,9 @@ class ModelCall:
         elif keep is not None:
             given["logits_to_keep"] = keep
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
-        if self._is_compiled and "torch._inductor.cudagraph_trees" in sys.modules:
-            # Else each compiled part might free what the one before it gave.
+        if self.is_compiled and (ids.is_cuda or "torch._inductor.cudagraph_trees" in sys.modules):
+            # Else each compiled part might free what the one before it gave. All threads have this mark in common: a
+            # model that is compiled in parts must not be run beside another on a second GPU.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             output = (self._quick if self._is_set_up else self.model)(**given)
@@ -125,7 +127,7 @@ class ModelCall:
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error
         self._is_set_up = True
-        if self._is_compiled:
+        if self.is_compiled:
             logits = logits.clone()  # a CUDA graph writes those of its next run over them
         returned = getattr(output, self.memory, None) if self.memory else None
         return logits, memory if returned is None else returned

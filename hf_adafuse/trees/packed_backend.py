@@ -13,7 +13,7 @@ import torch
 
 from .column_backend import ColumnBackend
 from .nodes import Node, missing_nodes
-from .pass_policy import Policy
+from .pass_policy import Policy, policy_for
 from .static_shapes import memory_of, static_size
 from .tree_mask import MaskMaker
 
@@ -24,8 +24,9 @@ class PackedBackend(ColumnBackend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self._masks = MaskMaker(model, device)
-        self._memory = memory_of(model)
-        self._is_filled = self._memory is not None and device.type not in Policy.unfilled_devices
+        is_filled_up = policy_for(device).is_filled_up
+        self._memory = memory_of(model, is_kept=is_filled_up)
+        self._is_filled = self._memory is not None and is_filled_up
 
     @property
     def is_padded(self) -> bool:
@@ -67,11 +68,11 @@ class PackedBackend(ColumnBackend):
         num_queries = max(map(len, batch))
         if self._is_filled:
             num_queries = static_size(num_queries)
+        filler = Node(0, None, self.active[0], 0)  # sees what any prompt sees: nobody looks at it
         fillers, columns, spare = set[Node](), [], []
         for row, nodes in enumerate(batch):
             taken, num_missing = self.columns.place(nodes), num_queries - len(nodes)
             if num_missing:
-                filler = Node(0, None, self.active[row], 0)  # several rows: each is one prompt's; one: any will do
                 fillers.add(filler)
                 nodes += [filler] * num_missing
                 unused = self.columns.take(row, 1)
@@ -93,6 +94,16 @@ class PackedBackend(ColumnBackend):
             for number, node in enumerate(queries)
             for column, above in self.columns.above(node)
         ]
+
+    def _leave_cache(self) -> None:
+        if self._memory is not None:
+            self._memory.leave(self.cache)
+        super()._leave_cache()
+
+    def _is_sparse(self) -> bool:
+        # Where shapes are to be few, rows stay until half of them are empty.
+        is_full = self._is_filled and 2 * len(self.active) > self.columns.num_rows > 1
+        return not is_full and super()._is_sparse()
 
     def _take_in(self, newcomers: ColumnBackend) -> None:
         super()._take_in(newcomers)

@@ -84,14 +84,14 @@ class PassCosts:
 def costs_of(model: Any, device: torch.device) -> PassCosts:
     """What has been measured of a model so far: one object for as long as the model lives and stays on its device."""
     known = _KNOWN.setdefault(model, {})
-    key = str(device)
+    is_measured = not has_compiled_parts(model)  # in the first passes of such a model the clock is that of the compiler
+    key = str(device), is_measured
     if key not in known:
-        # The first passes of a compiled model take seconds, while they are compiled.
-        known[key] = PassCosts(_prior_of(model, device), is_measured=not has_compiled_parts(model))
+        known[key] = PassCosts(_prior_of(model, device), is_measured)
     return known[key]
 
 
-_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, PassCosts]] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[tuple[str, bool], PassCosts]] = weakref.WeakKeyDictionary()
 
 
 def _prior_of(model: Any, device: torch.device) -> dict[int, float]:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .pass_costs import PassCosts
 
 
 class Policy:
-    """The constants. Each is the best of several values by the command beside it, on two CPU cores in float32; what is
-    an accelerator's has not been tried."""
+    """The constants. Each is the best of several values by the command beside it, on two CPU cores in float32."""
 
     # A pass takes likely nodes along up to a size that costs at most this many times what it costs anyway, and up to
     # this many tokens. Useful ones, of which somebody has said so, come along whenever the pass is of several tokens.
@@ -28,10 +29,9 @@ class Policy:
     # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
     most_held_nodes = 14
     tokens_per_held_node = 12
-    # In a batch each prompt may have so many nodes more than it needs, on CPU and on an accelerator, where they cost
-    # next to nothing. hf-adafuse bench --parameters 80M --batch 8
-    batch_extra, accelerated_extra = 1, 4
-    # Where shorter rows are filled up, a pass on CPU costs by the token from here on; a prompt has so many at least.
+    # In a batch each prompt may have so many nodes more than it needs. hf-adafuse bench --parameters 80M --batch 8
+    batch_extra = 1
+    # Where shorter rows are filled up, a pass costs by the token from here on; a prompt has so many at least.
     padded_pass_tokens = 32
     padded_width = 4
     # With more columns than this each prompt has a row of the cache of its own: more costs attention to other prompts'.
@@ -39,11 +39,9 @@ class Policy:
     # (Tried: attention by the prompt over tokens packed in one row, which needs no fillers: 0.96 to 1.18 of the time
     # with 8 and 16 prompts of 20 to 600 tokens, since many small products take as long as few large ones.)
     most_shared_columns = 3072
-    # A compiled model is run with few shapes: with so many columns, or 2, 4, 8 ... times as many; and with 1, 2, 4 ...
-    # tokens in each row, but on these devices, where a pass costs by the token. Not tried on an accelerator.
-    # hf-adafuse bench --compile --batch 4
-    least_static_columns = 128
-    unfilled_devices = ("cpu",)
+    # A compiled model is run with few shapes: so many columns, or 2, 4, 8 ... times as many; if filled up, 1, 2, 4 ...
+    # tokens in each row. hf-adafuse bench --compile --batch 4
+    least_static_columns, is_filled_up = 128, False
     # What prompts begin with is read once for all where that saves so many tokens: a pass more costs about as much.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 8
     least_shared_tokens = 64
@@ -56,6 +54,28 @@ class Policy:
     # traces of the real pair of README have them.
     passes_to_propose, agreement = 2.0, 0.5
     least_gain = 0.0
+
+
+class AcceleratorPolicy(Policy):
+    """
+    The constants where a pass costs as much with 32 tokens as with one: what is saved is passes. No accelerator was at
+    hand: they were found by counting passes on CPU, at such prices.
+    """
+
+    prefetched_tokens = 32
+    longest_draft, least_right = 8, 0.25
+    most_held_nodes = 64
+    batch_extra = 4
+    padded_pass_tokens = 2**30  # no bound
+    is_filled_up = True
+
+
+POLICIES: dict[str, type[Policy]] = {"cpu": Policy}
+
+
+def policy_for(device: torch.device) -> type[Policy]:
+    """The constants of a device."""
+    return POLICIES.get(device.type, AcceleratorPolicy)
 
 
 @dataclass(frozen=True)
@@ -87,12 +107,12 @@ class PassLimits:
     Args:
         can_prefetch (`bool`): whether more nodes than needed can cost little.
         is_padded (`bool`): whether prompts with fewer nodes are filled up to the one with most.
-        is_cpu (`bool`): whether a pass of many tokens costs by the token.
+        policy (`type[Policy]`): of its device.
     """
 
     can_prefetch: bool = True
     is_padded: bool = False
-    is_cpu: bool = True
+    policy: type[Policy] = Policy
 
 
 def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLimits) -> dict[int, list[Any]]:
@@ -107,18 +127,14 @@ def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLi
     Returns:
         per prompt, the nodes to run: first what is needed, not all of it where that is more than a pass should hold.
     """
-    is_alone = len(needs) == 1
-    most = (
-        max(Policy.padded_width, Policy.padded_pass_tokens // len(needs))
-        if limits.is_padded and limits.is_cpu
-        else None
-    )
+    is_alone, policy = len(needs) == 1, limits.policy
+    most = max(policy.padded_width, policy.padded_pass_tokens // len(needs)) if limits.is_padded else None
     planned = {prompt_index: prompt.needed[:most] for prompt_index, prompt in needs.items()}
     longest = max(map(len, planned.values()))
     for prompt_index, prompt in needs.items():
         needed = planned[prompt_index]
         width = _width(longest if limits.is_padded else len(needed), len(needs), costs, limits)
-        room = room_in_tree(prompt.num_held, prompt.prefix_length) if is_alone else width
+        room = room_in_tree(prompt.num_held, prompt.prefix_length, policy) if is_alone else width
         if width and room > len(needed):
             likely = list(prompt.likely())[: width - len(needed)] if width > len(needed) else []
             planned[prompt_index] = _each_once([*needed, *prompt.useful, *likely])[:room]
@@ -127,26 +143,26 @@ def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLi
 
 def _width(num_needed: int, num_prompts: int, costs: PassCosts, limits: PassLimits) -> int:
     """How many nodes each prompt may have; 0 where there shall be none but those needed."""
-    share = Policy.prefetched_tokens // num_prompts
+    policy = limits.policy
     if not limits.can_prefetch:
         return 0
     if num_prompts == 1:
-        width = max(num_needed, worthwhile_size(num_needed, costs))
+        width = max(num_needed, worthwhile_size(num_needed, costs, policy))
         return width if width > 1 else 0
-    extra = 0 if limits.is_padded else Policy.batch_extra if limits.is_cpu else Policy.accelerated_extra
-    return max(num_needed + extra, share)
+    extra = 0 if limits.is_padded else policy.batch_extra
+    return max(num_needed + extra, policy.prefetched_tokens // num_prompts)
 
 
-def worthwhile_size(num_needed: int, costs: PassCosts) -> int:
+def worthwhile_size(num_needed: int, costs: PassCosts, policy: type[Policy] = Policy) -> int:
     """The size to which a pass of so many tokens is worth filling up: `prefetched_tokens` at most."""
-    bound = Policy.worthwhile_ratio * costs.seconds(num_needed)
-    sizes = range(num_needed, Policy.prefetched_tokens + 1)
+    bound = policy.worthwhile_ratio * costs.seconds(num_needed)
+    sizes = range(num_needed, policy.prefetched_tokens + 1)
     return max((size for size in sizes if costs.seconds(size) <= bound), default=num_needed)
 
 
-def room_in_tree(num_held: int, prefix_length: int) -> int:
+def room_in_tree(num_held: int, prefix_length: int, policy: type[Policy] = Policy) -> int:
     """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
-    return max(Policy.most_held_nodes, prefix_length // Policy.tokens_per_held_node) - num_held
+    return max(policy.most_held_nodes, prefix_length // policy.tokens_per_held_node) - num_held
 
 
 def urgency(num_left: int | None) -> int:

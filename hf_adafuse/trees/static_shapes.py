@@ -1,6 +1,6 @@
-"""What makes the passes of a compiled model alike: few shapes, and keys and values that stay where they are. For a new
-shape it may be compiled anew; a CUDA graph is recorded anew for that, and for other addresses of what it writes in
-place. Knows no tree and calls no model.
+"""What makes the passes of a compiled model alike, where they hold packed trees: few shapes, and keys and values that
+stay where they are. For a new shape it may be compiled anew; a CUDA graph is recorded anew for that, and for other
+addresses of what it writes in place. Knows no tree and calls no model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..host_internals import has_compiled_parts, mark_static_address
 from .adapters import base_model
 from .tree_cache import TreeCache
 
-# Tensors of so many shapes are kept for a model. Widths double, so the largest is half of all.
+# Tensors of so many shapes are kept for a model; with widths and rows that double, the largest may be half of all.
 _MOST_HOMES = 8
 
 
@@ -32,7 +32,7 @@ class _Home:
 
 
 class StaticMemory:
-    """The tensors in which the caches of one model are while it is run, kept from one call to the next."""
+    """The tensors in which the caches of one model are while it is run, kept until it is no more."""
 
     def __init__(self) -> None:
         self._homes: list[_Home] = []  # last used last
@@ -46,24 +46,35 @@ class StaticMemory:
             how many columns they have.
         """
         own = cache.tensors()
+        if not own:
+            return width
         with self._lock:
             before = next((home for home in self._homes if home.tenant() is cache), None)
-            if before is not None and before.tensors[0] is own[0] and own[0].shape[2] >= width:
+            if before is not None and _is_in(before, own) and own[0].shape[2] >= width:
                 return own[0].shape[2]
             likeness = _likeness(own, width)
             fitting = [home for home in self._homes if home.likeness == likeness and home.tenant() in (None, cache)]
             home = fitting[-1] if fitting else _Home(likeness, _make(own, width), _nobody)
-            if before is not None:
+            cache.move(home.tensors)
+            if before is not None:  # left once it has been copied out of
                 before.tenant = _nobody
             home.tenant = weakref.ref(cache)
             self._homes = [*(other for other in self._homes if other is not home), home][-_MOST_HOMES:]
-        cache.move(home.tensors)
         return width
 
+    def leave(self, cache: TreeCache) -> None:
+        """Others may have the tensors of this cache."""
+        with self._lock:
+            for home in self._homes:
+                if home.tenant() is cache:
+                    home.tenant = _nobody
 
-def memory_of(model: Any) -> StaticMemory | None:
-    """Of a model that is compiled, or a part of it: one object for as long as it lives."""
-    return _MEMORIES.setdefault(base_model(model), StaticMemory()) if has_compiled_parts(model) else None
+
+def memory_of(model: Any, is_kept: bool) -> StaticMemory | None:
+    """Of a model that is compiled, or a part of it; `is_kept`: one object for as long as the model lives."""
+    if not has_compiled_parts(model):
+        return None
+    return _MEMORIES.setdefault(base_model(model), StaticMemory()) if is_kept else StaticMemory()
 
 
 _MEMORIES: weakref.WeakKeyDictionary[Any, StaticMemory] = weakref.WeakKeyDictionary()
@@ -102,10 +113,16 @@ class _Uncompiled:
 uncompiled = _Uncompiled()
 
 
+def _is_in(home: _Home, tensors: list[torch.Tensor]) -> bool:
+    """Whether these are the tensors there, and may be written into as things are."""
+    is_same = all(one is other for one, other in zip(home.tensors, tensors, strict=True))
+    return is_same and tensors[0].is_inference() == torch.is_inference_mode_enabled()
+
+
 def _likeness(tensors: list[torch.Tensor], width: int) -> Any:
     """What tensors of so many columns must be like, to take the place of these."""
     shapes = [(*tensor.shape[:2], width, tensor.shape[3], tensor.dtype, tensor.device) for tensor in tensors]
-    return torch.is_inference_mode_enabled(), shapes  # the one kind of tensor cannot be written into in the other mode
+    return torch.is_inference_mode_enabled(), shapes  # what is made within cannot be written into outside
 
 
 def _make(like: list[torch.Tensor], width: int) -> list[torch.Tensor]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import (
+    AcceleratorPolicy,
     PassLimits,
     Policy,
     PromptNeeds,
     next_member,
     pays_ahead,
     plan_pass,
+    policy_for,
     room_in_tree,
     urgency,
     worthwhile_size,
@@ -25,7 +28,6 @@ CONSTANTS = dict(
     most_held_nodes=14,
     tokens_per_held_node=12,
     batch_extra=1,
-    accelerated_extra=3,
     urgency_power=2,
     padded_pass_tokens=32,
     padded_width=4,
@@ -52,6 +54,10 @@ FLAT = curve({1: 1.0})
 STEEP = curve({1: 1.0, 2: 2.0, 4: 8.0, 8: 64.0})
 RISING = curve({1: 1.0, 65: 17.0})  # a quarter more for each token after the first
 PADDED = PassLimits(is_padded=True)
+
+
+class Accelerator(AcceleratorPolicy):
+    prefetched_tokens, most_held_nodes, batch_extra = 8, 14, 3
 
 
 def nodes(number):
@@ -100,6 +106,15 @@ def test_a_pass_at_the_bound_is_still_worth_it(monkeypatch):
 )
 def test_room_in_tree(num_held, prefix_length, expected):
     assert room_in_tree(num_held, prefix_length) == expected
+
+
+def test_an_accelerator_has_constants_of_its_own():
+    assert policy_for(torch.device("cpu")) is Policy and policy_for(torch.device("cuda", 1)) is AcceleratorPolicy
+    assert worthwhile_size(3, FLAT, AcceleratorPolicy) == AcceleratorPolicy.prefetched_tokens > 8
+    assert room_in_tree(10, 0, AcceleratorPolicy) == AcceleratorPolicy.most_held_nodes - 10 > 4
+    needs = {0: PromptNeeds([], likely=lambda: nodes(99))}
+    limits = PassLimits(policy=AcceleratorPolicy)
+    assert len(plan_pass(needs, FLAT, limits)[0]) == AcceleratorPolicy.prefetched_tokens
 
 
 # A prompt alone
@@ -160,7 +175,7 @@ def test_in_a_batch_each_prompt_has_a_little_more_than_it_needs_whatever_it_cost
     expected = {3: [*needed, likely[0]], 4: [*needed, *useful], 5: likely[:2], 6: useful}
     assert plan_pass(needs, STEEP, PassLimits()) == expected
     more = {3: [*needed, *likely[:3]], 4: [*needed, *useful], 5: likely[:3], 6: useful}
-    assert plan_pass(needs, STEEP, PassLimits(is_cpu=False)) == more
+    assert plan_pass(needs, STEEP, PassLimits(policy=Accelerator)) == more
 
 
 def test_two_prompts_have_four_nodes_each_however_full_their_trees_are():
@@ -202,7 +217,7 @@ def test_what_exceeds_a_padded_pass_on_cpu_waits(num_prompts, expected, can_pref
     assert planned == {row: prompt.needed[:expected] for row, prompt in needs.items()}
 
 
-@pytest.mark.parametrize("limits", [PassLimits(is_padded=True, is_cpu=False), PassLimits()])
+@pytest.mark.parametrize("limits", [PassLimits(is_padded=True, policy=Accelerator), PassLimits()])
 def test_nothing_waits_on_an_accelerator_or_without_padding(limits):
     needs = {0: PromptNeeds(nodes(40)), 1: PromptNeeds(nodes(1))}
     assert plan_pass(needs, FLAT, limits) == {row: prompt.needed for row, prompt in needs.items()}
@@ -220,7 +235,7 @@ def test_what_waited_goes_in_the_next_passes():
 # In general
 
 
-@pytest.mark.parametrize("limits", [PassLimits(False), PassLimits(False, is_cpu=False)])
+@pytest.mark.parametrize("limits", [PassLimits(False), PassLimits(False, policy=Accelerator)])
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_a_backend_that_cannot_prefetch_runs_what_is_needed(num_prompts, limits):
     needs = {row: PromptNeeds(nodes(2), nodes(2), never) for row in range(num_prompts)}
@@ -241,9 +256,9 @@ def test_what_is_needed_comes_first_and_nothing_comes_twice(seed):
         useful, likely = rng.choices(pool, k=5), rng.choices(pool, k=5)
         needed = rng.sample(pool, rng.randint(0, 30))
         needs[row] = PromptNeeds(needed, useful, lambda likely=likely: likely, rng.randint(0, 20), rng.randint(0, 400))
-    limits = PassLimits(rng.random() < 0.8, rng.random() < 0.5, rng.random() < 0.5)
+    limits = PassLimits(rng.random() < 0.8, rng.random() < 0.5, rng.choice([Policy, Accelerator]))
     planned = plan_pass(needs, rng.choice([FLAT, STEEP, RISING]), limits)
-    most = max(4, 32 // len(needs)) if limits.is_padded and limits.is_cpu else 30
+    most = max(4, 32 // len(needs)) if limits.is_padded and limits.policy is Policy else 30
     assert planned.keys() == needs.keys()
     for row, prompt in needs.items():
         first = prompt.needed[:most]
@@ -305,5 +320,5 @@ def test_the_gain_must_be_more_than_the_least(monkeypatch, least_gain, expected)
 def test_the_constants_are_those_of_the_policy():
     names = {name for name in vars(Policy) if not name.startswith("_")}
     elsewhere = {"most_shared_columns", "max_rounds_ahead", "least_shared_tokens", "longest_draft", "least_right"}
-    elsewhere |= {"least_static_columns", "unfilled_devices"}
+    elsewhere |= {"least_static_columns", "is_filled_up"}
     assert names - set(CONSTANTS) == elsewhere

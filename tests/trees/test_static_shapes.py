@@ -17,6 +17,8 @@ from kinds import case_of
 from tiny import tiny_model
 
 from hf_adafuse import enable_adafuse
+from hf_adafuse.trees.model_call import ModelCall
+from hf_adafuse.trees.packed_backend import PackedBackend
 from hf_adafuse.trees.pass_costs import costs_of
 from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.static_shapes import StaticMemory, memory_of, static_size, uncompiled
@@ -56,12 +58,6 @@ def sequences(case):
     )
 
 
-@pytest.fixture
-def accelerator(monkeypatch):
-    """What is done on an accelerator only is done on CPU."""
-    monkeypatch.setattr(Policy, "unfilled_devices", ())
-
-
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
     """torch compiles a function eight times at most, for all models that share it."""
@@ -79,6 +75,7 @@ def test_compiled_models_equal_the_oracle_with_few_graphs(name, batch, look_ahea
     assert torch.equal(sequences(case), plain.fast().sequences)
     for graph in graphs:  # of 1, 2, 4 ... tokens, with 128 columns: a compiled function each, and no other address
         assert 1 < len(graph.recorded) == graph.num_compiled <= 6
+        assert graph.num_runs == graph.num_steps >= 8
 
 
 @pytest.mark.parametrize("how", ["in_place", "layers"])
@@ -90,7 +87,8 @@ def test_a_model_may_be_compiled_otherwise(how, accelerator):
         for module in [model] if how == "in_place" else model.model.layers:
             module.compile(backend=graphs, fullgraph=True, dynamic=True)
     assert torch.equal(sequences(replace(plain, models=models)), plain.fast().sequences)
-    assert graphs.recorded and graphs.given
+    num_parts = 1 if how == "in_place" else len(models[0].model.layers)
+    assert graphs.num_runs == num_parts * graphs.num_steps > 8
 
 
 def test_on_cpu_a_pass_is_not_filled_up():
@@ -109,7 +107,6 @@ def test_nothing_is_recorded_when_prompts_in_rows_of_their_own_are_decoded_again
     plain = case_of(tiny_model("llama", "byte_level"), batch=3, n=12)
     case, graphs = compiled(plain, dynamic=True)
     assert torch.equal(sequences(case), plain.fast().sequences)
-    gc.collect()  # torch, compiling, leaves a circle of references to the cache
     recorded = [len(graph.recorded) for graph in graphs]
     assert all(3 in {shape[0] for shape in shapes_of(graph)} for graph in graphs)
     sequences(case)
@@ -121,17 +118,53 @@ def test_nothing_is_recorded_when_a_text_that_outgrew_its_tensors_is_decoded_aga
     plain = case_of(tiny_model("llama", "byte_level"), batch=1, n=32)
     case, graphs = compiled(plain, dynamic=True)
     assert torch.equal(sequences(case), plain.fast().sequences)
-    gc.collect()  # torch, compiling, leaves a circle of references to the cache
     recorded = [len(graph.recorded) for graph in graphs]
     assert [{shape[2] for shape in shapes_of(graph)} for graph in graphs] == [{16, 32}, {32, 64}]
     sequences(case)
     assert [len(graph.recorded) for graph in graphs] == recorded
 
 
+def test_what_fills_a_pass_up_holds_no_columns(accelerator):
+    case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
+    backend = PackedBackend(case.models[0], CPU)
+    (root,) = backend.prefill([[5, 6, 7]])
+    backend.run(root.add_path([8, 9, 10]))
+    assert (backend.columns.num_used, backend.num_tokens) == (6, 6)
+
+
+def test_rows_go_when_half_of_them_are_empty(accelerator, monkeypatch):
+    monkeypatch.setattr(Policy, "most_shared_columns", 0)
+    case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
+    backend, plain = [PackedBackend(model, CPU) for model in (case.models[0], tiny_model("llama", "byte_level"))]
+    found = []
+    for one in (backend, plain):
+        roots, rows, numbers = one.prefill([[5, 6], [7, 8, 9], [10], [11, 12]]), [], []
+        for finished in (set(), {0}, {2}, {3}):
+            one.drop(finished)
+            nodes = [roots[index].add_path([20 + len(numbers), 30])[-1] for index in one.active]
+            one.run(nodes)
+            rows.append(one.columns.num_rows)
+            numbers.append(torch.stack([node.logits for node in nodes]))
+        found.append((rows, numbers))
+    assert [rows for rows, _ in found] == [[4, 4, 2, 1], [4, 3, 2, 1]]
+    for ours, expected in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_logits_outlast_the_next_pass():
+    case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
+    call, plain = [ModelCall(model) for model in (case.models[0], tiny_model("llama", "byte_level"))]
+    ids = [torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9, 10]])]
+    found = [call(one, use_memory=False)[0] for one in ids]
+    for logits, one in zip(found, ids):
+        torch.testing.assert_close(logits, plain(one, use_memory=False)[0])
+
+
 def test_what_a_compiled_pass_costs_is_not_taken_from_the_clock():
     """The first ones take seconds: they are compiled."""
     case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
-    for model, is_measured in ((case.models[0], False), (copy.copy(tiny_model("llama", "byte_level")), True)):
+    plain = copy.copy(tiny_model("llama", "byte_level"))
+    for model, is_measured in ((plain, True), (case.models[0], False)):
         costs = costs_of(model, CPU)
         before = costs.seconds(1)
         for _ in range(8):
@@ -203,6 +236,50 @@ def test_the_next_cache_has_the_tensors_of_one_that_is_gone():
         gc.enable()
 
 
+def test_the_next_cache_has_the_tensors_of_one_that_has_left():
+    memory, caches = StaticMemory(), [cache_of([[1, 2, 3]]), cache_of([[7]])]
+    memory.house(caches[0], 8)
+    memory.leave(caches[1])  # nobody's
+    memory.leave(caches[0])
+    memory.house(caches[1], 8)
+    assert caches[1].tensors()[0] is caches[0].tensors()[0]
+    assert_holds(caches[1], [[7]])
+
+
+def test_nobody_moves_in_before_all_is_out(monkeypatch):
+    """Two threads with one model: one outgrows its tensors while the other looks for some."""
+    memory, caches, move = StaticMemory(), [cache_of([[1, 2]]), cache_of([[3, 4]])], TreeCache.move
+    memory.house(caches[0], 8)
+    other = threading.Thread(target=memory.house, args=(caches[1], 8))
+
+    def slow_move(cache, tensors):
+        if cache is caches[0]:
+            other.start()
+            other.join(0.2)
+        move(cache, tensors)
+
+    monkeypatch.setattr(TreeCache, "move", slow_move)
+    memory.house(caches[0], 16)
+    other.join()
+    assert_holds(caches[0], [[1, 2]])
+    assert_holds(caches[1], [[3, 4]])
+
+
+def test_what_was_made_in_inference_mode_is_left_outside():
+    memory, cache = StaticMemory(), cache_of([[1, 2]])
+    with torch.inference_mode():
+        memory.house(cache, 8)
+    memory.house(cache, 8)
+    cache.open([[2]], 8)
+    cache.update(torch.ones(1, 2, 1, 3), torch.ones(1, 2, 1, 3), 0)
+    assert cache.tensors()[0][0, 0, :3, 0].tolist() == [1, 2, 1]
+
+
+def test_a_cache_that_holds_nothing_needs_no_tensors():
+    memory, cache = StaticMemory(), TreeCache(1)
+    assert [memory.house(cache, 8) for _ in range(2)] == [8, 8]
+
+
 def test_two_caches_never_share_tensors():
     memory, caches = StaticMemory(), [cache_of([[1, 2]]), cache_of([[3, 4]])]
     for _ in range(2):
@@ -243,8 +320,9 @@ def test_tensors_of_few_shapes_are_kept():
 def test_a_model_has_its_memory_as_long_as_it_is_compiled():
     case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
     model = case.models[0]
-    assert memory_of(model) is memory_of(model) is not None
-    assert memory_of(tiny_model("llama", "byte_level")) is None
+    assert memory_of(model, is_kept=True) is memory_of(model, is_kept=True) is not None
+    assert None is not memory_of(model, is_kept=False) is not memory_of(model, is_kept=True)
+    assert memory_of(tiny_model("llama", "byte_level"), is_kept=True) is None
 
 
 @pytest.mark.parametrize(("number", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (33, 64)])
