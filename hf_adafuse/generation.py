@@ -245,7 +245,7 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) 
     if generation_config.cache_implementation not in (None, "dynamic"):
         raise ValueError(
             "`cache_implementation` must be left out with AdaFuse, but is "
-            f"{generation_config.cache_implementation!r}. Its token tree keeps its own dynamic cache."
+            f"{generation_config.cache_implementation!r}. Its token tree keeps its own; compile the models beforehand."
         )
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(generation_config, name):

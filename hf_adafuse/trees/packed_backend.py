@@ -43,7 +43,7 @@ class PackedBackend(ColumnBackend):
         batch: list[list[Node]] = [[] for _ in range(self.columns.num_rows)]
         for node in missing:
             batch[self.columns.row_of[node.prompt_index]].append(node)
-        fillers = self._fill_up(batch)
+        filler = self._fill_up(batch)
         queries = [node for nodes in batch for node in nodes]
         asking = {node.prompt_index for node in queries}
         numbers = self._masks.place({index: self.columns.prefix[index] for index in asking}, self.cache.width)
@@ -58,22 +58,21 @@ class PackedBackend(ColumnBackend):
         mask = self._masks.make(prompts, positions, self._seen(queries), self.cache.width)
         logits = self._forward(ids.to(self.device), positions.to(self.device), mask, self.cache).flatten(0, 1)
         self.num_tokens += len(missing)
-        if fillers:
-            own = [number for number, node in enumerate(queries) if node not in fillers]
+        own = [number for number, node in enumerate(queries) if node is not filler]
+        if len(own) < len(queries):
             queries, logits = [queries[number] for number in own], logits[own]
         return self._store(queries, logits)
 
-    def _fill_up(self, batch: list[list[Node]]) -> set[Node]:
-        """Give the nodes of each row columns; fill shorter rows up with nodes whose columns stay free: these."""
+    def _fill_up(self, batch: list[list[Node]]) -> Node:
+        """Give the nodes of each row columns; fill shorter rows up with a node whose columns stay free: this one."""
         num_queries = max(map(len, batch))
         if self._is_filled:
             num_queries = static_size(num_queries)
         filler = Node(0, None, self.active[0], 0)  # sees what any prompt sees: nobody looks at it
-        fillers, columns, spare = set[Node](), [], []
+        columns, spare = [], []
         for row, nodes in enumerate(batch):
             taken, num_missing = self.columns.place(nodes), num_queries - len(nodes)
             if num_missing:
-                fillers.add(filler)
                 nodes += [filler] * num_missing
                 unused = self.columns.take(row, 1)
                 spare.append((row, unused))
@@ -85,7 +84,7 @@ class PackedBackend(ColumnBackend):
         self.cache.open(columns, width)
         for row, unused in spare:
             self.columns.release(row, unused)
-        return fillers
+        return filler
 
     def _seen(self, queries: list[Node]) -> list[tuple[int, int, int]]:
         """What the queries see below the prefixes, as `MaskMaker.make` takes it."""
