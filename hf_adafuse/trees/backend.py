@@ -122,6 +122,13 @@ class Backend:
         return nodes
 
 
+def to_device(values: Any, device: torch.device) -> torch.Tensor:
+    """Numbers that are on the host, as a tensor on a device. Of a GPU the host does not wait for the copy: an ordinary
+    one waits until all is done that the GPU has been told to do."""
+    tensor = torch.as_tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The log-probabilities of `ids`, of shape `(batch_size, num_ids)`, by the logits before each of them."""
     logits = logits.float()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .backend import to_device
 from .column_backend import ColumnBackend
 from .nodes import Node, missing_nodes
 from .pass_policy import Policy, policy_for
@@ -56,11 +57,12 @@ class PackedBackend(ColumnBackend):
             ]
         )
         mask = self._masks.make(prompts, positions, self._seen(queries), self.cache.width)
-        logits = self._forward(ids.to(self.device), positions.to(self.device), mask, self.cache).flatten(0, 1)
+        logits = self._forward(to_device(ids, self.device), to_device(positions, self.device), mask, self.cache)
+        logits = logits.flatten(0, 1)
         self.num_tokens += len(missing)
         own = [number for number, node in enumerate(queries) if node is not filler]
         if len(own) < len(queries):
-            queries, logits = [queries[number] for number in own], logits[own]
+            queries, logits = [queries[number] for number in own], logits[to_device(own, logits.device)]
         return self._store(queries, logits)
 
     def _fill_up(self, batch: list[list[Node]]) -> Node:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend, log_probs_of
+from .backend import Backend, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, leaves_of, missing_nodes
@@ -50,7 +50,7 @@ class ReencodeBackend(Backend):
         """Run the nodes: each leaf's whole sequence is a row of the batch, padded on the right, where nothing looks."""
         sequences = [self.trees[leaf.prompt_index - self.first_index].ids_to(leaf) for leaf in leaves]
         width = max(map(len, sequences))
-        ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in sequences], device=self.device)
+        ids = to_device([ids + [0] * (width - len(ids)) for ids in sequences], self.device)
         positions = torch.arange(width, device=self.device).expand_as(ids)
         logits, _ = self._call(ids, positions, use_memory=False)
         self.num_forwards += 1
@@ -60,5 +60,5 @@ class ReencodeBackend(Backend):
             self.prompt_log_probs = [row[: len(ids) - 1] for row, ids in zip(rows, sequences, strict=True)]
         entry_of = {id(node): entry for entry, leaf in enumerate(leaves) for node in leaf.lineage()}
         places = [(entry_of[id(node)], node.position) for node in nodes]
-        entries, offsets = torch.tensor(places, device=logits.device).unbind(1)
+        entries, offsets = to_device(places, logits.device).unbind(1)
         return self._store(nodes, logits[entries, offsets])

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
+from .backend import to_device
 from .column_backend import ColumnBackend
 from .kv_cache import make_cache
 from .nodes import Node, leaves_of, missing_nodes
@@ -41,16 +42,14 @@ class RowsBackend(ColumnBackend):
             [0] * (width - len(past)) + [1] * (len(past) + len(chain)) + [0] * (length - len(chain))
             for past, chain in zip(pasts, chains, strict=True)
         ]
-        mask = torch.tensor(rows, device=self.device)
+        mask = to_device(rows, self.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, width:]
-        logits = self._forward(
-            torch.tensor(ids, device=self.device), positions, None if all(map(all, rows)) else mask, fork
-        )
+        logits = self._forward(to_device(ids, self.device), positions, None if all(map(all, rows)) else mask, fork)
         self.num_tokens += sum(map(len, chains))
         found = _places(missing, chains)
         columns = self.columns.place(missing)
         self.cache.append(fork, [(row, width + offset) for row, offset in found], columns, self.columns.width)
-        entries, offsets = torch.tensor(found, device=logits.device).unbind(1)
+        entries, offsets = to_device(found, logits.device).unbind(1)
         return self._store(missing, logits[entries, offsets])
 
     def _columns_above(self, node: Node) -> list[int]:

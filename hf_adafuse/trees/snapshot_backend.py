@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend, log_probs_of
+from .backend import Backend, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
@@ -181,15 +181,15 @@ class SnapshotBackend(Backend):
             if not node.is_run
         ]
         if new:
-            entries, offsets = torch.tensor([place for _, *place in new], device=logits.device).unbind(1)
+            entries, offsets = to_device([place for _, *place in new], logits.device).unbind(1)
             self._store([node for node, _, _ in new], logits[entries, offsets])
 
     def _forward(
         self, tokens: list[list[int]], starts: list[int], memory: Any, last_only: bool = False
     ) -> tuple[torch.Tensor, list[Any]]:
         """The logits of rows of tokens of one length, and what the model remembers of each row after them."""
-        ids = torch.tensor(tokens, device=self.device)
-        positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(ids.shape[1], device=self.device)
+        ids = to_device(tokens, self.device)
+        positions = to_device(starts, self.device)[:, None] + torch.arange(ids.shape[1], device=self.device)
         logits, memory = self._call(ids, positions, memory=memory, last_only=last_only)
         self.num_forwards += 1
         self.num_tokens += ids.numel()

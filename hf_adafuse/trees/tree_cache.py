@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from ..host_internals import DynamicLayer
+from .backend import to_device
 from .columns import Place
 from .kv_cache import KeysValues
 
@@ -84,7 +85,7 @@ class TreeCache(DynamicCache):
             layer.open(self)
             if layer.device not in self._targets:
                 rows = torch.arange(self.num_rows, device=layer.device)[:, None]
-                self._targets[layer.device] = rows, torch.tensor(columns, device=layer.device)
+                self._targets[layer.device] = rows, to_device(columns, layer.device)
 
     def tensors(self) -> list[torch.Tensor]:
         """The keys and values of each layer that has been written, in turn."""
@@ -160,7 +161,7 @@ class TreeCache(DynamicCache):
 
 
 def _pick(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    rows, columns = places.to(tensor.device).unbind(-1)
+    rows, columns = to_device(places, tensor.device).unbind(-1)
     if len(tensor) == 1:  # the quick way
         picked = tensor[0].index_select(1, columns.flatten())  # (num_heads, batch_size * num_columns, head_dim)
         return picked.view(len(picked), *columns.shape, picked.shape[-1]).transpose(0, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..host_internals import attention_of
+from .backend import to_device
 
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -111,4 +112,4 @@ class MaskMaker:
             mask = torch.where(is_near, self._shown, self._hidden)
         below = [query * width + column for query, column, gap in seen if window is None or gap < window]
         mask.view(-1)[below] = 0
-        return mask[:, None].to(self.device)
+        return to_device(mask[:, None], self.device)

@@ -4,9 +4,11 @@ Counted by what asks for them, on CPU.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
-from kinds import case_of, force
+from kinds import MANY, case_of, force
 from tiny import tiny_model
 from torch.overrides import TorchFunctionMode
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
@@ -14,6 +16,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from hf_adafuse.call.stopping import StopCheck
 from hf_adafuse.decoding.decoder import Decoder
 from hf_adafuse.decoding.progress import Prompt
+from hf_adafuse.trees.backend import to_device
 
 _WAITING = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__", "equal")
 
@@ -27,6 +30,24 @@ class Waits(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _WAITING and not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool):
             self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Copies(TorchFunctionMode):
+    """Notes which functions of ours make tensors of numbers, or send them, to a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.senders = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        given = [*args[1:], *(kwargs or {}).values()]
+        if func.__name__ in ("to", "tensor", "as_tensor") and any(isinstance(one, torch.device) for one in given):
+            frame = sys._getframe(1)
+            while frame is not None and "hf_adafuse" not in frame.f_globals.get("__name__", ""):
+                is_model = frame.f_globals["__name__"].startswith("transformers.")
+                frame = None if is_model else frame.f_back
+            self.senders += [frame.f_code.co_name] if frame is not None else []
         return func(*args, **(kwargs or {}))
 
 
@@ -53,6 +74,40 @@ def test_the_host_waits_once_a_pass(backend, batch, waits, monkeypatch):
     unforeseen = 2 * sum(len(rounds) for rounds in output.rounds)
     assert passes <= waits.count + 2 * batch  # of the passes that read the prompts, too, numbers are read
     assert waits.count <= passes + unforeseen
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("backend", ["packed", "rows", MANY, "reencode"])
+@pytest.mark.filterwarnings("ignore:.* reads the whole text again:UserWarning")
+def test_the_host_waits_for_no_copy(backend, batch, monkeypatch):
+    """After a pass has been begun an ordinary copy to the device would wait for its end."""
+    force(monkeypatch, backend)
+    copies, run = Copies(), Decoder.run
+
+    def watched(self):
+        with copies:
+            run(self)
+
+    monkeypatch.setattr(Decoder, "run", watched)
+    case_of(tiny_model("llama", "byte_level"), batch=batch, n=12).fast()
+    assert copies.senders.count("to_device") > 20
+    assert {*copies.senders} - {"prefill", "_read_prompts"} == {"to_device"}  # those come once for each prompt
+
+
+def test_numbers_are_sent_to_a_gpu_from_pinned_memory():
+    calls = []
+
+    class Gpu(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func.__name__ in ("pin_memory", "to"):
+                calls.append((func.__name__, *args[1:], kwargs or {}))
+                return args[0]
+            return func(*args, **(kwargs or {}))
+
+    with Gpu():
+        sent = to_device([[1, 2], [3, 4]], torch.device("cuda"))
+    assert calls == [("pin_memory", {}), ("to", torch.device("cuda"), {"non_blocking": True})]
+    assert sent.tolist() == to_device([[1, 2], [3, 4]], torch.device("cpu")).tolist() == [[1, 2], [3, 4]]
 
 
 def test_a_model_alone_waits_for_nothing_else(waits):
