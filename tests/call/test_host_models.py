@@ -140,7 +140,7 @@ def test_offloaded_and_dispatched_models(how, role, tmp_path):
     ]
 
 
-def test_a_compiled_model_runs_all_passes_compiled():
+def test_a_compiled_model_runs_all_passes_but_the_prompt_s_compiled():
     """What changes from pass to pass, the columns and the number of tokens, needs no graph of its own."""
     compiled_passes = []
 
@@ -162,4 +162,4 @@ def test_a_compiled_model_runs_all_passes_compiled():
         assistant_tokenizers=[tokenizer], adafuse_config=AdaFuseConfig(num_branches=3), max_new_tokens=60,
         do_sample=False, return_dict_in_generate=True,
     )  # fmt: skip
-    assert len(compiled_passes) == output.stats["members"][1]["forward_passes"] > 20
+    assert len(compiled_passes) == output.stats["members"][1]["forward_passes"] - 1 > 20
