@@ -14,7 +14,7 @@ import torch
 from .backend import to_device
 from .column_backend import ColumnBackend
 from .nodes import Node, missing_nodes
-from .pass_policy import Policy, policy_for
+from .pass_policy import policy_for
 from .static_shapes import memory_of, static_size
 from .tree_mask import MaskMaker
 
@@ -25,9 +25,9 @@ class PackedBackend(ColumnBackend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self._masks = MaskMaker(model, device)
-        is_filled_up = policy_for(device).is_filled_up
-        self._memory = memory_of(model, is_kept=is_filled_up)
-        self._is_filled = self._memory is not None and is_filled_up
+        self._policy = policy_for(device)
+        self._memory = memory_of(model, is_kept=self._policy.is_filled_up)
+        self._is_filled = self._memory is not None and self._policy.is_filled_up
 
     @property
     def is_padded(self) -> bool:
@@ -82,7 +82,7 @@ class PackedBackend(ColumnBackend):
             columns.append(taken)
         width = self.columns.width
         if self._memory is not None:
-            width = self._memory.house(self.cache, static_size(width, Policy.least_static_columns))
+            width = self._memory.house(self.cache, static_size(width, self._policy.least_static_columns))
         self.cache.open(columns, width)
         for row, unused in spare:
             self.columns.release(row, unused)

@@ -102,26 +102,26 @@ def test_on_cpu_a_pass_is_not_filled_up():
         assert graph.num_compiled <= 4
 
 
-def test_nothing_is_recorded_when_prompts_in_rows_of_their_own_are_decoded_again(monkeypatch, accelerator):
-    monkeypatch.setattr(Policy, "most_shared_columns", 40)
-    plain = case_of(tiny_model("llama", "byte_level"), batch=3, n=12)
+def assert_recorded_once(plain):
+    """Nothing more is recorded when what these models give has been decoded again; returns what they recorded."""
     case, graphs = compiled(plain, dynamic=True)
     assert torch.equal(sequences(case), plain.fast().sequences)
     recorded = [len(graph.recorded) for graph in graphs]
-    assert all(3 in {shape[0] for shape in shapes_of(graph)} for graph in graphs)
     sequences(case)
     assert [len(graph.recorded) for graph in graphs] == recorded
+    return graphs
+
+
+def test_nothing_is_recorded_when_prompts_in_rows_of_their_own_are_decoded_again(monkeypatch, accelerator):
+    monkeypatch.setattr(Policy, "most_shared_columns", 40)
+    graphs = assert_recorded_once(case_of(tiny_model("llama", "byte_level"), batch=3, n=12))
+    assert all(3 in {shape[0] for shape in shapes_of(graph)} for graph in graphs)
 
 
 def test_nothing_is_recorded_when_a_text_that_outgrew_its_tensors_is_decoded_again(monkeypatch, accelerator):
     monkeypatch.setattr(Policy, "least_static_columns", 16)
-    plain = case_of(tiny_model("llama", "byte_level"), batch=1, n=32)
-    case, graphs = compiled(plain, dynamic=True)
-    assert torch.equal(sequences(case), plain.fast().sequences)
-    recorded = [len(graph.recorded) for graph in graphs]
+    graphs = assert_recorded_once(case_of(tiny_model("llama", "byte_level"), batch=1, n=32))
     assert [{shape[2] for shape in shapes_of(graph)} for graph in graphs] == [{16, 32}, {32, 64}]
-    sequences(case)
-    assert [len(graph.recorded) for graph in graphs] == recorded
 
 
 def test_what_fills_a_pass_up_holds_no_columns(accelerator):
