@@ -23,8 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # By the name of the argument that is a case's number, how many of `--cases` make one: some take longer.
 CASES_PER_NUMBER = {
     "case_number": 1,
-    "method_number": 2,
-    "served_number": 10,
+    "method_number": 4,
+    "served_number": 20,
     "structured_number": 10,
     "real_number": 40,
 }

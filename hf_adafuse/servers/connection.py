@@ -141,7 +141,10 @@ class Connection:
                     answer = _until(end, attempt)
                 return read(answer, request_id)
             except _Away as away:
-                reason, wait, counts, is_silent = str(away), away.wait, not is_patient, True
+                # An attempt that the deadline has cut short says less than the one before.
+                is_cut = time.monotonic() >= end and reason not in ("", str(away))
+                reason = f"{away}, after {reason}" if is_cut else str(away)
+                wait, counts, is_silent = away.wait, not is_patient, True
             except BadAnswer as error:
                 reason, counts = f"its answer cannot be right: {error}", not isinstance(error, SpoiltAnswer)
             except (LookupError, TypeError, ValueError, AttributeError) as error:

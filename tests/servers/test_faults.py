@@ -415,6 +415,21 @@ def test_the_deadline_holds():
         assert time.monotonic() - start < 2
 
 
+def test_what_a_server_answered_before_the_deadline_cut_it_short_is_named():
+    class SlowingDown:
+        num_calls = 0
+
+        def answer(self, path, body, headers):
+            self.num_calls += 1
+            time.sleep(0 if self.num_calls == 1 else 3)
+            return 503, {}
+
+    with serving(SlowingDown()) as url:
+        connection = Connection(url, patience=Patience(deadline=1.5))
+        with pytest.raises(ServerError, match=r": .*, after status 503; the deadline of 1\.5 s is over"):
+            connection.post("/", {}, lambda answer, name: answer)
+
+
 @pytest.mark.parametrize("status", [408, 429, 500, 507, 529])
 def test_statuses_that_pass(status):
     answers = [(status, {}), (200, {"n": 1})]
