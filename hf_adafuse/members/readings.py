@@ -20,6 +20,9 @@ Allow = Callable[[int], bool]
 # A first token is drawn again where it does not begin a word: seldom this often, and to ask all tokens of a large
 # vocabulary takes as long as a forward pass.
 _MOST_DRAWS = 16
+# The best of a large vocabulary are looked for in blocks of so many tokens, in a tenth of the time, where there are so
+# many times as many blocks as tokens are wanted.
+_BLOCK, _MANY_BLOCKS = 512, 4
 
 
 def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +45,17 @@ def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, to
 
 def _one_more(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`topk` leaves the order of equal values open: one more, so that a tie at the edge shows."""
-    return scores.topk(min(num_tokens + 1, scores.shape[-1]), dim=-1)
+    num_columns = scores.shape[-1]
+    count, num_blocks = min(num_tokens + 1, num_columns), num_columns // _BLOCK
+    if num_blocks < _MANY_BLOCKS * count:
+        return scores.topk(count, dim=-1)
+    # The best are in the blocks with the best maxima, or behind the last block.
+    blocks, behind = scores[:, : num_blocks * _BLOCK].unflatten(-1, (num_blocks, _BLOCK)), num_blocks * _BLOCK
+    chosen = blocks.amax(-1).topk(count, dim=-1).indices
+    inside = blocks.gather(1, chosen[..., None].expand(-1, -1, _BLOCK)).flatten(1)
+    values, places = torch.cat([inside, scores[:, behind:]], dim=-1).topk(count, dim=-1)
+    starts = _BLOCK * chosen.gather(1, (places // _BLOCK).clamp(max=count - 1))
+    return values, torch.where(places < inside.shape[-1], starts + places % _BLOCK, behind + places - inside.shape[-1])
 
 
 def _in_order(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -190,7 +203,7 @@ def numbers_of(
     """
     values, ids = _one_more(scores, num_top)
     # The largest score is taken out first and put back in float64: large logits must not cost digits.
-    totals = (scores - values[:, :1]).exp().sum(-1).log().double() + values[:, 0].double()
+    totals = (scores - values[:, :1]).exp_().sum(-1).log().double() + values[:, 0].double()
     rows = [row for row, tokens in enumerate(asked) for _ in tokens]
     tokens_asked = [token for tokens in asked for token in tokens]
     where = to_device(torch.tensor([rows, tokens_asked], dtype=torch.long), scores.device)

@@ -15,12 +15,12 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from .addresses import checked_url, seconds_of, without_key
 from .daemons import begin
+from .patience import PATIENCE, Patience
 from .queries import BadAnswer, ServerError, SpoiltAnswer
 
 T = TypeVar("T")
@@ -33,31 +33,6 @@ _SHORT, _GRACE = 5.0, 0.5
 
 # `turn(end)`: entered before an attempt and left after it; raises where it is not its turn until then.
 Turn = Callable[[float], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class Patience:
-    """
-    How long a server is waited for.
-
-    Args:
-        timeout (`float`): seconds without a byte after which an attempt is given up.
-        deadline (`float`): seconds for a request with all its attempts. A server that is away or busy is asked again
-            until then, but for the first question that it is asked.
-        retries (`int`): attempts after answers that cannot be right, and after a first question without an answer.
-    """
-
-    timeout: float = 60.0
-    deadline: float = 300.0
-    retries: int = 5
-
-    def __post_init__(self) -> None:
-        for name in ("timeout", "deadline"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ValueError(f"`{name}` must be a number of seconds above 0, but is {value!r}. Leave it out.")
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise ValueError(f"`retries` must be a whole number of at least 0, but is {self.retries!r}. Leave it out.")
 
 
 class Connection:
@@ -76,7 +51,7 @@ class Connection:
     """
 
     def __init__(
-        self, url: str, api_key_env: str | None = None, patience: Patience = Patience(), allow_http: bool = False
+        self, url: str, api_key_env: str | None = None, patience: Patience = PATIENCE, allow_http: bool = False
     ) -> None:
         self.url, self.api_key_env, self.patience = checked_url(url, allow_http), api_key_env, patience
         self._httpx = _httpx()

@@ -17,9 +17,10 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Generation
 
 from .addresses import KINDS, is_served_name
 from .api import ServerApi
-from .connection import Connection, Patience
+from .connection import Connection
 from .daemons import map_at_once
 from .llamacpp import LlamaCppApi
+from .patience import Patience
 from .queries import Query, Step
 from .sglang import SglangApi
 from .vllm import VllmApi

@@ -73,7 +73,7 @@ class PassCosts:
         measured at the known sizes near it.
         """
         size = min(num_tokens, SIZES[-1])
-        if not self._is_measured or _is_distributed():
+        if not self._is_measured or is_distributed():
             return _on_line(self._prior, size)
         scales, known = self._scales, self._seconds  # another thread may renew them
         if size not in known:
@@ -103,7 +103,7 @@ def _prior_of(model: Any, device: torch.device) -> dict[int, float]:
     return {size: seconds * cost for size, cost in (CPU_PRIOR if is_cpu else ACCELERATOR_PRIOR).items()}
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
     """Whether several processes share the models: their clocks differ, and all must run the same passes."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 

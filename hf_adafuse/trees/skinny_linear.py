@@ -1,33 +1,48 @@
 """Linear layers over few tokens, on CPU in float32, by all cores. Knows no model's structure, no tree and no text.
 
-A weight times the vectors of a few tokens is a skinny product. MKL, which is behind `F.linear`, leaves skinny ones to
-one core, and takes long over large weights. Here all cores multiply, each its own parts of the weight, small enough to
-stay in the caches. Gemma's 262,144 words for 1, 4, 16 and 64 tokens take two cores 0.6, 0.3, 0.4 and 0.6 of the time,
-and one core 0.9, 0.4, 0.6 and 0.8; a layer of 4,096 by 4,096 takes two cores 0.7, 0.4, 0.7 and 0.8:
+A weight times the vectors of a few tokens is a skinny product. How long MKL, which is behind `F.linear`, takes for one
+differs by processor, number of tokens and shape: it may leave it to one core, or read the weight at half the speed.
+Here a product can also be made of many, each of a part of the weight that stays in a core's caches; which way is the
+quickest is tried out on the first products of each size. On a Xeon with AVX-512 Gemma's 262,144 words for 4, 8, 12, 16
+tokens take two cores 0.6, 0.5, 0.4, 1.0 of the time of `F.linear`, a layer of 4,096 by 4,096 0.6, 0.5, 0.5, 0.8:
 python tests/check_linear.py
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from ..host_internals import Conv1D, has_compiled_parts, modules_inside, with_modules
+from .pass_costs import is_distributed
+from .race import Race
 
-# With more tokens `F.linear` uses all cores too.
+# More tokens are multiplied by `F.linear`, which uses all cores then.
 MAX_TOKENS = 128
-# About the bytes of a part; smaller weights stay whole, with one thread also those of fewer parts than that.
-_PART_BYTES, _FEWEST_FOR_ONE_THREAD = 5 * 2**17, 8
+# About the bytes of a part; a weight that is smaller than the larger ones stays whole.
+_LARGE_PART, _SMALL_PART = 5 * 2**17, 2**17
 # Parts are smaller where there would not be about so many for each thread. The number of their rows is a multiple of
 # what is multiplied at a time, and not smaller than that.
 _PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
-# The weight is on the left for these numbers of tokens; and for these where it is narrow: it has not more columns than
-# that, nor than rows.
-_LEFT_TOKENS, _LEFT_IF_NARROW = (4, 5), {1: 640, 2: 640, 3: 1024}
+# Numbers of tokens between two of these are alike: the same way is taken for all of them.
+_TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96)
+_FEWEST_FOR_PARTS = bisect.bisect(_TOKEN_BOUNDS, 4)  # where nothing is tried
+
+
+class _Way(NamedTuple):
+    """How to multiply: a weight whole (`part_rows` is `None`) or in parts of so many rows, on the left or on the right
+    of the vectors."""
+
+    part_rows: int | None = None
+    is_left: bool = False
+
+
+_WHOLE = _Way()
 
 
 def with_skinny_linears(model: Any) -> Any:
@@ -46,38 +61,62 @@ def with_skinny_linears(model: Any) -> Any:
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`F.linear` of `inputs`, of shape `(..., in)`; by parts of the weight for at most `MAX_TOKENS` vectors."""
+    """`F.linear` of `inputs`, of shape `(..., in)`; by the quickest way for at most `MAX_TOKENS` vectors."""
     num_rows, num_columns = weight.shape
-    num_tokens, num_threads = inputs.numel() // num_columns, torch.get_num_threads()
-    is_left = _is_left(num_tokens, num_rows, num_columns)
-    part_rows = _part_rows(num_rows, num_columns, num_threads)
-    may_gain = 0 < num_tokens <= MAX_TOKENS and (is_left or not num_threads == num_tokens == 1)
-    if part_rows is None or not may_gain or torch.is_autocast_enabled("cpu"):
+    num_tokens = inputs.numel() // num_columns
+    if not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
-    vectors, rest = inputs.reshape(num_tokens, num_columns), num_rows % part_rows
-    parts = weight[: num_rows - rest].view(-1, part_rows, num_columns)
-    if is_left and weight.is_contiguous():
+    size = bisect.bisect(_TOKEN_BOUNDS, num_tokens)
+    race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), is_distributed())
+    if race.winner == _WHOLE:
+        return F.linear(inputs, weight, bias)
+    return race.run(lambda way: _multiplied(inputs, weight, bias, way))
+
+
+def _multiplied(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, way: _Way) -> torch.Tensor:
+    if way == _WHOLE:
+        return F.linear(inputs, weight, bias)
+    products = _product(inputs.reshape(-1, inputs.shape[-1]), weight, way)
+    outputs = products.contiguous().view(*inputs.shape[:-1], len(weight))
+    return outputs if bias is None else outputs + bias
+
+
+def _product(vectors: torch.Tensor, weight: torch.Tensor, way: _Way) -> torch.Tensor:
+    """`vectors`, of shape `(tokens, in)`, times the weight: `(tokens, out)`."""
+    if way.part_rows is None:
+        return torch.mm(weight, vectors.t()).t()
+    (num_rows, num_columns), num_tokens = weight.shape, len(vectors)
+    rest = num_rows % way.part_rows
+    parts = weight[: num_rows - rest].view(-1, way.part_rows, num_columns)
+    if way.is_left:
         factors = F.pad(vectors, (0, 0, 0, 1)) if num_tokens == 3 else vectors  # four are quicker than three
         products = torch.bmm(parts, factors.t().expand(len(parts), -1, -1)).flatten(0, 1).t()[:num_tokens]
     else:
         products = torch.bmm(vectors.expand(len(parts), -1, -1), parts.transpose(1, 2)).transpose(0, 1).flatten(1)
-    if rest:
-        products = torch.cat([products, F.linear(vectors, weight[-rest:])], dim=1)
-    outputs = products.contiguous().view(*inputs.shape[:-1], num_rows)
-    return outputs if bias is None else outputs + bias
-
-
-def _is_left(num_tokens: int, num_rows: int, num_columns: int) -> bool:
-    """Whether the product is quicker with the weight on the left."""
-    return num_tokens in _LEFT_TOKENS or num_columns <= min(num_rows, _LEFT_IF_NARROW.get(num_tokens, 0))
+    return torch.cat([products, F.linear(vectors, weight[-rest:])], dim=1) if rest else products
 
 
 @functools.cache
-def _part_rows(num_rows: int, num_columns: int, num_threads: int) -> int | None:
+def _race(
+    num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, is_fixed: bool
+) -> Race[_Way]:
+    """Of the ways for such weights and so many tokens; of one, where processes that share a model must agree."""
+    large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
+    if large is None:
+        return Race([_WHOLE])
+    small = _part_rows(num_rows, num_columns, num_threads, _SMALL_PART)
+    if is_fixed:
+        return Race([_Way(small) if size >= _FEWEST_FOR_PARTS else _WHOLE])
+    ways = [_WHOLE, _Way(small), _Way(large), _Way(None, True)]
+    if is_contiguous:
+        ways.append(_Way(large, True))
+    return Race(list(dict.fromkeys(ways)))
+
+
+def _part_rows(num_rows: int, num_columns: int, num_threads: int, part_bytes: int) -> int | None:
     """How many rows make a part, if possible of equal parts; `None` for a weight that stays whole."""
-    num_parts = 4 * num_rows * num_columns / _PART_BYTES
-    is_small = num_parts < (1 if num_threads > 1 else _FEWEST_FOR_ONE_THREAD)
-    if is_small or num_rows < _FEWEST_ROWS * num_threads:
+    num_parts = 4 * num_rows * num_columns / part_bytes
+    if num_parts < 1 or num_rows < _FEWEST_ROWS * num_threads:
         return None
     wanted = max(num_rows / max(num_parts, _PARTS_PER_THREAD * num_threads), _FEWEST_ROWS)
     allowed = range(_FEWEST_ROWS, 1 + min(num_rows, int(1.5 * wanted)), _ROW_MULTIPLE)
@@ -124,4 +163,4 @@ def _is_eligible(layer: Any) -> bool:
     ):
         return False
     num_rows, num_columns = weight.shape if isinstance(layer, torch.nn.Linear) else reversed(weight.shape)
-    return _part_rows(num_rows, num_columns, torch.get_num_threads()) is not None
+    return _part_rows(num_rows, num_columns, torch.get_num_threads(), _LARGE_PART) is not None

@@ -196,10 +196,10 @@ def test_no_figure_is_lost_in_json(measured):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of weights so small that the tests' models have some."""
-    monkeypatch.setattr(skinny_linear, "_PART_BYTES", 64)
-    skinny_linear._part_rows.cache_clear()
+    monkeypatch.setattr(skinny_linear, "_LARGE_PART", 64)
+    skinny_linear._race.cache_clear()
     yield
-    skinny_linear._part_rows.cache_clear()
+    skinny_linear._race.cache_clear()
 
 
 def test_layers_multiply_by_parts_where_several_threads_do(small_parts, monkeypatch):

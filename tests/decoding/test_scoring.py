@@ -26,6 +26,19 @@ def test_best_tokens_in_a_large_vocabulary_with_few_values():
     assert ids.tolist() == scores.sort(dim=-1, descending=True, stable=True).indices[:, :5].tolist()
 
 
+@pytest.mark.parametrize("num_values", [3, 50, 10**6])
+@pytest.mark.parametrize("num_tokens", [1, 4])
+@pytest.mark.parametrize("vocab_size", [10 * 512, 10 * 512 + 1, 6000, 30 * 512 - 1])
+def test_best_tokens_are_found_by_blocks(vocab_size, num_tokens, num_values):
+    torch.manual_seed(vocab_size + num_values)
+    for num_left in (vocab_size, 20, 2):
+        scores = torch.randint(0, num_values, (5, vocab_size)).float()
+        scores[torch.rand(5, vocab_size).argsort(-1) >= num_left] = -math.inf  # the others are forbidden
+        expected = scores.sort(dim=-1, descending=True, stable=True)
+        for found, right in zip(best_tokens(scores, num_tokens), expected[:2], strict=True):
+            assert found.tolist() == right[:, :num_tokens].tolist()
+
+
 def test_margin():
     assert margin([math.log(0.8), math.log(0.1)]) == pytest.approx(0.7)
     assert margin([0.0]) == 1.0

@@ -22,7 +22,8 @@ from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFusePredictor, ServedModel
 from hf_adafuse.servers.addresses import seconds_of
-from hf_adafuse.servers.connection import Connection, Patience
+from hf_adafuse.servers.connection import Connection
+from hf_adafuse.servers.patience import Patience
 from hf_adafuse.servers.queries import BadAnswer, ServerError
 
 

@@ -8,9 +8,10 @@ import pytest
 from stand_in import StandIn, ends_within_character, serving, token_bytes
 from tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse.servers.connection import Connection, Patience
+from hf_adafuse.servers.connection import Connection
 from hf_adafuse.servers.daemons import map_at_once
 from hf_adafuse.servers.llamacpp import LlamaCppApi
+from hf_adafuse.servers.patience import Patience
 from hf_adafuse.servers.queries import Query, ServerError
 
 TEXT = "Once upon a time 今天天气很好。 there was"

@@ -10,8 +10,9 @@ import time
 import pytest
 from stand_in import serving
 
-from hf_adafuse.servers.connection import Connection, Patience
+from hf_adafuse.servers.connection import Connection
 from hf_adafuse.servers.daemons import begin
+from hf_adafuse.servers.patience import Patience
 from hf_adafuse.servers.queries import BadAnswer, Query, ServerError
 from hf_adafuse.servers.turnstile import Turnstile
 from hf_adafuse.servers.vllm import VllmApi

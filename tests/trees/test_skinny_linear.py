@@ -25,20 +25,19 @@ from hf_adafuse.trees.skinny_linear import MAX_TOKENS, linear, with_skinny_linea
 @pytest.fixture(autouse=True)
 def _two_threads_small_parts(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(skinny_linear, "_PART_BYTES", 64)
-    monkeypatch.setattr(skinny_linear, "_FEWEST_ROWS", 2)
-    monkeypatch.setattr(skinny_linear, "_ROW_MULTIPLE", 1)
-    skinny_linear._part_rows.cache_clear()
+    for name, value in {"_LARGE_PART": 256, "_SMALL_PART": 64, "_FEWEST_ROWS": 2, "_ROW_MULTIPLE": 1}.items():
+        monkeypatch.setattr(skinny_linear, name, value)
+    skinny_linear._race.cache_clear()
     yield
-    skinny_linear._part_rows.cache_clear()
+    skinny_linear._race.cache_clear()
 
 
 @pytest.fixture
-def factors(monkeypatch):
-    """The shapes of both factors of each product by parts."""
-    shapes, bmm = [], torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: shapes.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
-    return shapes
+def ways(monkeypatch):
+    """How products were made, those of whole weights with the weight on the right left out."""
+    taken, product = [], skinny_linear._product
+    monkeypatch.setattr(skinny_linear, "_product", lambda x, w, way: taken.append(way) or product(x, w, way))
+    return taken
 
 
 @pytest.fixture
@@ -50,6 +49,12 @@ def products(monkeypatch):
     return shapes
 
 
+# What the constants are that the tests make small.
+ORDINARY = {
+    name: getattr(skinny_linear, name) for name in ("_LARGE_PART", "_SMALL_PART", "_FEWEST_ROWS", "_ROW_MULTIPLE")
+}
+
+
 def own(*args):
     return copy.deepcopy(tiny_model(*args))
 
@@ -59,59 +64,86 @@ def state(model):
 
 
 @pytest.mark.parametrize("num_outputs", [5, 8, 96, 97, 103])
-@pytest.mark.parametrize("shape", [(4, 1, 16), (2, 16), (3, 5, 16), (5, 16), (MAX_TOKENS, 16)])
-def test_a_product_by_parts_is_the_product(shape, num_outputs, factors):
+@pytest.mark.parametrize("shape", [(1, 16), (4, 1, 16), (3, 1, 16), (2, 16), (3, 5, 16), (5, 16), (MAX_TOKENS, 16)])
+def test_a_product_is_the_same_in_every_way(shape, num_outputs, ways):
     torch.manual_seed(num_outputs)
     inputs, weight, bias = torch.randn(shape), torch.randn(num_outputs, 16), torch.randn(num_outputs)
     across = weight.t().contiguous().t()  # as `Conv1D` has it
     for given in ((weight, bias), (weight, None), (across, bias)):
-        torch.testing.assert_close(linear(inputs, *given), F.linear(inputs, *given), rtol=1e-5, atol=1e-5)
-    assert linear(inputs, weight).is_contiguous()
-    assert len(factors) == 4
+        for _ in range(20):
+            outputs = linear(inputs, *given)
+            torch.testing.assert_close(outputs, F.linear(inputs, *given), rtol=1e-5, atol=1e-5)
+            assert outputs.is_contiguous()
+    sizes = {part_rows for part_rows, _ in ways}
+    assert len(sizes) == (3 if num_outputs > 8 else 2) and None in sizes and {is_left for _, is_left in ways} == {0, 1}
 
 
 @pytest.mark.parametrize("shape", [(MAX_TOKENS + 1, 16), (3, MAX_TOKENS, 16), (0, 16), (2, 0, 16)])
-def test_many_tokens_and_none_take_the_weight_whole(shape, factors):
+def test_many_tokens_and_none_take_the_weight_whole(shape, ways):
     inputs, weight = torch.randn(shape), torch.randn(96, 16)
-    torch.testing.assert_close(linear(inputs, weight), F.linear(inputs, weight))
-    assert not factors
+    for _ in range(5):
+        torch.testing.assert_close(linear(inputs, weight), F.linear(inputs, weight))
+    assert not ways
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "num_columns", "lefts"), [(99, 16, {1, 2, 3, 4, 5}), (99, 100, {4, 5}), (990, 700, {3, 4, 5})]
-)
-def test_the_weight_is_on_the_left_for_some_numbers_of_tokens(num_rows, num_columns, lefts, factors, monkeypatch):
-    monkeypatch.setattr(skinny_linear, "_FEWEST_ROWS", 11)
-    weight, bias = torch.randn(num_rows, num_columns), torch.randn(num_rows)
-    for number in range(1, 9):
-        inputs = torch.randn(number, 1, num_columns)
-        outputs = linear(inputs, weight, bias)
-        torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=1e-4, atol=1e-4)
-        assert outputs.is_contiguous()
-    found = {number for number, (left, _) in enumerate(factors, start=1) if left[1] == 11}
-    assert found == lefts
+@pytest.mark.parametrize("quickest", range(5))
+@pytest.mark.parametrize("num_tokens", [1, 4, 7, 100])
+def test_the_quickest_way_is_found_for_each_number_of_tokens_and_taken(quickest, num_tokens, ways, monkeypatch):
+    inputs, weight = torch.randn(num_tokens, 16), torch.randn(96, 16)
+    now, multiplied = [0.0], skinny_linear._multiplied
+    monkeypatch.setattr("hf_adafuse.trees.race.time.perf_counter", lambda: now[0])
+    found = []
+
+    def timed(x, w, bias, way):
+        if way not in found:
+            found.append(way)
+        now[0] += 1.0 if found.index(way) == quickest else 1.5
+        return multiplied(x, w, bias, way)
+
+    monkeypatch.setattr(skinny_linear, "_multiplied", timed)
+    for _ in range(15):
+        linear(inputs, weight)
+    assert len(found) == 5
+    ways.clear()
+    for _ in range(4):
+        linear(inputs, weight)
+    assert ways == ([] if found[quickest] == (None, False) else 4 * [found[quickest]])
+    linear(torch.randn(2, 16), weight)  # another number of tokens is another race
+    assert len(ways) + (ways == []) <= 5
+
+
+@pytest.mark.parametrize(("num_tokens", "is_by_parts"), [(1, False), (3, False), (4, True), (MAX_TOKENS, True)])
+def test_processes_that_share_a_model_try_nothing(num_tokens, is_by_parts, ways, monkeypatch):
+    """Rounding differs by way: of two that find another quickest one might take another token."""
+    monkeypatch.setattr(skinny_linear, "is_distributed", lambda: True)
+    for _ in range(20):
+        linear(torch.randn(num_tokens, 16), torch.randn(96, 16))
+    assert len(ways) == 20 * is_by_parts and len(set(ways)) <= 1
 
 
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(2050, 320), (1536, 576), (409, 2048)])
-def test_weights_of_ordinary_sizes_and_their_gradients(num_rows, num_columns, factors, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    skinny_linear._part_rows.cache_clear()
+def test_weights_of_ordinary_sizes_and_their_gradients(num_rows, num_columns, ways, monkeypatch):
+    for name, value in ORDINARY.items():
+        monkeypatch.setattr(skinny_linear, name, value)
     for number in range(1, 10):
         inputs = torch.randn(num_columns, number).t() / num_columns**0.5  # not contiguous
         weight, bias = torch.randn(num_rows, num_columns, requires_grad=True), torch.randn(num_rows)
-        outputs, expected = linear(inputs, weight, bias), F.linear(inputs, weight, bias)
-        torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
-        grads = [torch.autograd.grad(found.square().sum(), weight)[0] for found in (outputs, expected)]
-        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
-    assert skinny_linear._part_rows(num_rows, num_columns, 2) is not None
+        for _ in range(5):
+            outputs, expected = linear(inputs, weight, bias), F.linear(inputs, weight, bias)
+            torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
+            grads = [torch.autograd.grad(found.square().sum(), weight)[0] for found in (outputs, expected)]
+            torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+    assert len(set(ways)) == 4
 
 
-def test_a_weight_falls_into_equal_parts_and_a_rest(factors):
-    linear(torch.randn(2, 3, 16), torch.randn(96, 16))
-    linear(torch.randn(2, 3, 16), torch.randn(9 * 11, 16))
-    linear(torch.randn(2, 3, 16), torch.randn(97, 16))  # a prime: one row is left over
-    assert factors == [((48, 6, 16), (48, 16, 2)), ((33, 6, 16), (33, 16, 3)), ((48, 6, 16), (48, 16, 2))]
+def test_a_weight_falls_into_equal_parts_and_a_rest(monkeypatch):
+    shapes, bmm = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: shapes.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
+    for num_rows in (96, 9 * 11, 97):  # of the prime one row is left over
+        way = skinny_linear._Way(skinny_linear._part_rows(num_rows, 16, 2, 64))
+        inputs, weight = torch.randn(6, 16), torch.randn(num_rows, 16)
+        torch.testing.assert_close(skinny_linear._product(inputs, weight, way), F.linear(inputs, weight))
+    assert shapes == [((48, 6, 16), (48, 16, 2)), ((33, 6, 16), (33, 16, 3)), ((48, 6, 16), (48, 16, 2))]
 
 
 @pytest.mark.parametrize(
@@ -125,16 +157,16 @@ def test_a_weight_falls_into_equal_parts_and_a_rest(factors):
         ((768, 768), 2, 96),  # four parts for each thread
         ((3072, 768), 16, 48),
         ((192, 576), 2, None),  # in a core's cache as it is
-        ((768, 768), 1, None),
-        ((3072, 768), 1, 192),
+        ((768, 768), 1, 192),
         ((96, 16), 2, None),
         ((17, 14336), 2, None),  # too few rows for both threads
         ((151669, 1024), 2, 160),  # and a rest
     ],
 )
 def test_parts_fit_into_a_cores_cache(shape, num_threads, part_rows, monkeypatch):
-    monkeypatch.undo()
-    assert skinny_linear._part_rows(*shape, num_threads) == part_rows
+    for name, value in ORDINARY.items():
+        monkeypatch.setattr(skinny_linear, name, value)
+    assert skinny_linear._part_rows(*shape, num_threads, skinny_linear._LARGE_PART) == part_rows
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", torch.nn.Linear), ("gpt2", Conv1D)])
@@ -153,9 +185,9 @@ def test_a_model_that_multiplies_by_parts(architecture, kind, products):
 
 
 @pytest.mark.parametrize("number", range(0, 60, 5))
-def test_ensembles_that_multiply_by_parts_equal_the_oracle(number, factors):
+def test_ensembles_that_multiply_by_parts_equal_the_oracle(number, ways):
     assert_equal(random_case(number))
-    assert len(factors) > 10
+    assert len(ways) > 10
 
 
 def _quantized(model):
@@ -207,19 +239,12 @@ def test_models_left_alone(change):
     assert with_skinny_linears(changed) is changed
 
 
-def test_a_weight_that_lies_across_is_never_on_the_left(factors):
+def test_a_weight_that_lies_across_is_not_on_the_left_in_parts(ways):
     layer = with_skinny_linears(torch.nn.Sequential(Conv1D(96, 16)))
-    layer(torch.randn(1, 4, 16))
-    assert factors == [((48, 4, 16), (48, 16, 2))]
-
-
-def test_one_thread_has_parts_of_a_large_weight_for_several_tokens(factors, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    for num_rows, number, num_products in ((7, 3, 0), (8, 3, 1), (8, 1, 0), (16, 1, 1)):  # seven parts, eight, narrow
-        inputs, weight = torch.randn(number, 16), torch.randn(num_rows, 16)
-        torch.testing.assert_close(linear(inputs, weight), F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
-        assert len(factors) == num_products
-        factors.clear()
+    for _ in range(20):
+        layer(torch.randn(1, 4, 16))
+    assert {part_rows for part_rows, is_left in ways if is_left} == {None}
+    assert len({part_rows for part_rows, is_left in ways if not is_left}) == 2
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
