@@ -50,7 +50,8 @@ def _one_more(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torc
     if num_blocks < _MANY_BLOCKS * count:
         return scores.topk(count, dim=-1)
     # The best are in the blocks with the best maxima, or behind the last block.
-    blocks, behind = scores[:, : num_blocks * _BLOCK].unflatten(-1, (num_blocks, _BLOCK)), num_blocks * _BLOCK
+    behind = num_blocks * _BLOCK
+    blocks = scores[:, :behind].reshape(-1, num_blocks, _BLOCK)
     chosen = blocks.amax(-1).topk(count, dim=-1).indices
     inside = blocks.gather(1, chosen[..., None].expand(-1, -1, _BLOCK)).flatten(1)
     values, places = torch.cat([inside, scores[:, behind:]], dim=-1).topk(count, dim=-1)
