@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,11 +73,29 @@ def machine() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
     }
+
+
+def format_machine() -> str:
+    """What the figures were taken on, as a line: ratios of times differ by processor too."""
+    m = machine()
+    devices = [f"{m['processor']} ({m['instructions']}), {_plural(m['threads'], 'thread')}", *m["gpus"]]
+    return f"{'; '.join(devices)}; torch {torch.__version__}, transformers {transformers.__version__}\n"
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def size_text(count: int) -> str:

@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     with threads(args.threads):
         workload = _workload(args)
         measured, targets = _measure(args, workload)
-        results = report.as_json(measured, targets, _settings(args))
+        results, machine = report.as_json(measured, targets, _settings(args)), report.format_machine()
     if args.json is not None and args.json != "-":
         Path(args.json).write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.plot is not None:
@@ -133,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json == "-":
         print(json.dumps(results, allow_nan=False))
         return 0
+    print(machine)
     for measurement in measured:
         print(report.format_measurement(measurement))
     if targets:

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -59,10 +60,15 @@ def test_the_command(prompt_file, tmp_path, capsys):
     results = json.loads(path.read_text(encoding="utf-8"))
     assert sorted(results) == ["machine", "measurements", "settings", "targets", "versions"]
     assert results["machine"]["threads"] == 1 and results["versions"]["torch"] == torch.__version__
+    cpu_info = Path("/proc/cpuinfo")
+    if cpu_info.exists() and "model name" in (told := cpu_info.read_text(encoding="utf-8")):
+        assert f": {results['machine']['processor']}\n" in told
     assert results["settings"]["parameters"] == [1_700_000]
     shapes = [(m["prompt_tokens"], m["batch"], m["branches"]) for m in results["measurements"]]
     assert shapes == [(4, 1, 1), (4, 1, 3), (4, 2, 1), (4, 2, 3)]
-    for measurement, table in zip(results["measurements"], shown.split("\n\n")):
+    on, *tables = shown.split("\n\n")
+    assert on.startswith(results["machine"]["processor"]) and ", 1 thread; " in on and torch.__version__ in on
+    for measurement, table in zip(results["measurements"], tables, strict=False):
         assert all(size == pytest.approx(1.7e6, rel=0.06) for size in measurement["parameters"])
         ours, greedy = recomputed(measurement)
         assert measurement["figures"]["ratio"] == pytest.approx(ours / greedy)
