@@ -1,4 +1,4 @@
-"""Times linear layers over few tokens: whole, as PyTorch has them, and by parts. Run by hand on a quiet machine.
+"""Times linear layers over few tokens, in the quickest way and as PyTorch has them. Run by hand on a quiet machine.
 
 python tests/check_linear.py --threads 1
 """
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print("rows x columns: tokens: milliseconds by parts (over those of the whole)")
+    print("rows x columns: tokens: milliseconds in the quickest way (over those of F.linear)")
     for shape in SHAPES + VOCABULARIES:
         # More than a processor's caches hold: in a model each weight comes from memory.
         weights = [torch.randn(shape) for _ in range(max(1, 100_000_000 // (shape[0] * shape[1])))]
@@ -44,8 +44,8 @@ def main() -> None:
             for weight in (20 * weights)[:20]:  # the ways are tried
                 linear(inputs, weight)
             pairs = [[timed(one, inputs, weights) for one in (linear, F.linear)] for _ in range(args.repeats)]
-            parts, whole = map(statistics.median, zip(*pairs, strict=True))
-            found.append(f"{number}: {1000 * parts:.3g} ({parts / whole:.2f})")
+            quickest, whole = map(statistics.median, zip(*pairs, strict=True))
+            found.append(f"{number}: {1000 * quickest:.3g} ({quickest / whole:.2f})")
         print(f"{shape[0]} x {shape[1]}: {', '.join(found)}", flush=True)
 
 

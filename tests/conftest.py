@@ -17,7 +17,7 @@ from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", type=int, default=320, help="random cases compared with the oracle")
+    parser.addoption("--cases", type=int, default=240, help="random cases compared with the oracle")
 
 
 # By the name of the argument that is a case's number, how many of `--cases` make one: some take longer.

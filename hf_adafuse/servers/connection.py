@@ -118,7 +118,7 @@ class Connection:
             except _Away as away:
                 # An attempt that the deadline has cut short says less than the one before.
                 is_cut = time.monotonic() >= end and reason not in ("", str(away))
-                reason = f"{away}, after {reason}" if is_cut else str(away)
+                reason = f"{away} (before: {reason})" if is_cut else str(away)
                 wait, counts, is_silent = away.wait, not is_patient, True
             except BadAnswer as error:
                 reason, counts = f"its answer cannot be right: {error}", not isinstance(error, SpoiltAnswer)

@@ -1,4 +1,4 @@
-"""How long a server is waited for. Knows no request."""
+"""What is borne of a server that does not answer. Knows no request."""
 
 from __future__ import annotations
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from ..host_internals import has_compiled_parts
+from .race import Race, may_time
 
 # Passes are measured by size: each counts for the smallest of these that it does not exceed; larger ones do not count.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Before it is measured: the cost of a pass in terms of one of one token, between these sizes by straight lines. On CPU
-# as `hf-adafuse bench --parameters 80M --batch 1,8` printed it (seconds by tokens a pass); an accelerator waits for the
-# weights to be read, whether for one token or for many.
-CPU_PRIOR = {1: 1.0, 2: 1.9, 8: 2.2, 32: 4.0, 64: 7.0}
+# about what two pairs of models took on two processors: were more tokens said to be dear, they would not be tried, nor
+# measured. An accelerator waits for the weights to be read, whether for one token or for many.
+CPU_PRIOR = {1: 1.0, 2: 1.15, 8: 1.6, 32: 2.6, 64: 4.5}
 ACCELERATOR_PRIOR = {1: 1.0, 64: 1.0, 512: 2.0}
 # A model without weights is behind a server: seconds of a request.
 SERVED_PRIOR = {1: 0.05, 64: 0.1}
@@ -53,11 +54,11 @@ class PassCosts:
 
     @contextmanager
     def measured(self, num_tokens: int) -> Iterator[None]:
-        """Time one pass."""
-        start = time.perf_counter()
+        """Time one pass; one in which something was tried out does not count."""
+        start, num_trials = time.perf_counter(), Race.num_trials
         yield
         size = next((size for size in SIZES if num_tokens <= size), None)
-        if size is None:
+        if size is None or num_trials != Race.num_trials:
             return
         self._counts[size] += 1
         weight = 1 / min(self._counts[size], _FADING)
@@ -73,7 +74,7 @@ class PassCosts:
         measured at the known sizes near it.
         """
         size = min(num_tokens, SIZES[-1])
-        if not self._is_measured or is_distributed():
+        if not self._is_measured or not may_time():
             return _on_line(self._prior, size)
         scales, known = self._scales, self._seconds  # another thread may renew them
         if size not in known:
@@ -101,11 +102,6 @@ def _prior_of(model: Any, device: torch.device) -> dict[int, float]:
     is_cpu = device.type == "cpu"
     seconds = num_bytes / (CPU_BANDWIDTH if is_cpu else ACCELERATOR_BANDWIDTH)
     return {size: seconds * cost for size, cost in (CPU_PRIOR if is_cpu else ACCELERATOR_PRIOR).items()}
-
-
-def is_distributed() -> bool:
-    """Whether several processes share the models: their clocks differ, and all must run the same passes."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _on_line(points: Mapping[int, float], at: int) -> float:

@@ -1,18 +1,20 @@
-"""Which of several ways to do the same is the quickest on this machine, found by doing real work with each of them.
-Knows nothing of what is done.
+"""Which of several ways to do the same is the quickest on this machine, found by doing real work with each of them; and
+whether anything may be decided by the clock. Knows nothing of what is done.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
+
+import torch
 
 W = TypeVar("W")
 R = TypeVar("R")
 
-# Each way is tried so often. Those leave before that took so many times as long as the quickest in so many trials.
-_NUM_TRIALS, _MUCH_LONGER, _FEWEST_TRIALS = 3, 1.25, 2
+# Each way is tried so often, but for those that have taken so many times as long as the quickest in the first trials.
+_NUM_TRIALS, _FIRST_TRIALS, _MUCH_LONGER = 4, 2, 1.5
 
 
 class Race(Generic[W]):
@@ -20,8 +22,14 @@ class Race(Generic[W]):
     Ways that are tried in turn, until one is known to be the quickest.
 
     Args:
-        ways (`Sequence`): at least one. What a way takes is the least of its times: others were held up.
+        ways (`Sequence`): at least one. What a way takes is the least of its times: in others it was held up.
+
+    Attributes:
+        winner: the quickest way, once it is known.
+        num_trials (`int`): of all races in this process.
     """
+
+    num_trials: ClassVar[int] = 0
 
     def __init__(self, ways: Sequence[W]) -> None:
         self._seconds: dict[W, list[float]] = {way: [] for way in ways}
@@ -31,20 +39,30 @@ class Race(Generic[W]):
         """What `work(way)` returns, by the quickest way or by the one whose turn it is to be tried."""
         if self.winner is not None:
             return work(self.winner)
-        way = min(self._seconds, key=lambda one: len(self._seconds[one]))
+        seconds = self._seconds  # another thread may put another in its place
+        way = min(seconds, key=lambda one: len(seconds[one]))
         start = time.perf_counter()
         result = work(way)
         self._add(way, time.perf_counter() - start)
         return result
 
     def _add(self, way: W, seconds: float) -> None:
-        known = {other: list(times) for other, times in self._seconds.items()}  # another thread may add to them too
-        known.setdefault(way, []).append(seconds)
+        Race.num_trials += 1
+        known = self._seconds
+        if way not in known or self.winner is not None:  # another thread has ended it meanwhile
+            return
+        known[way].append(seconds)
         num_trials = min(map(len, known.values()))
-        least = {other: min(times, default=0.0) for other, times in known.items()}
-        if num_trials >= _FEWEST_TRIALS and num_trials == max(map(len, known.values())):
+        if num_trials >= _FIRST_TRIALS:
+            least = {other: min(times) for other, times in known.items()}
             bound = _MUCH_LONGER * min(least.values())
-            known = {other: times for other, times in known.items() if least[other] <= bound}
-            if num_trials >= _NUM_TRIALS or len(known) == 1:
-                self.winner = min(known, key=least.__getitem__)
-        self._seconds = known
+            self._seconds = {other: known[other] for other in known if least[other] <= bound}
+            if num_trials >= _NUM_TRIALS or len(self._seconds) == 1:
+                self.winner = min(least, key=least.__getitem__)
+
+
+def may_time() -> bool:
+    """Whether anything may be decided by the clock: not where several processes share a model, for all must decide
+    alike, nor where torch is to be deterministic (`torch.use_deterministic_algorithms`)."""
+    is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not is_shared and not torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""Linear layers over few tokens, on CPU in float32, by all cores. Knows no model's structure, no tree and no text.
+"""Linear layers over few tokens, on CPU in float32, as quick as may be. Knows no tree and no text.
 
 A weight times the vectors of a few tokens is a skinny product. How long MKL, which is behind `F.linear`, takes for one
 differs by processor, number of tokens and shape: it may leave it to one core, or read the weight at half the speed.
@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from ..host_internals import Conv1D, has_compiled_parts, modules_inside, with_modules
-from .pass_costs import is_distributed
-from .race import Race
+from .race import Race, may_time
 
 # More tokens are multiplied by `F.linear`, which uses all cores then.
 MAX_TOKENS = 128
@@ -30,8 +29,9 @@ _LARGE_PART, _SMALL_PART = 5 * 2**17, 2**17
 # what is multiplied at a time, and not smaller than that.
 _PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
 # Numbers of tokens between two of these are alike: the same way is taken for all of them.
-_TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96)
-_FEWEST_FOR_PARTS = bisect.bisect(_TOKEN_BOUNDS, 4)  # where nothing is tried
+_TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112)
+# Where nothing may be tried, small parts are taken for these numbers of tokens.
+_PARTS_UNTRIED = range(4, 16)
 
 
 class _Way(NamedTuple):
@@ -47,9 +47,9 @@ _WHOLE = _Way()
 
 def with_skinny_linears(model: Any) -> Any:
     """
-    The same model, its parameters, buffers and hooks shared, in which linear layers multiply by parts: they give the
-    same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to gain:
-    compiled, or with layers that are all small, quantized, hooked, in another precision or on another device.
+    The same model, its parameters, buffers and hooks shared, in which linear layers multiply in the quickest way: they
+    give the same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to
+    gain: compiled, or with layers that are all small, quantized, hooked, in another precision or on another device.
 
     Args:
         model (`torch.nn.Module`): what is changed on it afterwards, other than parameters, may not show in the result.
@@ -64,17 +64,18 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """`F.linear` of `inputs`, of shape `(..., in)`; by the quickest way for at most `MAX_TOKENS` vectors."""
     num_rows, num_columns = weight.shape
     num_tokens = inputs.numel() // num_columns
-    if not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
+    is_plain = type(inputs) is torch.Tensor and inputs.is_cpu and inputs.dtype is torch.float32
+    if not is_plain or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
     size = bisect.bisect(_TOKEN_BOUNDS, num_tokens)
-    race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), is_distributed())
-    if race.winner == _WHOLE:
+    race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), may_time())
+    if race.winner is _WHOLE:
         return F.linear(inputs, weight, bias)
     return race.run(lambda way: _multiplied(inputs, weight, bias, way))
 
 
 def _multiplied(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, way: _Way) -> torch.Tensor:
-    if way == _WHOLE:
+    if way is _WHOLE:
         return F.linear(inputs, weight, bias)
     products = _product(inputs.reshape(-1, inputs.shape[-1]), weight, way)
     outputs = products.contiguous().view(*inputs.shape[:-1], len(weight))
@@ -98,19 +99,19 @@ def _product(vectors: torch.Tensor, weight: torch.Tensor, way: _Way) -> torch.Te
 
 @functools.cache
 def _race(
-    num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, is_fixed: bool
+    num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, may_try: bool
 ) -> Race[_Way]:
-    """Of the ways for such weights and so many tokens; of one, where processes that share a model must agree."""
+    """Of the ways for such weights and so many tokens; of one, where nothing may be tried."""
     large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
     if large is None:
         return Race([_WHOLE])
     small = _part_rows(num_rows, num_columns, num_threads, _SMALL_PART)
-    if is_fixed:
-        return Race([_Way(small) if size >= _FEWEST_FOR_PARTS else _WHOLE])
-    ways = [_WHOLE, _Way(small), _Way(large), _Way(None, True)]
-    if is_contiguous:
-        ways.append(_Way(large, True))
-    return Race(list(dict.fromkeys(ways)))
+    if not may_try:
+        sizes = {bisect.bisect(_TOKEN_BOUNDS, number) for number in _PARTS_UNTRIED}
+        return Race([_Way(small) if small and size in sizes else _WHOLE])
+    in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows is not None]
+    left_in_parts = [_Way(large, True)] if is_contiguous else []
+    return Race([_WHOLE, *in_parts, _Way(None, True), *left_in_parts])
 
 
 def _part_rows(num_rows: int, num_columns: int, num_threads: int, part_bytes: int) -> int | None:

@@ -196,7 +196,8 @@ def test_no_figure_is_lost_in_json(measured):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of weights so small that the tests' models have some."""
-    monkeypatch.setattr(skinny_linear, "_LARGE_PART", 64)
+    monkeypatch.setattr(skinny_linear, "_LARGE_PART", 256)
+    monkeypatch.setattr(skinny_linear, "_SMALL_PART", 64)
     skinny_linear._race.cache_clear()
     yield
     skinny_linear._race.cache_clear()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_adafuse.decoding.scoring import first_lowest, fused_score, margin, span_nll
+from hf_adafuse.members import readings
 from hf_adafuse.members.readings import best_tokens
 
 
@@ -28,8 +29,11 @@ def test_best_tokens_in_a_large_vocabulary_with_few_values():
 
 @pytest.mark.parametrize("num_values", [3, 50, 10**6])
 @pytest.mark.parametrize("num_tokens", [1, 4])
-@pytest.mark.parametrize("vocab_size", [10 * 512, 10 * 512 + 1, 6000, 30 * 512 - 1])
-def test_best_tokens_are_found_by_blocks(vocab_size, num_tokens, num_values):
+@pytest.mark.parametrize("vocab_size", [20 * 512, 20 * 512 + 1, 11000, 30 * 512 - 1])
+def test_best_tokens_are_found_by_blocks(vocab_size, num_tokens, num_values, monkeypatch):
+    monkeypatch.setattr(readings, "_LARGE_VOCABULARY", 5000)
+    widths, topk = [], torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda s, *a, **k: widths.append(s.shape[-1]) or topk(s, *a, **k))
     torch.manual_seed(vocab_size + num_values)
     for num_left in (vocab_size, 20, 2):
         scores = torch.randint(0, num_values, (5, vocab_size)).float()
@@ -37,6 +41,7 @@ def test_best_tokens_are_found_by_blocks(vocab_size, num_tokens, num_values):
         expected = scores.sort(dim=-1, descending=True, stable=True)
         for found, right in zip(best_tokens(scores, num_tokens), expected[:2], strict=True):
             assert found.tolist() == right[:, :num_tokens].tolist()
+    assert len(widths) == 6 and max(widths) <= 512 * (num_tokens + 2)  # of the blocks, and inside them
 
 
 def test_margin():

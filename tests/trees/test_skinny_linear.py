@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from accelerate.hooks import ModelHook, add_hook_to_module
 from cases import assert_equal, random_case
 from tiny import TOKENIZERS, tiny_model
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.parametrizations import weight_norm
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import RwkvConfig, RwkvForCausalLM
@@ -18,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_adafuse import enable_adafuse
 from hf_adafuse.trees import skinny_linear
 from hf_adafuse.trees.model_call import ModelCall
+from hf_adafuse.trees.race import Race
 from hf_adafuse.trees.self_test import choose_backend
 from hf_adafuse.trees.skinny_linear import MAX_TOKENS, linear, with_skinny_linears
 
@@ -101,24 +103,37 @@ def test_the_quickest_way_is_found_for_each_number_of_tokens_and_taken(quickest,
         return multiplied(x, w, bias, way)
 
     monkeypatch.setattr(skinny_linear, "_multiplied", timed)
-    for _ in range(15):
+    for _ in range(20):
         linear(inputs, weight)
     assert len(found) == 5
     ways.clear()
     for _ in range(4):
         linear(inputs, weight)
     assert ways == ([] if found[quickest] == (None, False) else 4 * [found[quickest]])
+    before = Race.num_trials
     linear(torch.randn(2, 16), weight)  # another number of tokens is another race
-    assert len(ways) + (ways == []) <= 5
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # so is another number of threads
+    linear(inputs, weight)
+    assert Race.num_trials == before + 2
 
 
-@pytest.mark.parametrize(("num_tokens", "is_by_parts"), [(1, False), (3, False), (4, True), (MAX_TOKENS, True)])
+@pytest.mark.parametrize(("num_tokens", "is_by_parts"), [(1, False), (3, False), (4, True), (15, True), (16, False)])
 def test_processes_that_share_a_model_try_nothing(num_tokens, is_by_parts, ways, monkeypatch):
     """Rounding differs by way: of two that find another quickest one might take another token."""
-    monkeypatch.setattr(skinny_linear, "is_distributed", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for _ in range(20):
         linear(torch.randn(num_tokens, 16), torch.randn(96, 16))
     assert len(ways) == 20 * is_by_parts and len(set(ways)) <= 1
+
+
+def test_only_products_on_cpu_in_float32_are_tried(ways):
+    before = Race.num_trials
+    for _ in range(20):
+        with FakeTensorMode():
+            linear(torch.randn(4, 16), torch.randn(96, 16))
+        linear(torch.randn(4, 16, device="meta"), torch.randn(96, 16, device="meta"))
+        linear(torch.randn(4, 16).bfloat16(), torch.randn(96, 16).bfloat16())
+    assert Race.num_trials == before and not ways
 
 
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(2050, 320), (1536, 576), (409, 2048)])
