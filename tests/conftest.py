@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -12,6 +12,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
+from hf_adafuse.trees import skinny_linear
 from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 
@@ -58,6 +59,17 @@ def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     fix(0)
     return fix
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Weights of the tests' models fall into parts, as large ones do; as where there are two threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for name, value in {"_LARGE_PART": 256, "_SMALL_PART": 64, "_FEWEST_ROWS": 2, "_ROW_MULTIPLE": 1}.items():
+        monkeypatch.setattr(skinny_linear, name, value)
+    skinny_linear._race.cache_clear()
+    yield
+    skinny_linear._race.cache_clear()
 
 
 @pytest.fixture

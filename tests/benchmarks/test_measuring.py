@@ -24,7 +24,7 @@ from hf_adafuse.demo.methods import fuse, prepare
 from hf_adafuse.host_internals import is_compiled
 from hf_adafuse.members.drafts import Drafts
 from hf_adafuse.members.participants import Participant
-from hf_adafuse.trees import skinny_linear, tree_cache
+from hf_adafuse.trees import tree_cache
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
 from hf_adafuse.trees.rows_backend import RowsBackend
 from hf_adafuse.trees.skinny_linear import linear
@@ -193,19 +193,8 @@ def test_no_figure_is_lost_in_json(measured):
     assert found and all(math.isfinite(number) for number in found)
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
-    """Parts of weights so small that the tests' models have some."""
-    monkeypatch.setattr(skinny_linear, "_LARGE_PART", 256)
-    monkeypatch.setattr(skinny_linear, "_SMALL_PART", 64)
-    skinny_linear._race.cache_clear()
-    yield
-    skinny_linear._race.cache_clear()
-
-
 def test_layers_multiply_by_parts_where_several_threads_do(small_parts, monkeypatch):
     products = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     place = "hf_adafuse.trees.skinny_linear.linear"
     monkeypatch.setattr(place, lambda x, *rest: products.append(x.shape) or linear(x, *rest))
     result = measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 
-import torch
 from cases import assert_equal, random_case
 from tiny import ARCHITECTURES, TOKENIZERS
 
@@ -14,10 +13,10 @@ from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 from hf_adafuse.trees.static_shapes import StaticMemory
 
 
-def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch):
+def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch, request):
     look_ahead(case_number % 3, is_flat=case_number % 2 == 1)
-    if case_number % 4 < 2:  # as where there are several threads: linear layers by parts
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    if case_number % 4 < 2:
+        request.getfixturevalue("small_parts")
     # Prompts share a row of the cache; have one each; share one, then have one each.
     monkeypatch.setattr(Policy, "most_shared_columns", (3072, 0, 60)[case_number // 4 % 3])
     if case_number % 5 == 0:  # as compiled models on an accelerator are run: passes filled up, few shapes

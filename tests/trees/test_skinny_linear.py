@@ -23,15 +23,7 @@ from hf_adafuse.trees.race import Race
 from hf_adafuse.trees.self_test import choose_backend
 from hf_adafuse.trees.skinny_linear import MAX_TOKENS, linear, with_skinny_linears
 
-
-@pytest.fixture(autouse=True)
-def _two_threads_small_parts(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    for name, value in {"_LARGE_PART": 256, "_SMALL_PART": 64, "_FEWEST_ROWS": 2, "_ROW_MULTIPLE": 1}.items():
-        monkeypatch.setattr(skinny_linear, name, value)
-    skinny_linear._race.cache_clear()
-    yield
-    skinny_linear._race.cache_clear()
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.fixture
@@ -51,7 +43,7 @@ def products(monkeypatch):
     return shapes
 
 
-# What the constants are that the tests make small.
+# What the constants are that `small_parts` makes small.
 ORDINARY = {
     name: getattr(skinny_linear, name) for name in ("_LARGE_PART", "_SMALL_PART", "_FEWEST_ROWS", "_ROW_MULTIPLE")
 }
