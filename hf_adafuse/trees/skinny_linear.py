@@ -4,7 +4,7 @@ A weight times the vectors of a few tokens is a skinny product. How long MKL, wh
 differs by processor, number of tokens and shape: it may leave it to one core, or read the weight at half the speed.
 Here a product can also be made of many, each of a part of the weight that stays in a core's caches; which way is the
 quickest is tried out on the first products of each size. On a Xeon with AVX-512 Gemma's 262,144 words for 4, 8, 12, 16
-tokens take two cores 0.6, 0.5, 0.4, 1.0 of the time of `F.linear`, a layer of 4,096 by 4,096 0.6, 0.5, 0.5, 0.8:
+tokens take two cores 0.6, 0.4, 0.4, 1.0 of the time of `F.linear`, a layer of 4,096 by 4,096 0.6, 0.5, 0.5, 0.8:
 python tests/check_linear.py
 """
 
