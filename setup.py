@@ -1,3 +1,24 @@
-from setuptools import setup
+"""What setup.cfg cannot say: a kernel in C (hf_adafuse/trees/skinny_product.c), once for each instruction set. Where it
+cannot be built, products are made with torch alone."""
 
-setup()
+import platform
+import sys
+
+from setuptools import Extension, setup
+
+FLAGS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
+IS_KNOWN = sys.platform == "linux" and platform.machine() == "x86_64"
+
+setup(
+    ext_modules=[
+        Extension(
+            f"hf_adafuse.trees._skinny_product_{name}",
+            ["hf_adafuse/trees/skinny_product.c"],
+            extra_compile_args=["-O3", "-fopenmp", *flags],
+            extra_link_args=["-fopenmp"],
+            optional=True,
+        )
+        for name, flags in FLAGS.items()
+        if IS_KNOWN
+    ]
+)

@@ -15,6 +15,7 @@ import torch
 from hf_adafuse.trees import skinny_linear
 from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
+from hf_adafuse.trees.skinny_product import MAX_TOKENS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,9 +64,20 @@ def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Weights of the tests' models fall into parts, as large ones do; as where there are two threads."""
+    """Weights of the tests' models fall into parts, as large ones do where there is no kernel; as with two threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(skinny_linear, "can_multiply", lambda *shape: False)
     for name, value in {"_LARGE_PART": 256, "_SMALL_PART": 64, "_FEWEST_ROWS": 2, "_ROW_MULTIPLE": 1}.items():
+        monkeypatch.setattr(skinny_linear, name, value)
+    skinny_linear._race.cache_clear()
+    yield
+    skinny_linear._race.cache_clear()
+
+
+@pytest.fixture
+def small_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The weights of the tests' models are multiplied by the kernel, without a trial."""
+    for name, value in {"_LEAST_BYTES": 0, "may_time": lambda: False, "_UNTRIED": range(1, MAX_TOKENS + 1)}.items():
         monkeypatch.setattr(skinny_linear, name, value)
     skinny_linear._race.cache_clear()
     yield

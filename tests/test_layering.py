@@ -21,7 +21,7 @@ HOUSE = (
     ("rounds", "trace_text trace_html round_lists"),
     ("servers", "daemons queries turnstile addresses patience connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend race pass_costs"),
-    ("trees", "columns tree_cache tree_mask skinny_linear model_call"),
+    ("trees", "columns tree_cache tree_mask skinny_product skinny_linear model_call"),
     ("trees", "pass_policy shared_prefix static_shapes"),
     ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend"),
     ("trees", "self_test"),

@@ -13,6 +13,7 @@ import transformers
 
 from .. import __version__
 from ..demo.tables import aligned
+from ..trees.skinny_product import kernel_name
 from .results import OURS, Measurement
 from .targets import Check, Target
 
@@ -75,6 +76,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernel": kernel_name(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
@@ -84,7 +86,8 @@ def machine() -> dict[str, Any]:
 def format_machine() -> str:
     """What the figures were taken on, as a line: ratios of times differ by processor too."""
     m = machine()
-    devices = [f"{m['processor']} ({m['instructions']}), {_plural(m['threads'], 'thread')}", *m["gpus"]]
+    kernel = "own kernel" if m["kernel"] else "no kernel of our own"
+    devices = [f"{m['processor']} ({m['instructions']}, {kernel}), {_plural(m['threads'], 'thread')}", *m["gpus"]]
     return f"{'; '.join(devices)}; torch {torch.__version__}, transformers {transformers.__version__}\n"
 
 

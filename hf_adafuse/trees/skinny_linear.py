@@ -2,9 +2,8 @@
 
 A weight times the vectors of a few tokens is a skinny product. How long MKL, which is behind `F.linear`, takes for one
 differs by processor, number of tokens and shape: it may leave it to one core, or read the weight at half the speed.
-Here a product can also be made of many, each of a part of the weight that stays in a core's caches; which way is the
-quickest is tried out on the first products of each size. On a Xeon with AVX-512 Gemma's 262,144 words for 4, 8, 12, 16
-tokens take two cores 0.6, 0.4, 0.4, 1.0 of the time of `F.linear`, a layer of 4,096 by 4,096 0.6, 0.5, 0.5, 0.8:
+Here a product can also be made by a kernel of our own (`skinny_product`), or of many, each of a part of the weight that
+stays in a core's caches; which way is the quickest is tried out on the first products of each size:
 python tests/check_linear.py
 """
 
@@ -20,9 +19,10 @@ import torch.nn.functional as F
 
 from ..host_internals import Conv1D, has_compiled_parts, modules_inside, with_modules
 from .race import Race, may_time
+from .skinny_product import MAX_TOKENS, can_multiply, product
 
-# More tokens are multiplied by `F.linear`, which uses all cores then.
-MAX_TOKENS = 128
+# The least bytes of a weight that the kernel is tried for. With more columns than so many parts may still be quicker.
+_LEAST_BYTES, _KERNEL_COLUMNS = 2**17, 2048
 # About the bytes of a part; a weight that is smaller than the larger ones stays whole.
 _LARGE_PART, _SMALL_PART = 5 * 2**17, 2**17
 # Parts are smaller where there would not be about so many for each thread. The number of their rows is a multiple of
@@ -30,19 +30,20 @@ _LARGE_PART, _SMALL_PART = 5 * 2**17, 2**17
 _PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
 # Numbers of tokens between two of these are alike: the same way is taken for all of them.
 _TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112)
-# Where nothing may be tried, small parts are taken for these numbers of tokens.
-_PARTS_UNTRIED = range(4, 16)
+# Where nothing may be tried, `F.linear` is not taken for these numbers of tokens, but the kernel, else small parts.
+_UNTRIED = range(4, 16)
 
 
 class _Way(NamedTuple):
-    """How to multiply: a weight whole (`part_rows` is `None`) or in parts of so many rows, on the left or on the right
-    of the vectors."""
+    """How to multiply: by the kernel; or with a weight whole (`part_rows` is `None`) or in parts of so many rows, on the
+    left or on the right of the vectors."""
 
     part_rows: int | None = None
     is_left: bool = False
+    by_kernel: bool = False
 
 
-_WHOLE = _Way()
+_WHOLE, _BY_KERNEL = _Way(), _Way(by_kernel=True)
 
 
 def with_skinny_linears(model: Any) -> Any:
@@ -65,10 +66,13 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     num_rows, num_columns = weight.shape
     num_tokens = inputs.numel() // num_columns
     is_plain = type(inputs) is torch.Tensor and inputs.is_cpu and inputs.dtype is torch.float32
-    if not is_plain or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
+    # What does not match is told by `F.linear`: the kernel would read what is not there.
+    does_match = weight.is_cpu and weight.dtype is torch.float32 and inputs.shape[-1] == num_columns
+    if not (is_plain and does_match) or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
         return F.linear(inputs, weight, bias)
     size = bisect.bisect(_TOKEN_BOUNDS, num_tokens)
-    race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), may_time())
+    has_grad = torch.is_grad_enabled()  # the kernel knows none
+    race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), has_grad, may_time())
     if race.winner is _WHOLE:
         return F.linear(inputs, weight, bias)
     return race.run(lambda way: _multiplied(inputs, weight, bias, way))
@@ -77,6 +81,9 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def _multiplied(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, way: _Way) -> torch.Tensor:
     if way is _WHOLE:
         return F.linear(inputs, weight, bias)
+    if way is _BY_KERNEL:
+        outputs = product(inputs, weight)
+        return outputs if bias is None else outputs.add_(bias)
     products = _product(inputs.reshape(-1, inputs.shape[-1]), weight, way)
     outputs = products.contiguous().view(*inputs.shape[:-1], len(weight))
     return outputs if bias is None else outputs + bias
@@ -99,19 +106,25 @@ def _product(vectors: torch.Tensor, weight: torch.Tensor, way: _Way) -> torch.Te
 
 @functools.cache
 def _race(
-    num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, may_try: bool
+    num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, has_grad: bool, may_try: bool
 ) -> Race[_Way]:
     """Of the ways for such weights and so many tokens; of one, where nothing may be tried."""
-    large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
+    by_kernel = [_BY_KERNEL] if is_contiguous and not has_grad and _fits_kernel(num_rows, num_columns) else []
+    large, small = (_part_rows(num_rows, num_columns, num_threads, size) for size in (_LARGE_PART, _SMALL_PART))
     if large is None:
-        return Race([_WHOLE])
-    small = _part_rows(num_rows, num_columns, num_threads, _SMALL_PART)
-    if not may_try:
-        sizes = {bisect.bisect(_TOKEN_BOUNDS, number) for number in _PARTS_UNTRIED}
-        return Race([_Way(small) if small and size in sizes else _WHOLE])
+        small = None
+    if by_kernel and num_columns <= _KERNEL_COLUMNS:
+        large = small = None
     in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows is not None]
-    left_in_parts = [_Way(large, True)] if is_contiguous else []
-    return Race([_WHOLE, *in_parts, _Way(None, True), *left_in_parts])
+    if not may_try:
+        sizes = {bisect.bisect(_TOKEN_BOUNDS, number) for number in _UNTRIED}
+        return Race([*(by_kernel + in_parts if size in sizes else []), _WHOLE][:1])
+    on_the_left = [_Way(None, True), *([_Way(large, True)] if is_contiguous else [])] if large is not None else []
+    return Race([_WHOLE, *by_kernel, *in_parts, *on_the_left])
+
+
+def _fits_kernel(num_rows: int, num_columns: int) -> bool:
+    return 4 * num_rows * num_columns >= _LEAST_BYTES and can_multiply(num_rows, num_columns)
 
 
 def _part_rows(num_rows: int, num_columns: int, num_threads: int, part_bytes: int) -> int | None:
@@ -164,4 +177,5 @@ def _is_eligible(layer: Any) -> bool:
     ):
         return False
     num_rows, num_columns = weight.shape if isinstance(layer, torch.nn.Linear) else reversed(weight.shape)
-    return _part_rows(num_rows, num_columns, torch.get_num_threads(), _LARGE_PART) is not None
+    is_large = _part_rows(num_rows, num_columns, torch.get_num_threads(), _LARGE_PART) is not None
+    return is_large or (isinstance(layer, torch.nn.Linear) and _fits_kernel(num_rows, num_columns))

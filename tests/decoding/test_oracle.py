@@ -15,8 +15,8 @@ from hf_adafuse.trees.static_shapes import StaticMemory
 
 def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch, request):
     look_ahead(case_number % 3, is_flat=case_number % 2 == 1)
-    if case_number % 4 < 2:
-        request.getfixturevalue("small_parts")
+    if case_number % 4 < 2:  # some products are made by the kernel, some by parts
+        request.getfixturevalue(("small_kernel", "small_parts")[case_number % 4])
     # Prompts share a row of the cache; have one each; share one, then have one each.
     monkeypatch.setattr(Policy, "most_shared_columns", (3072, 0, 60)[case_number // 4 % 3])
     if case_number % 5 == 0:  # as compiled models on an accelerator are run: passes filled up, few shapes

@@ -68,8 +68,8 @@ def test_a_product_is_the_same_in_every_way(shape, num_outputs, ways):
             outputs = linear(inputs, *given)
             torch.testing.assert_close(outputs, F.linear(inputs, *given), rtol=1e-5, atol=1e-5)
             assert outputs.is_contiguous()
-    sizes = {part_rows for part_rows, _ in ways}
-    assert len(sizes) == (3 if num_outputs > 8 else 2) and None in sizes and {is_left for _, is_left in ways} == {0, 1}
+    sizes = {way.part_rows for way in ways}
+    assert len(sizes) == (3 if num_outputs > 8 else 2) and None in sizes and {way.is_left for way in ways} == {0, 1}
 
 
 @pytest.mark.parametrize("shape", [(MAX_TOKENS + 1, 16), (3, MAX_TOKENS, 16), (0, 16), (2, 0, 16)])
@@ -101,7 +101,7 @@ def test_the_quickest_way_is_found_for_each_number_of_tokens_and_taken(quickest,
     ways.clear()
     for _ in range(4):
         linear(inputs, weight)
-    assert ways == ([] if found[quickest] == (None, False) else 4 * [found[quickest]])
+    assert ways == ([] if found[quickest] is skinny_linear._WHOLE else 4 * [found[quickest]])
     before = Race.num_trials
     linear(torch.randn(2, 16), weight)  # another number of tokens is another race
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # so is another number of threads
@@ -250,8 +250,8 @@ def test_a_weight_that_lies_across_is_not_on_the_left_in_parts(ways):
     layer = with_skinny_linears(torch.nn.Sequential(Conv1D(96, 16)))
     for _ in range(20):
         layer(torch.randn(1, 4, 16))
-    assert {part_rows for part_rows, is_left in ways if is_left} == {None}
-    assert len({part_rows for part_rows, is_left in ways if not is_left}) == 2
+    assert {way.part_rows for way in ways if way.is_left} == {None}
+    assert len({way.part_rows for way in ways if not way.is_left}) == 2
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -1,0 +1,97 @@
+/* The product of a weight and the vectors of a few tokens, in float32. The weight is asked for well ahead of where it is
+   read, so that reading it and arithmetic overlap: a handful of tokens take hardly longer than one.
+
+   Built once for each instruction set (setup.py), called by skinny_product.py. Knows nothing of torch and Python. */
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+
+/* A tile is four rows of the weight times up to TOKENS vectors: as many sums as there are registers for. */
+#ifdef __AVX512F__
+enum { LANES = 16, TOKENS = 6 };
+typedef __m512 lanes;
+#define OF_LANES(name) _mm512_##name
+static inline __m128 folded(lanes v) {
+  __m256 low = _mm512_castps512_ps256(v), high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+  __m256 half = _mm256_add_ps(low, high);
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+#else
+enum { LANES = 8, TOKENS = 3 };
+typedef __m256 lanes;
+#define OF_LANES(name) _mm256_##name
+static inline __m128 folded(lanes v) {
+  return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+}
+#endif
+
+enum { TILE_ROWS = 4, BLOCK_ROWS = 16, MAX_TOKENS = 128 };
+/* In floats: about what memory delivers within the time that it takes to answer. */
+enum { AHEAD = 2048 };
+
+#define UNROLLED _Pragma("GCC unroll 8")
+
+/* The sum of the lanes of each of four vectors. */
+static inline __m128 totals(const lanes *v) {
+  lanes ab = OF_LANES(add_ps)(OF_LANES(unpacklo_ps)(v[0], v[1]), OF_LANES(unpackhi_ps)(v[0], v[1]));
+  lanes cd = OF_LANES(add_ps)(OF_LANES(unpacklo_ps)(v[2], v[3]), OF_LANES(unpackhi_ps)(v[2], v[3]));
+  return folded(OF_LANES(add_ps)(OF_LANES(shuffle_ps)(ab, cd, 0x44), OF_LANES(shuffle_ps)(ab, cd, 0xEE)));
+}
+
+/* `out` has BLOCK_ROWS columns. Inlined with a constant number of tokens, so that the sums stay in registers. */
+static inline __attribute__((always_inline)) void tile(const float *weight, size_t num_columns, const float *vectors,
+                                                       float *out, int num_tokens) {
+  lanes sums[TOKENS][TILE_ROWS];
+  UNROLLED for (int t = 0; t < num_tokens; t++)
+    UNROLLED for (int r = 0; r < TILE_ROWS; r++) sums[t][r] = OF_LANES(setzero_ps)();
+  for (size_t at = 0; at < num_columns; at += LANES) {
+    lanes rows[TILE_ROWS];
+    UNROLLED for (int r = 0; r < TILE_ROWS; r++) {
+      rows[r] = OF_LANES(loadu_ps)(weight + r * num_columns + at);
+      _mm_prefetch((const char *)(weight + r * num_columns + at + AHEAD), _MM_HINT_T0);
+    }
+    UNROLLED for (int t = 0; t < num_tokens; t++) {
+      lanes vector = OF_LANES(loadu_ps)(vectors + t * num_columns + at);
+      UNROLLED for (int r = 0; r < TILE_ROWS; r++) sums[t][r] = OF_LANES(fmadd_ps)(rows[r], vector, sums[t][r]);
+    }
+  }
+  UNROLLED for (int t = 0; t < num_tokens; t++) _mm_storeu_ps(out + t * BLOCK_ROWS, totals(sums[t]));
+}
+
+/* Four rows times all vectors, in tiles of about the same number of tokens. */
+static void tiles(const float *weight, size_t num_columns, const float *vectors, size_t num_tokens, float *out) {
+  size_t num_tiles = (num_tokens + TOKENS - 1) / TOKENS;
+  for (size_t i = 0, first = 0; i < num_tiles; i++) {
+    size_t next = (i + 1) * num_tokens / num_tiles;
+    const float *some = vectors + first * num_columns;
+    float *into = out + first * BLOCK_ROWS;
+    switch (next - first) {
+      case 1: tile(weight, num_columns, some, into, 1); break;
+      case 2: tile(weight, num_columns, some, into, 2); break;
+      case 3: tile(weight, num_columns, some, into, 3); break;
+#ifdef __AVX512F__
+      case 4: tile(weight, num_columns, some, into, 4); break;
+      case 5: tile(weight, num_columns, some, into, 5); break;
+      case 6: tile(weight, num_columns, some, into, 6); break;
+#endif
+    }
+    first = next;
+  }
+}
+
+/* out (num_tokens, num_rows) = vectors (num_tokens, num_columns) x weight (num_rows, num_columns) transposed; all are
+   contiguous. At least 16 rows, a multiple of 16 columns, at most 128 tokens. */
+void skinny_product(const float *weight, const float *vectors, float *out, size_t num_rows, size_t num_columns,
+                    size_t num_tokens, int num_threads) {
+  size_t num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (size_t block = 0; block < num_blocks; block++) {
+    size_t row = block * BLOCK_ROWS;
+    if (row + BLOCK_ROWS > num_rows) row = num_rows - BLOCK_ROWS; /* some rows twice, to the same numbers */
+    float products[MAX_TOKENS * BLOCK_ROWS];
+    for (size_t r = 0; r < BLOCK_ROWS; r += TILE_ROWS)
+      tiles(weight + (row + r) * num_columns, num_columns, vectors, num_tokens, products + r);
+    for (size_t t = 0; t < num_tokens; t++) /* a whole line of the cache each */
+      memcpy(out + t * num_rows + row, products + t * BLOCK_ROWS, BLOCK_ROWS * sizeof(float));
+  }
+}

@@ -1,0 +1,203 @@
+"""The kernel: there wherever a compiler is, equal to torch's own product, and nothing beside it is touched."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import assert_equal, random_case
+from project import ROOT
+
+from hf_adafuse.trees import skinny_linear, skinny_product
+from hf_adafuse.trees.race import Race
+from hf_adafuse.trees.skinny_linear import linear
+from hf_adafuse.trees.skinny_product import MAX_TOKENS, can_multiply, kernel_name, product
+
+SETS = ["avx2", "avx512"]
+HAS_COMPILER = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("gcc") is not None
+CAPABILITY = torch.backends.cpu.get_cpu_capability().lower()
+
+
+@pytest.fixture(params=SETS[: 1 + SETS.index(CAPABILITY)] if CAPABILITY in SETS else [])
+def kernel(request, monkeypatch):
+    """Each of the kernels that this processor can run."""
+    monkeypatch.setattr(skinny_product, "_capability", lambda: request.param)
+    skinny_product._kernel.cache_clear()
+    if kernel_name() is None and not HAS_COMPILER:
+        pytest.skip("No compiler was there to build the kernel.")
+    yield skinny_product._kernel()
+    skinny_product._kernel.cache_clear()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The shapes of the kernel's inputs."""
+    shapes = []
+    monkeypatch.setattr(skinny_linear, "product", lambda x, w: shapes.append(tuple(x.shape)) or product(x, w))
+    return shapes
+
+
+def test_the_kernel_is_there_wherever_it_can_be_built():
+    is_there = HAS_COMPILER and CAPABILITY in SETS
+    assert kernel_name() == (CAPABILITY if is_there else None)
+    assert can_multiply(16, 16) is is_there
+    assert not can_multiply(15, 16) and not can_multiply(16, 24)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(16, 16), (17, 32), (31, 48), (96, 16), (257, 576), (40, 4096)])
+def test_products_are_those_of_torch(shape, num_threads, kernel, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    torch.manual_seed(num_threads)
+    weight = torch.randn(shape)
+    for number in (*range(1, 20), 64, 65, 127, MAX_TOKENS):
+        inputs = torch.randn(number, shape[1])
+        expected = F.linear(inputs.double(), weight.double())
+        torch.testing.assert_close(product(inputs, weight).double(), expected, rtol=1e-5, atol=2e-5 * shape[1] ** 0.5)
+
+
+def test_a_product_does_not_depend_on_what_is_beside_it(kernel, monkeypatch):
+    """The same bits with any number of tokens in the pass, of threads and of rows."""
+    inputs, weight = torch.randn(37, 320), torch.randn(75, 320)
+    expected = torch.cat([product(one[None], weight) for one in inputs])
+    for num_threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=num_threads: count)
+        for number in range(1, 38):
+            assert torch.equal(product(inputs[:number], weight), expected[:number])
+        assert torch.equal(product(inputs, weight[20:60]), expected[:, 20:60])
+
+
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(16, 1), (33, 7), (50, MAX_TOKENS)])
+def test_only_the_outputs_are_written(num_rows, num_tokens, kernel):
+    sizes = (num_rows, 32), (num_tokens, 32), (num_tokens, num_rows)
+    # Each in the middle of a larger one, and not where a line of the cache begins.
+    around = [torch.full((17 + rows * columns + 23,), torch.nan) for rows, columns in sizes]
+    weight, inputs, outputs = (one[17:-23].view(size) for one, size in zip(around, sizes, strict=True))
+    weight.normal_(), inputs.normal_()
+    kernel(weight.data_ptr(), inputs.data_ptr(), outputs.data_ptr(), num_rows, 32, num_tokens, 2)
+    torch.testing.assert_close(outputs, F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
+    assert all(one[:17].isnan().all() and one[-23:].isnan().all() for one in around)
+
+
+def test_inputs_need_not_be_contiguous_nor_of_two_dimensions(kernel):
+    weight = torch.randn(32, 16)
+    for inputs in (torch.randn(16, 5).t(), torch.randn(3, 4, 16)[:, 1:3], torch.randn(2, 1, 3, 16), torch.randn(16)):
+        torch.testing.assert_close(product(inputs, weight), F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
+
+
+def test_defaults_of_torch_change_nothing(kernel):
+    inputs, weight = torch.randn(3, 16), torch.randn(32, 16)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("meta"):
+            outputs = product(inputs, weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(outputs, F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_columns", [512, 4096])
+def test_the_kernel_is_tried_and_taken(num_columns, kernel, made, monkeypatch):
+    """Beside parts of the weight only where these may be quicker."""
+    now, multiplied, found = [0.0], skinny_linear._multiplied, []
+    monkeypatch.setattr("hf_adafuse.trees.race.time.perf_counter", lambda: now[0])
+
+    def timed(x, w, bias, way):
+        found.append(way)
+        now[0] += 1.0 if way.by_kernel else 1.2
+        return multiplied(x, w, bias, way)
+
+    monkeypatch.setattr(skinny_linear, "_multiplied", timed)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    skinny_linear._race.cache_clear()
+    weight, bias = torch.randn(num_columns, num_columns), torch.randn(num_columns)
+    inputs = torch.randn(5, num_columns) / num_columns**0.5
+    with torch.no_grad():
+        for _ in range(30):
+            outputs = linear(inputs, weight, bias)
+            torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=1e-4, atol=1e-4)
+    assert len(set(found)) == (2 if num_columns == 512 else 6)
+    assert found[-5:] == 5 * [skinny_linear._BY_KERNEL] and len(made) >= 9
+    skinny_linear._race.cache_clear()
+
+
+@pytest.mark.parametrize(("num_tokens", "is_by_kernel"), [(3, False), (4, True), (15, True), (16, False)])
+def test_processes_that_share_a_model_take_the_kernel_untried(num_tokens, is_by_kernel, kernel, made, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    before = Race.num_trials
+    with torch.no_grad():
+        for _ in range(5):
+            linear(torch.randn(num_tokens, 256), torch.randn(256, 256))
+    assert len(made) == 5 * is_by_kernel and Race.num_trials == before
+
+
+@pytest.mark.usefixtures("small_kernel")
+def test_what_it_cannot_multiply_is_left_to_torch(kernel, made):
+    inputs, weight = torch.randn(4, 32), torch.randn(32, 32)
+    others = {
+        "across": (inputs, weight.t()),
+        "columns": (torch.randn(4, 24), torch.randn(32, 24)),
+        "rows": (inputs, weight[:15]),
+        "rows apart": (inputs, torch.randn(32, 64)[:, :32]),
+        "many": (torch.randn(MAX_TOKENS + 1, 32), weight),
+    }
+    with torch.no_grad():
+        for given, _ in itertools.product(others.values(), range(10)):
+            torch.testing.assert_close(linear(*given), F.linear(*given))
+    assert not made
+    asked = weight.clone().requires_grad_()
+    for _ in range(10):
+        linear(inputs, asked).sum().backward()
+    assert asked.grad is not None and not made
+    with torch.no_grad():
+        for _ in range(10):
+            linear(inputs, weight)
+    assert made
+
+
+@pytest.mark.usefixtures("small_kernel")
+def test_inputs_that_do_not_match_are_told_by_torch(kernel, made):
+    with torch.no_grad():
+        for inputs in (torch.randn(4, 64), torch.randn(4, 16), torch.randn(64)):
+            with pytest.raises(RuntimeError, match="shapes"):
+                linear(inputs, torch.randn(32, 32))
+        with pytest.raises(RuntimeError, match="dtype"):
+            linear(torch.randn(4, 32), torch.randn(32, 32, dtype=torch.float64))
+    assert not made
+
+
+@pytest.mark.parametrize("number", range(1, 60, 5))
+@pytest.mark.usefixtures("small_kernel")
+def test_ensembles_that_multiply_by_the_kernel_equal_the_oracle(number, kernel, made):
+    assert_equal(random_case(number))
+    assert len(made) > 10
+
+
+def test_its_threads_are_those_of_torch(kernel):
+    """One OpenMP library: with another there would be twice as many threads as cores."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    names = {line.split()[-1] for line in maps if "libgomp.so" in line}
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "false"])
+def test_the_package_is_built_with_a_compiler_and_without(compiler, tmp_path):
+    kept_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.so", "tests", "notebooks")
+    shutil.copytree(ROOT, tmp_path / "source", ignore=kept_out)
+    build = [sys.executable, "-m", "pip", "wheel", str(tmp_path / "source"), "--no-deps", "--no-build-isolation"]
+    environment = os.environ | {"CC": compiler}
+    subprocess.run([*build, "-q", "-w", str(tmp_path)], check=True, capture_output=True, env=environment)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    built = [name for name in names if name.endswith(".so")]
+    assert len(built) == (2 if HAS_COMPILER and compiler == "gcc" else 0)
+    assert "hf_adafuse/trees/skinny_linear.py" in names
