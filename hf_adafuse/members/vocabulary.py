@@ -15,6 +15,8 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
+from tokenizers import Tokenizer
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
 # nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
@@ -36,12 +38,12 @@ class Vocabulary:
     A tokenizer as AdaFuse reads it. Special tokens other than the end of sequence are invisible: their text is empty.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): copied, so that the caller's is never changed.
+        tokenizer (`PreTrainedTokenizerBase`): copied, but for what is only read, so that the caller's is never changed.
         vocab_size (`int`, *optional*): ids from here on have no embedding and are never produced.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int | None = None) -> None:
-        self.tokenizer = copy.deepcopy(tokenizer)
+        self.tokenizer = _copied(tokenizer)
         self.vocab_size = vocab_size
         self._decoders = _decoder_types(self.tokenizer)
         self._special_ids = {
@@ -125,7 +127,7 @@ class Vocabulary:
 
     def is_same_as(self, other: Vocabulary) -> bool:
         """Whether the other tokenizer gives the same ids for every text."""
-        return self.fingerprint == other.fingerprint
+        return self._ids == other._ids and self.fingerprint == other.fingerprint
 
     @property
     def fingerprint(self) -> str:
@@ -208,6 +210,30 @@ def vocabulary_of(tokenizer: Any, vocab_size: int | None = None) -> Vocabulary:
 
 
 _VOCABULARIES: weakref.WeakKeyDictionary[Any, dict[tuple[int, int | None], Vocabulary]] = weakref.WeakKeyDictionary()
+
+
+def _copied(tokenizer: Any) -> Any:
+    """A copy with settings of its own. It shares the vocabulary and the merges, which are only read: for 262,144 tokens
+    copying them takes seconds."""
+    memo: dict[int, Any] = {id(value): value for value in vars(tokenizer).values() if _is_large(value)}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if type(backend) is Tokenizer and (own := _copied_backend(backend)) is not None:
+        memo[id(backend)] = own
+    return copy.deepcopy(tokenizer, memo)
+
+
+def _copied_backend(backend: Tokenizer) -> Tokenizer | None:
+    """A fast tokenizer's core by the same parts; `None` where added tokens would have other ids."""
+    own, added = Tokenizer(backend.model), backend.get_added_tokens_decoder()
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(own, part, value)
+    own.add_tokens([token for _, token in sorted(added.items())])
+    return own if own.get_added_tokens_decoder() == added else None
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, (dict, list)) and len(value) > 10_000
 
 
 def _decoder_types(tokenizer: Any) -> set[str]:

@@ -35,8 +35,8 @@ _UNTRIED = range(4, 16)
 
 
 class _Way(NamedTuple):
-    """How to multiply: by the kernel; or with a weight whole (`part_rows` is `None`) or in parts of so many rows, on the
-    left or on the right of the vectors."""
+    """How to multiply: by the kernel; or with a weight whole (`part_rows` is `None`) or in parts of so many rows, on
+    the left or on the right of the vectors."""
 
     part_rows: int | None = None
     is_left: bool = False
@@ -73,8 +73,8 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     size = bisect.bisect(_TOKEN_BOUNDS, num_tokens)
     has_grad = torch.is_grad_enabled()  # the kernel knows none
     race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), has_grad, may_time())
-    if race.winner is _WHOLE:
-        return F.linear(inputs, weight, bias)
+    if race.winner is not None:
+        return _multiplied(inputs, weight, bias, race.winner)
     return race.run(lambda way: _multiplied(inputs, weight, bias, way))
 
 

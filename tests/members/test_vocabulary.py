@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from tiny import CORPUS, TOKENIZERS, byte_level, unigram, wordpiece
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE, WordLevel
+from transformers import GemmaTokenizer
 
+from hf_adafuse.members import vocabulary as vocabulary_module
 from hf_adafuse.members.vocabulary import Vocabulary, vocabulary_of
 
 SPANS = [" Paris", "x", " was there.", "\n\nThe", " don't", " 3.14,", "\n    return x", "  two", "foo ", " a b c", "'s"]
@@ -78,6 +83,52 @@ def test_vocabularies_are_made_once_and_the_tokenizer_is_not_touched():
     first = vocabulary_of(tokenizer)
     tokenizer.add_tokens(["Lily"])
     assert vocabulary_of(tokenizer) is not first
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_copy_has_settings_of_its_own(name):
+    """Also where they are settings of the core, and where the caller has added tokens."""
+    tokenizer = copy.deepcopy(TOKENIZERS[name]())
+    tokenizer.add_tokens(["wholeword", AddedToken("<tool>", special=True)])
+    expected = [tokenizer(text).input_ids for text in EVERYTHING]
+    vocabulary, core = Vocabulary(tokenizer), tokenizer.backend_tokenizer
+    own = vocabulary.tokenizer.backend_tokenizer
+    assert own is not core and own.to_str() == core.to_str()
+    core.enable_truncation(1)
+    core.enable_padding(length=9)
+    core.encode_special_tokens = True
+    core.normalizer = core.pre_tokenizer = None
+    tokenizer.add_tokens("brandnew")
+    tokenizer.eos_token = "brandnew"
+    assert [vocabulary.encode_prompt(text) for text in EVERYTHING] == expected
+    assert vocabulary.tokenizer.eos_token != "brandnew" and "brandnew" not in own.get_vocab()
+    before = core.to_str()
+    for text in EVERYTHING:
+        vocabulary.encode(text), vocabulary.has_boundary(text, 1)
+    assert core.to_str() == before
+
+
+def test_a_large_vocabulary_is_not_copied():
+    words = {f"▁w{number}": number for number in range(20_000)}
+    tokenizer = GemmaTokenizer(vocab=words | {"<unk>": 20_000, "<bos>": 20_001, "<eos>": 20_002}, merges=[])
+    own = Vocabulary(tokenizer).tokenizer
+    assert own._vocab is tokenizer._vocab and len(own._vocab) > 20_000
+    assert own.init_kwargs is not tokenizer.init_kwargs
+
+
+def test_added_tokens_keep_their_ids():
+    core = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    core.add_tokens(["x", AddedToken("b", special=True), "y"])
+    own = vocabulary_module._copied_backend(core)
+    assert own is not None and own.to_str() == core.to_str() and own.token_to_id("y") == 3
+
+    class Gap:
+        model, normalizer, pre_tokenizer, post_processor, decoder = BPE(), None, None, None, None
+
+        def get_added_tokens_decoder(self):
+            return {7: AddedToken("x")}
+
+    assert vocabulary_module._copied_backend(Gap()) is None
 
 
 def test_identical_tokenizers():
