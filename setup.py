@@ -12,7 +12,7 @@ IS_KNOWN = sys.platform == "linux" and platform.machine() == "x86_64"
 setup(
     ext_modules=[
         Extension(
-            f"hf_adafuse.trees._skinny_product_{name}",
+            f"hf_adafuse.trees.kernel_{name}",
             ["hf_adafuse/trees/skinny_product.c"],
             extra_compile_args=["-O3", "-fopenmp", *flags],
             extra_link_args=["-fopenmp"],

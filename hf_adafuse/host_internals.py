@@ -104,6 +104,14 @@ def has_compiled_parts(model: Any) -> bool:
     return any(map(is_compiled, model.modules()))
 
 
+def is_watched() -> bool:
+    """Whether torch records or replaces operations just now, by a mode, a transform or a trace: what calls none of its
+    operations would be overlooked."""
+    has_mode = torch._C._len_torch_dispatch_stack() > 0
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return has_mode or is_transformed or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+
+
 def mark_static_address(tensor: torch.Tensor) -> None:
     """A CUDA graph may read and write a tensor where it is, without a copy; the address may change."""
     torch._dynamo.mark_static_address(tensor)

@@ -23,6 +23,7 @@ from kinds import model_of
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from tiny import TOKENIZERS, tiny_model
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     DynamicCache,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -60,6 +61,7 @@ from hf_adafuse.host_internals import (
     is_compiled,
     is_quantized_layer,
     is_saved_as_adapter,
+    is_watched,
     make_processors,
     mark_static_address,
     modules_inside,
@@ -454,6 +456,27 @@ def test_a_compiled_module_is_told(how):
     outer = torch.nn.Sequential(torch.nn.Sequential(module))
     assert has_compiled_parts(outer) and has_compiled_parts(module) and not is_compiled(outer)
     assert not has_compiled_parts(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")
+def test_whether_torch_watches():
+    seen = []
+
+    def look(x):
+        seen.append(is_watched())
+        return x
+
+    x = torch.ones(2)
+    look(x)
+    with torch.no_grad(), torch.inference_mode(), torch.device("cpu"):
+        look(x)
+    assert seen == [False, False]
+    with FlopCounterMode(display=False):
+        look(x)
+    torch.vmap(look)(x)
+    torch.func.jvp(look, (x,), (x,))
+    torch.jit.trace(look, x, check_trace=False)
+    assert seen[2:] == [True, True, True, True] and not is_watched()
 
 
 def test_a_tensor_is_said_to_stay_where_it_is():

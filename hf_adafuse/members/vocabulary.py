@@ -16,12 +16,15 @@ import weakref
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
 # nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
 _ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
 
+# What a fast tokenizer's core is made of beside its model.
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 # With and without special tokens are settings of a fast tokenizer: not both at the same time, in several threads.
 _ENCODING = threading.Lock()
 
@@ -213,9 +216,11 @@ _VOCABULARIES: weakref.WeakKeyDictionary[Any, dict[tuple[int, int | None], Vocab
 
 
 def _copied(tokenizer: Any) -> Any:
-    """A copy with settings of its own. It shares the vocabulary and the merges, which are only read: for 262,144 tokens
-    copying them takes seconds."""
-    memo: dict[int, Any] = {id(value): value for value in vars(tokenizer).values() if _is_large(value)}
+    """A copy with settings and added tokens of its own. It shares the model, with vocabulary and merges, which nobody
+    changes who uses a tokenizer: for 262,144 tokens copying them takes seconds."""
+    most = max(10_000, len(tokenizer.added_tokens_decoder))  # what holds more is no table of added tokens
+    tables = (value for value in vars(tokenizer).values() if isinstance(value, (dict, list)) and len(value) > most)
+    memo: dict[int, Any] = {id(table): table for table in tables}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if type(backend) is Tokenizer and (own := _copied_backend(backend)) is not None:
         memo[id(backend)] = own
@@ -223,17 +228,16 @@ def _copied(tokenizer: Any) -> Any:
 
 
 def _copied_backend(backend: Tokenizer) -> Tokenizer | None:
-    """A fast tokenizer's core by the same parts; `None` where added tokens would have other ids."""
+    """A fast tokenizer's core with the same model; `None` where added tokens would have other ids."""
+    parts = {name: part for name in _PARTS if (part := getattr(backend, name)) is not None}
+    # Not each kind of part can be copied: that they are read from text is what all have in common.
+    states = json.loads(Tokenizer(WordLevel({}, unk_token="")).to_str())
+    copies = Tokenizer.from_str(json.dumps(states | {name: json.loads(p.__getstate__()) for name, p in parts.items()}))
     own, added = Tokenizer(backend.model), backend.get_added_tokens_decoder()
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        if (value := getattr(backend, part)) is not None:
-            setattr(own, part, value)
+    for name in parts:
+        setattr(own, name, getattr(copies, name))
     own.add_tokens([token for _, token in sorted(added.items())])
     return own if own.get_added_tokens_decoder() == added else None
-
-
-def _is_large(value: Any) -> bool:
-    return isinstance(value, (dict, list)) and len(value) > 10_000
 
 
 def _decoder_types(tokenizer: Any) -> set[str]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..host_internals import Conv1D, has_compiled_parts, modules_inside, with_modules
+from ..host_internals import Conv1D, has_compiled_parts, is_watched, modules_inside, with_modules
 from .race import Race, may_time
 from .skinny_product import MAX_TOKENS, can_multiply, product
 
@@ -30,6 +30,7 @@ _LARGE_PART, _SMALL_PART = 5 * 2**17, 2**17
 _PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
 # Numbers of tokens between two of these are alike: the same way is taken for all of them.
 _TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112)
+_SIZES = [bisect.bisect(_TOKEN_BOUNDS, number) for number in range(MAX_TOKENS + 1)]
 # Where nothing may be tried, `F.linear` is not taken for these numbers of tokens, but the kernel, else small parts.
 _UNTRIED = range(4, 16)
 
@@ -65,17 +66,23 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """`F.linear` of `inputs`, of shape `(..., in)`; by the quickest way for at most `MAX_TOKENS` vectors."""
     num_rows, num_columns = weight.shape
     num_tokens = inputs.numel() // num_columns
-    is_plain = type(inputs) is torch.Tensor and inputs.is_cpu and inputs.dtype is torch.float32
     # What does not match is told by `F.linear`: the kernel would read what is not there.
-    does_match = weight.is_cpu and weight.dtype is torch.float32 and inputs.shape[-1] == num_columns
-    if not (is_plain and does_match) or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu"):
+    is_plain = _is_plain(inputs) and _is_plain(weight) and (bias is None or _is_plain(bias))
+    does_match = is_plain and inputs.shape[-1] == num_columns
+    if not does_match or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu") or is_watched():
         return F.linear(inputs, weight, bias)
-    size = bisect.bisect(_TOKEN_BOUNDS, num_tokens)
+    size = _SIZES[num_tokens]
     has_grad = torch.is_grad_enabled()  # the kernel knows none
     race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), has_grad, may_time())
     if race.winner is not None:
         return _multiplied(inputs, weight, bias, race.winner)
     return race.run(lambda way: _multiplied(inputs, weight, bias, way))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is no more than numbers in memory, in float32."""
+    is_ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_ordinary and tensor.is_cpu and tensor.dtype is torch.float32 and not tensor.is_neg()
 
 
 def _multiplied(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, way: _Way) -> torch.Tensor:
@@ -117,7 +124,7 @@ def _race(
         large = small = None
     in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows is not None]
     if not may_try:
-        sizes = {bisect.bisect(_TOKEN_BOUNDS, number) for number in _UNTRIED}
+        sizes = {_SIZES[number] for number in _UNTRIED}
         return Race([*(by_kernel + in_parts if size in sizes else []), _WHOLE][:1])
     on_the_left = [_Way(None, True), *([_Way(large, True)] if is_contiguous else [])] if large is not None else []
     return Race([_WHOLE, *by_kernel, *in_parts, *on_the_left])

@@ -4,7 +4,7 @@
    Built once for each instruction set (setup.py), called by skinny_product.py. Knows nothing of torch and Python. */
 #include <immintrin.h>
 #include <stddef.h>
-#include <string.h>
+#include <stdint.h>
 
 /* A tile is four rows of the weight times up to TOKENS vectors: as many sums as there are registers for. */
 #ifdef __AVX512F__
@@ -48,7 +48,8 @@ static inline __attribute__((always_inline)) void tile(const float *weight, size
     lanes rows[TILE_ROWS];
     UNROLLED for (int r = 0; r < TILE_ROWS; r++) {
       rows[r] = OF_LANES(loadu_ps)(weight + r * num_columns + at);
-      _mm_prefetch((const char *)(weight + r * num_columns + at + AHEAD), _MM_HINT_T0);
+      uintptr_t here = (uintptr_t)(weight + r * num_columns + at); /* ahead may be past the end, which does no harm */
+      _mm_prefetch((const char *)(here + AHEAD * sizeof(float)), _MM_HINT_T0);
     }
     UNROLLED for (int t = 0; t < num_tokens; t++) {
       lanes vector = OF_LANES(loadu_ps)(vectors + t * num_columns + at);
@@ -81,17 +82,18 @@ static void tiles(const float *weight, size_t num_columns, const float *vectors,
 
 /* out (num_tokens, num_rows) = vectors (num_tokens, num_columns) x weight (num_rows, num_columns) transposed; all are
    contiguous. At least 16 rows, a multiple of 16 columns, at most 128 tokens. */
-void skinny_product(const float *weight, const float *vectors, float *out, size_t num_rows, size_t num_columns,
-                    size_t num_tokens, int num_threads) {
+void skinny_product_1(const float *weight, const float *vectors, float *out, size_t num_rows, size_t num_columns,
+                      size_t num_tokens, int num_threads) {
   size_t num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 #pragma omp parallel for schedule(static) num_threads(num_threads)
   for (size_t block = 0; block < num_blocks; block++) {
-    size_t row = block * BLOCK_ROWS;
-    if (row + BLOCK_ROWS > num_rows) row = num_rows - BLOCK_ROWS; /* some rows twice, to the same numbers */
+    /* The last block begins earlier where there would be too few rows; of what it shares with another nothing is kept. */
+    size_t first = block * BLOCK_ROWS, row = first + BLOCK_ROWS > num_rows ? num_rows - BLOCK_ROWS : first;
+    size_t num_shared = first - row;
     float products[MAX_TOKENS * BLOCK_ROWS];
     for (size_t r = 0; r < BLOCK_ROWS; r += TILE_ROWS)
       tiles(weight + (row + r) * num_columns, num_columns, vectors, num_tokens, products + r);
-    for (size_t t = 0; t < num_tokens; t++) /* a whole line of the cache each */
-      memcpy(out + t * num_rows + row, products + t * BLOCK_ROWS, BLOCK_ROWS * sizeof(float));
+    for (size_t t = 0; t < num_tokens; t++)
+      for (size_t r = num_shared; r < BLOCK_ROWS; r++) out[t * num_rows + row + r] = products[t * BLOCK_ROWS + r];
   }
 }

@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # As many as the kernel has room for.
 MAX_TOKENS = 128
 _ROW_BLOCK, _COLUMN_MULTIPLE = 16, 16
+# The number is that of its arguments' order and meaning: a library of another source has another.
+_FUNCTION = "skinny_product_1"
 
 
 def kernel_name() -> str | None:
@@ -28,18 +34,20 @@ def can_multiply(num_rows: int, num_columns: int) -> bool:
 
 def product(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
-    `inputs @ weight.T`, without a gradient, of tensors on CPU in float32.
+    `inputs @ weight.T`, without a gradient, of ordinary tensors on CPU in float32.
 
     Args:
         inputs: of shape `(..., in)`: at most `MAX_TOKENS` vectors.
         weight: of shape `(out, in)`, contiguous, such that the kernel `can_multiply` by it.
     """
     kernel, inputs = _kernel(), inputs.contiguous()
-    assert kernel is not None
     num_rows, num_columns = weight.shape
+    num_tokens = inputs.numel() // num_columns
+    assert kernel is not None
+    assert num_tokens <= MAX_TOKENS
     outputs = inputs.new_empty(*inputs.shape[:-1], num_rows)
     addresses = weight.data_ptr(), inputs.data_ptr(), outputs.data_ptr()
-    kernel(*addresses, num_rows, num_columns, inputs.numel() // num_columns, torch.get_num_threads())
+    kernel(*addresses, num_rows, num_columns, num_tokens, torch.get_num_threads())
     return outputs
 
 
@@ -48,12 +56,18 @@ def _capability() -> str:
 
 
 @functools.cache
-def _kernel() -> Callable[..., None] | None:
-    """Of the library for this machine. Its threads are those of torch, which has loaded the same OpenMP."""
-    found = sorted(Path(__file__).parent.glob(f"_skinny_product_{_capability()}.*so"))
-    if not found:
+def _kernel() -> Any:
+    """The function of the library for this machine; `None` where none was built. Where torch has loaded the system's
+    OpenMP, as its own builds for Linux do, the kernel's threads are those of torch."""
+    name = f"kernel_{_capability()}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    path = Path(__file__).parent / name
+    if not path.exists():
         return None
-    kernel = ctypes.CDLL(str(found[-1])).skinny_product
+    try:
+        kernel: Any = getattr(ctypes.CDLL(str(path)), _FUNCTION)
+    except (OSError, AttributeError) as error:
+        logger.warning(f"{name} is left out, products take longer: {error}. Install hf_adafuse anew, which builds it.")
+        return None
     size, address = ctypes.c_size_t, ctypes.c_void_p
     kernel.argtypes = [address, address, address, size, size, size, ctypes.c_int]
     kernel.restype = None

@@ -8,7 +8,7 @@ import pytest
 from tiny import CORPUS, TOKENIZERS, byte_level, unigram, wordpiece
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE, WordLevel
-from transformers import GemmaTokenizer
+from transformers import ByT5Tokenizer, GemmaTokenizer
 
 from hf_adafuse.members import vocabulary as vocabulary_module
 from hf_adafuse.members.vocabulary import Vocabulary, vocabulary_of
@@ -85,6 +85,15 @@ def test_vocabularies_are_made_once_and_the_tokenizer_is_not_touched():
     assert vocabulary_of(tokenizer) is not first
 
 
+# Of the parts of a core, such as can be set in place.
+SETTINGS = [
+    ("pre_tokenizer", "add_prefix_space", True),
+    ("pre_tokenizer", "prepend_scheme", "first"),
+    ("decoder", "replacement", "!"),
+    ("normalizer", "lowercase", False),
+]
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_copy_has_settings_of_its_own(name):
     """Also where they are settings of the core, and where the caller has added tokens."""
@@ -97,6 +106,10 @@ def test_a_copy_has_settings_of_its_own(name):
     core.enable_truncation(1)
     core.enable_padding(length=9)
     core.encode_special_tokens = True
+    for part, setting, value in SETTINGS:
+        if hasattr(getattr(core, part), setting):
+            setattr(getattr(core, part), setting, value)
+            assert getattr(getattr(core, part), setting) == value != getattr(getattr(own, part), setting)
     core.normalizer = core.pre_tokenizer = None
     tokenizer.add_tokens("brandnew")
     tokenizer.eos_token = "brandnew"
@@ -114,6 +127,15 @@ def test_a_large_vocabulary_is_not_copied():
     own = Vocabulary(tokenizer).tokenizer
     assert own._vocab is tokenizer._vocab and len(own._vocab) > 20_000
     assert own.init_kwargs is not tokenizer.init_kwargs
+
+
+def test_added_tokens_are_copied_however_many():
+    """A slow tokenizer has tables of them of its own."""
+    tokenizer = ByT5Tokenizer()
+    tokenizer.add_tokens([f"word{number}" for number in range(11_000)])
+    vocabulary, size = Vocabulary(tokenizer), len(tokenizer)
+    tokenizer.add_tokens("brandnew")
+    assert len(tokenizer) == size + 1 and len(vocabulary.tokenizer) == size > 11_000
 
 
 def test_added_tokens_keep_their_ids():

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -16,10 +17,13 @@ import torch
 import torch.nn.functional as F
 from cases import assert_equal, random_case
 from project import ROOT
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from hf_adafuse.trees import skinny_linear, skinny_product
 from hf_adafuse.trees.race import Race
-from hf_adafuse.trees.skinny_linear import linear
+from hf_adafuse.trees.skinny_linear import linear, with_skinny_linears
 from hf_adafuse.trees.skinny_product import MAX_TOKENS, can_multiply, kernel_name, product
 
 SETS = ["avx2", "avx512"]
@@ -165,6 +169,36 @@ def test_what_it_cannot_multiply_is_left_to_torch(kernel, made):
 
 
 @pytest.mark.usefixtures("small_kernel")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_what_is_more_than_numbers_in_memory_is_left_to_torch(kernel, made):
+    """Tensors that look like ordinary ones, and modes and transforms that would not see the kernel."""
+    inputs, weight = torch.randn(4, 32), torch.randn(64, 32)
+    layer = torch.nn.Sequential(torch.nn.Linear(32, 64))
+    twin = with_skinny_linears(layer)
+    assert twin is not layer
+    quantize_(layer, Int8WeightOnlyConfig())  # the twin shares its weights
+    with torch.no_grad():
+        torch.testing.assert_close(twin(inputs), layer(inputs))
+        negative = torch._neg_view(inputs), torch._neg_view(weight)
+        assert negative[0].is_neg()
+        for one, other in itertools.product((inputs, negative[0]), (weight, negative[1])):
+            if one.is_neg() or other.is_neg():
+                torch.testing.assert_close(linear(one, other), F.linear(one, other))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert linear(inputs, weight).shape == (4, 64)
+        with FlopCounterMode(display=False) as counter:
+            linear(inputs, weight)
+        assert counter.get_total_flops() == 2 * 4 * 64 * 32
+        traced = torch.jit.trace(lambda x: linear(x, weight), inputs, check_trace=False)
+        torch.testing.assert_close(traced(2 * inputs), F.linear(2 * inputs, weight))
+        mapped = torch.vmap(lambda x: linear(x, weight))(inputs[None])
+        torch.testing.assert_close(mapped, F.linear(inputs, weight)[None])
+        with pytest.raises(RuntimeError, match="dtype"):
+            linear(inputs, weight, torch.randn(64, dtype=torch.float64))
+    assert not made
+
+
+@pytest.mark.usefixtures("small_kernel")
 def test_inputs_that_do_not_match_are_told_by_torch(kernel, made):
     with torch.no_grad():
         for inputs in (torch.randn(4, 64), torch.randn(4, 16), torch.randn(64)):
@@ -182,11 +216,36 @@ def test_ensembles_that_multiply_by_the_kernel_equal_the_oracle(number, kernel, 
     assert len(made) > 10
 
 
-def test_its_threads_are_those_of_torch(kernel):
-    """One OpenMP library: with another there would be twice as many threads as cores."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    names = {line.split()[-1] for line in maps if "libgomp.so" in line}
-    assert len(names) == 1
+def test_its_threads_are_those_of_torch():
+    """It brings no other OpenMP along: with two there are twice as many threads as cores."""
+    code = """
+import re, torch
+def loaded():
+    return set(re.findall(r"/\\S*lib(?:gomp|i?omp)[^/\\s]*", open("/proc/self/maps").read()))
+from hf_adafuse.trees import skinny_product
+before = loaded()
+print(skinny_product.kernel_name(), before and loaded() == before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(kernel_name()), "True"]
+
+
+def test_a_library_that_cannot_be_used_is_told(tmp_path, monkeypatch):
+    """One that is broken, and one of another source."""
+    messages = []
+    monkeypatch.setattr(skinny_product.logger, "warning", messages.append)
+    monkeypatch.setattr(skinny_product, "__file__", str(tmp_path / "skinny_product.py"))
+    monkeypatch.setattr(skinny_product, "_FUNCTION", "skinny_product_0")
+    name = f"kernel_{CAPABILITY}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    libraries = [b"no library", *(path.read_bytes() for path in Path(skinny_linear.__file__).parent.glob(name))]
+    for library in libraries:
+        (tmp_path / name).write_bytes(library)
+        skinny_product._kernel.cache_clear()
+        assert kernel_name() is None and not can_multiply(16, 16)
+    assert len(messages) == len(libraries) == (2 if HAS_COMPILER and CAPABILITY in SETS else 1)
+    assert all("Install hf_adafuse anew" in message for message in messages)
+    assert "skinny_product_0" in messages[-1] or len(messages) == 1
+    skinny_product._kernel.cache_clear()
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "false"])
