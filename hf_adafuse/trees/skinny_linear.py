@@ -117,10 +117,9 @@ def _race(
 ) -> Race[_Way]:
     """Of the ways for such weights and so many tokens; of one, where nothing may be tried."""
     by_kernel = [_BY_KERNEL] if is_contiguous and not has_grad and _fits_kernel(num_rows, num_columns) else []
-    large, small = (_part_rows(num_rows, num_columns, num_threads, size) for size in (_LARGE_PART, _SMALL_PART))
-    if large is None:
-        small = None
-    if by_kernel and num_columns <= _KERNEL_COLUMNS:
+    large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
+    small = _part_rows(num_rows, num_columns, num_threads, _SMALL_PART)
+    if large is None or (by_kernel and num_columns <= _KERNEL_COLUMNS):
         large = small = None
     in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows is not None]
     if not may_try:
