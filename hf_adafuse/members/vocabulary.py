@@ -15,9 +15,6 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
 # nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
@@ -25,6 +22,7 @@ _ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
 
 # What a fast tokenizer's core is made of beside its model.
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_EMPTY = {"added_tokens": [], "model": {"type": "WordLevel", "vocab": {}, "unk_token": ""}}
 # With and without special tokens are settings of a fast tokenizer: not both at the same time, in several threads.
 _ENCODING = threading.Lock()
 
@@ -222,18 +220,18 @@ def _copied(tokenizer: Any) -> Any:
     tables = (value for value in vars(tokenizer).values() if isinstance(value, (dict, list)) and len(value) > most)
     memo: dict[int, Any] = {id(table): table for table in tables}
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if type(backend) is Tokenizer and (own := _copied_backend(backend)) is not None:
+    if type(backend).__module__ == "tokenizers" and (own := _copied_backend(backend)) is not None:
         memo[id(backend)] = own
     return copy.deepcopy(tokenizer, memo)
 
 
-def _copied_backend(backend: Tokenizer) -> Tokenizer | None:
+def _copied_backend(backend: Any) -> Any:
     """A fast tokenizer's core with the same model; `None` where added tokens would have other ids."""
-    parts = {name: part for name in _PARTS if (part := getattr(backend, name)) is not None}
+    kind, parts = type(backend), {name: part for name in _PARTS if (part := getattr(backend, name)) is not None}
     # Not each kind of part can be copied: that they are read from text is what all have in common.
-    states = json.loads(Tokenizer(WordLevel({}, unk_token="")).to_str())
-    copies = Tokenizer.from_str(json.dumps(states | {name: json.loads(p.__getstate__()) for name, p in parts.items()}))
-    own, added = Tokenizer(backend.model), backend.get_added_tokens_decoder()
+    states = {name: json.loads(part.__getstate__()) for name, part in parts.items()}
+    copies = kind.from_str(json.dumps(_EMPTY | states))
+    own, added = kind(backend.model), backend.get_added_tokens_decoder()
     for name in parts:
         setattr(own, name, getattr(copies, name))
     own.add_tokens([token for _, token in sorted(added.items())])

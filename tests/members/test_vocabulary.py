@@ -7,7 +7,7 @@ import copy
 import pytest
 from tiny import CORPUS, TOKENIZERS, byte_level, unigram, wordpiece
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import WordLevel
 from transformers import ByT5Tokenizer, GemmaTokenizer
 
 from hf_adafuse.members import vocabulary as vocabulary_module
@@ -121,10 +121,13 @@ def test_a_copy_has_settings_of_its_own(name):
     assert core.to_str() == before
 
 
-def test_a_large_vocabulary_is_not_copied():
+def test_a_large_vocabulary_is_not_copied(monkeypatch):
+    cores, copied = [], vocabulary_module._copied_backend
+    monkeypatch.setattr(vocabulary_module, "_copied_backend", lambda core: cores.append(copied(core)) or cores[-1])
     words = {f"▁w{number}": number for number in range(20_000)}
     tokenizer = GemmaTokenizer(vocab=words | {"<unk>": 20_000, "<bos>": 20_001, "<eos>": 20_002}, merges=[])
     own = Vocabulary(tokenizer).tokenizer
+    assert cores == [own.backend_tokenizer]
     assert own._vocab is tokenizer._vocab and len(own._vocab) > 20_000
     assert own.init_kwargs is not tokenizer.init_kwargs
 
@@ -145,12 +148,21 @@ def test_added_tokens_keep_their_ids():
     assert own is not None and own.to_str() == core.to_str() and own.token_to_id("y") == 3
 
     class Gap:
-        model, normalizer, pre_tokenizer, post_processor, decoder = BPE(), None, None, None, None
+        """A core whose one added token has an id that it gets in no other."""
+
+        from_str = Tokenizer.from_str
+        model = normalizer = pre_tokenizer = post_processor = decoder = None
+
+        def __init__(self, model):
+            self.added = []
+
+        def add_tokens(self, tokens):
+            self.added += tokens
 
         def get_added_tokens_decoder(self):
-            return {7: AddedToken("x")}
+            return dict(enumerate(self.added)) or {7: AddedToken("x")}
 
-    assert vocabulary_module._copied_backend(Gap()) is None
+    assert vocabulary_module._copied_backend(Gap(None)) is None
 
 
 def test_identical_tokenizers():
