@@ -20,7 +20,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
 _ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
 
-# What a fast tokenizer's core is made of beside its model.
+# What a fast tokenizer's core is made of beside its model; and the text of one without any of it, and without words.
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _EMPTY = {"added_tokens": [], "model": {"type": "WordLevel", "vocab": {}, "unk_token": ""}}
 # With and without special tokens are settings of a fast tokenizer: not both at the same time, in several threads.

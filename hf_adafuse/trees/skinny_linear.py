@@ -119,14 +119,17 @@ def _race(
     by_kernel = [_BY_KERNEL] if is_contiguous and not has_grad and _fits_kernel(num_rows, num_columns) else []
     large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
     small = _part_rows(num_rows, num_columns, num_threads, _SMALL_PART)
-    if large is None or (by_kernel and num_columns <= _KERNEL_COLUMNS):
-        large = small = None
-    in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows is not None]
+    has_parts = large is not None and not (by_kernel and num_columns <= _KERNEL_COLUMNS)
+    in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows] if has_parts else []
     if not may_try:
         sizes = {_SIZES[number] for number in _UNTRIED}
         return Race([*(by_kernel + in_parts if size in sizes else []), _WHOLE][:1])
-    on_the_left = [_Way(None, True), *([_Way(large, True)] if is_contiguous else [])] if large is not None else []
-    return Race([_WHOLE, *by_kernel, *in_parts, *on_the_left])
+    ways = [_WHOLE, *by_kernel, *in_parts]
+    if has_parts:
+        ways.append(_Way(None, is_left=True))
+    if has_parts and is_contiguous:
+        ways.append(_Way(large, is_left=True))
+    return Race(ways)
 
 
 def _fits_kernel(num_rows: int, num_columns: int) -> bool:

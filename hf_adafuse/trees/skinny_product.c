@@ -47,9 +47,10 @@ static inline __attribute__((always_inline)) void tile(const float *weight, size
   for (size_t at = 0; at < num_columns; at += LANES) {
     lanes rows[TILE_ROWS];
     UNROLLED for (int r = 0; r < TILE_ROWS; r++) {
-      rows[r] = OF_LANES(loadu_ps)(weight + r * num_columns + at);
-      uintptr_t here = (uintptr_t)(weight + r * num_columns + at); /* ahead may be past the end, which does no harm */
-      _mm_prefetch((const char *)(here + AHEAD * sizeof(float)), _MM_HINT_T0);
+      const float *here = weight + r * num_columns + at;
+      rows[r] = OF_LANES(loadu_ps)(here);
+      /* Ahead may be past the end, which does no harm, but is no place for a pointer. */
+      _mm_prefetch((const char *)((uintptr_t)here + AHEAD * sizeof(float)), _MM_HINT_T0);
     }
     UNROLLED for (int t = 0; t < num_tokens; t++) {
       lanes vector = OF_LANES(loadu_ps)(vectors + t * num_columns + at);
