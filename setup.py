@@ -6,7 +6,7 @@ import sys
 
 from setuptools import Extension, setup
 
-FLAGS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
+FLAGS = {"avx2": ["-mavx2", "-mfma", "-mf16c"], "avx512": ["-mavx512f", "-mfma", "-mf16c"]}
 IS_KNOWN = sys.platform == "linux" and platform.machine() == "x86_64"
 
 setup(

@@ -152,6 +152,6 @@ def _checked(processor: Any, result: Any, scores: torch.Tensor, row: int | None 
     if result.shape != scores.shape:
         shapes = f"{tuple(result.shape)}, not {tuple(scores.shape)}"
         raise ProcessorError(f"its logits processor {name} returned scores of shape {shapes}")
-    if (result if row is None else result[row]).isnan().any():
+    if (result if row is None else result[row]).amax().isnan():  # in half the time of asking all of them
         raise ProcessorError(f"its logits processor {name} returned NaN")
     return result.to(dtype=scores.dtype, device=scores.device)

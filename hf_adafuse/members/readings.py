@@ -39,7 +39,7 @@ def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, to
     num_tokens = min(num_tokens, scores.shape[-1])
     values, ids = _one_more(scores, num_tokens)
     for row in (values[:, 1:] == values[:, :-1]).any(-1).nonzero().flatten().tolist():
-        ids[row] = _in_order(scores[row], ids.shape[-1])
+        ids[row] = _in_order(scores[row], values[row, -1], ids.shape[-1])
     return values[:, :num_tokens], ids[:, :num_tokens]
 
 
@@ -59,9 +59,10 @@ def _one_more(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torc
     return values, torch.where(places < inside.shape[-1], starts + places % _BLOCK, behind + places - inside.shape[-1])
 
 
-def _in_order(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The best ids, equals in their order."""
-    return scores.sort(descending=True, stable=True).indices[:count]
+def _in_order(scores: torch.Tensor, least: torch.Tensor | float, count: int) -> torch.Tensor:
+    """The best ids of one row, equals in their order; of so many the `least` is the last."""
+    reached = (scores >= least).nonzero().flatten()  # seldom more than a few: to sort a vocabulary takes milliseconds
+    return reached[scores[reached].sort(descending=True, stable=True).indices[:count]]
 
 
 class Reading:
@@ -221,7 +222,7 @@ def numbers_of(
     of_values, of_ids = [[take(width) for _ in range(num_rows)] for _ in range(2)]
     for row, (total, best, tokens) in enumerate(zip(of_totals, of_values, of_ids, strict=True)):
         if any(one == other for one, other in pairwise(best)):
-            tokens = _in_order(scores[row], width).tolist()
+            tokens = _in_order(scores[row], best[-1], width).tolist()
         top, top_scores = [int(token) for token in tokens[:num_top]], best[:num_top]
         known = dict(zip(asked[row], take(len(asked[row])), strict=True)) | dict(zip(top, top_scores, strict=True))
         yield total, top, [value - total for value in top_scores], known

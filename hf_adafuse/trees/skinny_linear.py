@@ -1,10 +1,13 @@
-"""Linear layers over few tokens, on CPU in float32, as quick as may be. Knows no tree and no text.
+"""Linear layers over few tokens, on CPU, as quick as may be. Knows no tree and no text.
 
 A weight times the vectors of a few tokens is a skinny product. How long MKL, which is behind `F.linear`, takes for one
 differs by processor, number of tokens and shape: it may leave it to one core, or read the weight at half the speed.
 Here a product can also be made by a kernel of our own (`skinny_product`), or of many, each of a part of the weight that
 stays in a core's caches; which way is the quickest is tried out on the first products of each size:
 python tests/check_linear.py
+
+In bfloat16 and float16 nothing is tried, the kernel is taken: rounding differs by way, and there so much that the same
+call could give another text before the quickest is known than after.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..host_internals import Conv1D, has_compiled_parts, is_watched, modules_inside, with_modules
+from ..host_internals import Conv1D, has_compiled_parts, has_tiles, is_watched, modules_inside, with_modules
 from .race import Race, may_time
 from .skinny_product import MAX_TOKENS, can_multiply, product
 
@@ -33,6 +36,8 @@ _TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112)
 _SIZES = [bisect.bisect(_TOKEN_BOUNDS, number) for number in range(MAX_TOKENS + 1)]
 # Where nothing may be tried, `F.linear` is not taken for these numbers of tokens, but the kernel, else small parts.
 _UNTRIED = range(4, 16)
+# In half the precision the kernel is taken for at most so many: for more, a processor's tiles are quicker.
+_HALF_TOKENS = 16 if has_tiles() else MAX_TOKENS
 
 
 class _Way(NamedTuple):
@@ -64,33 +69,36 @@ def with_skinny_linears(model: Any) -> Any:
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `inputs`, of shape `(..., in)`; by the quickest way for at most `MAX_TOKENS` vectors."""
-    num_rows, num_columns = weight.shape
+    (num_rows, num_columns), dtype = weight.shape, weight.dtype
     num_tokens = inputs.numel() // num_columns
     # What does not match is told by `F.linear`: the kernel would read what is not there.
-    is_plain = _is_plain(inputs) and _is_plain(weight) and (bias is None or _is_plain(bias))
+    is_plain = _is_plain(inputs, dtype) and _is_plain(weight, dtype) and (bias is None or _is_plain(bias, dtype))
     does_match = is_plain and inputs.shape[-1] == num_columns
     if not does_match or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu") or is_watched():
         return F.linear(inputs, weight, bias)
-    size = _SIZES[num_tokens]
     has_grad = torch.is_grad_enabled()  # the kernel knows none
+    if dtype is not torch.float32:
+        is_untouched = has_grad or num_tokens > _HALF_TOKENS or not weight.is_contiguous()
+        by_kernel = not is_untouched and _fits_kernel(num_rows, num_columns, dtype)
+        return _multiplied(inputs, weight, bias, _BY_KERNEL if by_kernel else _WHOLE)
+    size = _SIZES[num_tokens]
     race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), has_grad, may_time())
     if race.winner is not None:
         return _multiplied(inputs, weight, bias, race.winner)
     return race.run(lambda way: _multiplied(inputs, weight, bias, way))
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is no more than numbers in memory, in float32."""
+def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether it is no more than numbers in memory, all of this dtype."""
     is_ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return is_ordinary and tensor.is_cpu and tensor.dtype is torch.float32 and not tensor.is_neg()
+    return is_ordinary and tensor.is_cpu and tensor.dtype is dtype and not tensor.is_neg()
 
 
 def _multiplied(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, way: _Way) -> torch.Tensor:
     if way is _WHOLE:
         return F.linear(inputs, weight, bias)
     if way is _BY_KERNEL:
-        outputs = product(inputs, weight)
-        return outputs if bias is None else outputs.add_(bias)
+        return product(inputs, weight, bias)
     products = _product(inputs.reshape(-1, inputs.shape[-1]), weight, way)
     outputs = products.contiguous().view(*inputs.shape[:-1], len(weight))
     return outputs if bias is None else outputs + bias
@@ -132,8 +140,8 @@ def _race(
     return Race(ways)
 
 
-def _fits_kernel(num_rows: int, num_columns: int) -> bool:
-    return 4 * num_rows * num_columns >= _LEAST_BYTES and can_multiply(num_rows, num_columns)
+def _fits_kernel(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float32) -> bool:
+    return dtype.itemsize * num_rows * num_columns >= _LEAST_BYTES and can_multiply(num_rows, num_columns, dtype)
 
 
 def _part_rows(num_rows: int, num_columns: int, num_threads: int, part_bytes: int) -> int | None:
@@ -180,11 +188,12 @@ def _is_eligible(layer: Any) -> bool:
         type(layer) not in _TWINS
         or type(weight) is not torch.nn.Parameter
         or weight.device.type != "cpu"
-        or weight.dtype is not torch.float32
         or weight.layout is not torch.strided
         or weight.dim() != 2  # what an offloader puts in its place
     ):
         return False
-    num_rows, num_columns = weight.shape if isinstance(layer, torch.nn.Linear) else reversed(weight.shape)
+    is_linear = isinstance(layer, torch.nn.Linear)
+    num_rows, num_columns = weight.shape if is_linear else reversed(weight.shape)
     is_large = _part_rows(num_rows, num_columns, torch.get_num_threads(), _LARGE_PART) is not None
-    return is_large or (isinstance(layer, torch.nn.Linear) and _fits_kernel(num_rows, num_columns))
+    is_in_parts = is_large and weight.dtype is torch.float32
+    return is_in_parts or (is_linear and _fits_kernel(num_rows, num_columns, weight.dtype))

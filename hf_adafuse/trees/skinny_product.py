@@ -18,8 +18,10 @@ logger = logging.get_logger(__name__)
 # As many as the kernel has room for.
 MAX_TOKENS = 128
 _ROW_BLOCK, _COLUMN_MULTIPLE = 16, 16
+# What weights may be of, and the kernel's name for it.
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # The number is that of its arguments' order and meaning: a library of another source has another.
-_FUNCTION = "skinny_product_1"
+_FUNCTION = "skinny_product_2"
 
 
 def kernel_name() -> str | None:
@@ -27,27 +29,31 @@ def kernel_name() -> str | None:
     return None if _kernel() is None else _capability()
 
 
-def can_multiply(num_rows: int, num_columns: int) -> bool:
-    """Whether there is a kernel, and it can multiply by contiguous weights of this shape."""
-    return num_rows >= _ROW_BLOCK and num_columns % _COLUMN_MULTIPLE == 0 and _kernel() is not None
+def can_multiply(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether there is a kernel, and it can multiply by contiguous weights of this shape and precision."""
+    does_fit = num_rows >= _ROW_BLOCK and num_columns % _COLUMN_MULTIPLE == 0 and dtype in _KINDS
+    return does_fit and _kernel() is not None
 
 
-def product(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """
-    `inputs @ weight.T`, without a gradient, of ordinary tensors on CPU in float32.
+    `inputs @ weight.T + bias`, without a gradient, of ordinary tensors on CPU, all of one dtype. It is summed in
+    float32 and rounded once; the bits for one vector do not depend on the others.
 
     Args:
         inputs: of shape `(..., in)`: at most `MAX_TOKENS` vectors.
         weight: of shape `(out, in)`, contiguous, such that the kernel `can_multiply` by it.
+        bias: of shape `(out,)`.
     """
-    kernel, inputs = _kernel(), inputs.contiguous()
+    kernel, vectors = _kernel(), inputs.contiguous().float()
     num_rows, num_columns = weight.shape
     num_tokens = inputs.numel() // num_columns
     assert kernel is not None
     assert num_tokens <= MAX_TOKENS
     outputs = inputs.new_empty(*inputs.shape[:-1], num_rows)
-    addresses = weight.data_ptr(), inputs.data_ptr(), outputs.data_ptr()
-    kernel(*addresses, num_rows, num_columns, num_tokens, torch.get_num_threads())
+    added = None if bias is None else bias.contiguous().float()
+    addresses = weight.data_ptr(), vectors.data_ptr(), None if added is None else added.data_ptr(), outputs.data_ptr()
+    kernel(*addresses, num_rows, num_columns, num_tokens, _KINDS[weight.dtype], torch.get_num_threads())
     return outputs
 
 
@@ -69,6 +75,6 @@ def _kernel() -> Any:
         logger.warning(f"{name} is left out, products take longer: {error}. Install hf_adafuse anew, which builds it.")
         return None
     size, address = ctypes.c_size_t, ctypes.c_void_p
-    kernel.argtypes = [address, address, address, size, size, size, ctypes.c_int]
+    kernel.argtypes = [address, address, address, address, size, size, size, ctypes.c_int, ctypes.c_int]
     kernel.restype = None
     return kernel

@@ -14,7 +14,9 @@ from transformers import DynamicCache, GPT2LMHeadModel, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
 from hf_adafuse import disable_adafuse, enable_adafuse
-from hf_adafuse.trees.self_test import choose_backend
+from hf_adafuse.trees import skinny_linear
+from hf_adafuse.trees.self_test import _choose, _distance, choose_backend
+from hf_adafuse.trees.skinny_linear import with_skinny_linears
 
 
 def passes(model, call):
@@ -68,6 +70,17 @@ def test_rounding_in_half_precision_is_measured_by_ordinary_decoding():
     model.load_state_dict(tiny_model().state_dict())
     assert choose_backend(copy.deepcopy(model).to(torch.bfloat16), CPU) == "packed"
     assert choose_backend(model, CPU) == "reencode"
+
+
+@pytest.mark.usefixtures("small_kernel")
+def test_quick_products_that_round_otherwise_are_no_fault_of_the_model(monkeypatch):
+    """Gemma 3 in bfloat16: by a quarter of the spread. Its own pass is not held against others."""
+    monkeypatch.setattr(skinny_linear, "linear", lambda *given: 1.3 * torch.nn.functional.linear(*given))
+    model = copy.deepcopy(tiny_model()).to(torch.bfloat16)
+    ids = torch.tensor([[3, 5, 7]])
+    with torch.no_grad():
+        assert _distance(with_skinny_linears(model)(ids).logits[0], model(ids).logits[0]) > 0.3
+    assert _choose(model, CPU) == "packed"
 
 
 class Forgetful(LlamaForCausalLM):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import math
 import os
 import platform
 import shutil
@@ -17,10 +19,12 @@ import torch
 import torch.nn.functional as F
 from cases import assert_equal, random_case
 from project import ROOT
+from tiny import tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
+from hf_adafuse.host_internals import has_tiles
 from hf_adafuse.trees import skinny_linear, skinny_product
 from hf_adafuse.trees.race import Race
 from hf_adafuse.trees.skinny_linear import linear, with_skinny_linears
@@ -29,6 +33,8 @@ from hf_adafuse.trees.skinny_product import MAX_TOKENS, can_multiply, kernel_nam
 SETS = ["avx2", "avx512"]
 HAS_COMPILER = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("gcc") is not None
 CAPABILITY = torch.backends.cpu.get_cpu_capability().lower()
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HALVES = DTYPES[1:]
 
 
 @pytest.fixture(params=SETS[: 1 + SETS.index(CAPABILITY)] if CAPABILITY in SETS else [])
@@ -46,32 +52,61 @@ def kernel(request, monkeypatch):
 def made(monkeypatch):
     """The shapes of the kernel's inputs."""
     shapes = []
-    monkeypatch.setattr(skinny_linear, "product", lambda x, w: shapes.append(tuple(x.shape)) or product(x, w))
+    monkeypatch.setattr(skinny_linear, "product", lambda x, *rest: shapes.append(tuple(x.shape)) or product(x, *rest))
     return shapes
 
 
 def test_the_kernel_is_there_wherever_it_can_be_built():
     is_there = HAS_COMPILER and CAPABILITY in SETS
     assert kernel_name() == (CAPABILITY if is_there else None)
-    assert can_multiply(16, 16) is is_there
-    assert not can_multiply(15, 16) and not can_multiply(16, 24)
+    assert all(can_multiply(16, 16, dtype) is is_there for dtype in DTYPES)
+    assert not can_multiply(15, 16) and not can_multiply(16, 24) and not can_multiply(16, 16, torch.float64)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(16, 16), (17, 32), (31, 48), (96, 16), (257, 576), (40, 4096)])
-def test_products_are_those_of_torch(shape, num_threads, kernel, monkeypatch):
+def test_products_are_those_of_torch(shape, num_threads, dtype, kernel, monkeypatch):
+    """To half a unit in the last place of what is rounded once, the bias in it."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     torch.manual_seed(num_threads)
-    weight = torch.randn(shape)
+    weight, bias = torch.randn(shape).to(dtype), (3 * torch.randn(shape[0])).to(dtype)
+    half_unit = max(1e-5, torch.finfo(dtype).eps / 2)
     for number in (*range(1, 20), 64, 65, 127, MAX_TOKENS):
-        inputs = torch.randn(number, shape[1])
-        expected = F.linear(inputs.double(), weight.double())
-        torch.testing.assert_close(product(inputs, weight).double(), expected, rtol=1e-5, atol=2e-5 * shape[1] ** 0.5)
+        inputs = torch.randn(number, shape[1]).to(dtype)
+        for given in (None, bias):
+            outputs = product(inputs, weight, given)
+            expected = F.linear(inputs.double(), weight.double(), given if given is None else given.double())
+            torch.testing.assert_close(outputs.double(), expected, rtol=half_unit, atol=2e-5 * shape[1] ** 0.5)
+            assert outputs.dtype is dtype
 
 
-def test_a_product_does_not_depend_on_what_is_beside_it(kernel, monkeypatch):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_are_rounded_to_the_nearest_and_of_two_to_the_even(dtype, kernel):
+    """Of small whole numbers sums are exact, and many are as near to one number as to another."""
+    for scale in (1.0, 2.0**-13, 2.0**-20):  # the last two: below the smallest normal numbers of float16
+        inputs = torch.randint(-60, 60, (MAX_TOKENS, 16)).float() * scale
+        weight, bias = torch.randint(-60, 60, (64, 16)).float(), torch.randint(-60, 60, (64,)).float() * scale
+        rounded = product(*(one.to(dtype) for one in (inputs, weight, bias)))
+        given = [one.to(dtype).double() for one in (inputs, weight, bias)]
+        assert torch.equal(rounded, F.linear(*given).float().to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_infinite_and_what_is_no_number(dtype, kernel):
+    inputs, weight = torch.ones(4, 16, dtype=dtype), torch.ones(16, 16, dtype=dtype)
+    inputs[0, 3], inputs[1, 5], inputs[2, 7] = torch.inf, -torch.inf, torch.nan
+    inputs[3] = torch.finfo(dtype).max
+    assert product(inputs, weight)[:, 0].tolist()[:2] == [torch.inf, -torch.inf]
+    assert product(inputs, weight)[2].isnan().all() and product(inputs, -weight)[2].isnan().all()
+    assert product(inputs, weight)[3].tolist() == 16 * [torch.inf]
+    assert product(inputs, -weight)[3].tolist() == 16 * [-torch.inf]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_does_not_depend_on_what_is_beside_it(dtype, kernel, monkeypatch):
     """The same bits with any number of tokens in the pass, of threads and of rows."""
-    inputs, weight = torch.randn(37, 320), torch.randn(75, 320)
+    inputs, weight = torch.randn(37, 320).to(dtype), torch.randn(75, 320).to(dtype)
     expected = torch.cat([product(one[None], weight) for one in inputs])
     for num_threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=num_threads: count)
@@ -80,15 +115,21 @@ def test_a_product_does_not_depend_on_what_is_beside_it(kernel, monkeypatch):
         assert torch.equal(product(inputs, weight[20:60]), expected[:, 20:60])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(16, 1), (33, 7), (50, MAX_TOKENS)])
-def test_only_the_outputs_are_written(num_rows, num_tokens, kernel):
-    sizes = (num_rows, 32), (num_tokens, 32), (num_tokens, num_rows)
+def test_only_the_outputs_are_written(num_rows, num_tokens, dtype, kernel):
+    sizes = (num_rows, 32), (num_tokens, 32), (num_rows,), (num_tokens, num_rows)
+    dtypes = dtype, torch.float32, torch.float32, dtype
     # Each in the middle of a larger one, and not where a line of the cache begins.
-    around = [torch.full((17 + rows * columns + 23,), torch.nan) for rows, columns in sizes]
-    weight, inputs, outputs = (one[17:-23].view(size) for one, size in zip(around, sizes, strict=True))
-    weight.normal_(), inputs.normal_()
-    kernel(weight.data_ptr(), inputs.data_ptr(), outputs.data_ptr(), num_rows, 32, num_tokens, 2)
-    torch.testing.assert_close(outputs, F.linear(inputs, weight), rtol=1e-4, atol=1e-4)
+    around = [
+        torch.full((17 + math.prod(size) + 23,), torch.nan, dtype=one) for size, one in zip(sizes, dtypes, strict=True)
+    ]
+    weight, inputs, bias, outputs = (one[17:-23].view(size) for one, size in zip(around, sizes, strict=True))
+    weight.normal_(), inputs.normal_(), bias.normal_()
+    addresses = [one.data_ptr() for one in (weight, inputs, bias, outputs)]
+    kernel(*addresses, num_rows, 32, num_tokens, DTYPES.index(dtype), 2)
+    expected = F.linear(inputs, weight.float(), bias)
+    torch.testing.assert_close(outputs.float(), expected, rtol=max(1e-4, torch.finfo(dtype).eps / 2), atol=1e-4)
     assert all(one[:17].isnan().all() and one[-23:].isnan().all() for one in around)
 
 
@@ -144,15 +185,47 @@ def test_processes_that_share_a_model_take_the_kernel_untried(num_tokens, is_by_
     assert len(made) == 5 * is_by_kernel and Race.num_trials == before
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_in_half_precision_the_kernel_is_taken_untried(dtype, kernel, made, monkeypatch):
+    """For up to sixteen tokens where a processor has tiles."""
+    weight, bias, before = torch.randn(256, 256).to(dtype), torch.randn(256).to(dtype), Race.num_trials
+    for limit, number in itertools.product((16, MAX_TOKENS), (1, 3, 16, 17, MAX_TOKENS, MAX_TOKENS + 1)):
+        monkeypatch.setattr(skinny_linear, "_HALF_TOKENS", limit)
+        made.clear()
+        inputs = torch.randn(number, 256).to(dtype)
+        with torch.no_grad():
+            outputs = linear(inputs, weight, bias)
+        assert len(made) == (number <= limit) and Race.num_trials == before
+        torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=0.02, atol=0.1)
+
+
+def test_with_tiles_more_tokens_are_left_to_torch():
+    assert (16 if has_tiles() else MAX_TOKENS) == skinny_linear._HALF_TOKENS
+
+
 @pytest.mark.usefixtures("small_kernel")
-def test_what_it_cannot_multiply_is_left_to_torch(kernel, made):
-    inputs, weight = torch.randn(4, 32), torch.randn(32, 32)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_model_in_half_precision(dtype, kernel, made):
+    model = copy.deepcopy(tiny_model("llama", "byte_level", 0)).to(dtype)
+    twin, ids = with_skinny_linears(model), torch.tensor([[3, 5, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(twin(ids).logits, model(ids).logits, rtol=0.05, atol=0.2)
+    assert len(made) == sum(type(module) is torch.nn.Linear for module in model.modules())
+    assert list(map(id, twin.parameters())) == list(map(id, model.parameters()))
+    assert with_skinny_linears(model.double()) is model
+
+
+@pytest.mark.usefixtures("small_kernel")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_it_cannot_multiply_is_left_to_torch(dtype, kernel, made):
+    inputs, weight = torch.randn(4, 32).to(dtype), torch.randn(32, 32).to(dtype)
     others = {
         "across": (inputs, weight.t()),
-        "columns": (torch.randn(4, 24), torch.randn(32, 24)),
+        "columns": (torch.randn(4, 24).to(dtype), torch.randn(32, 24).to(dtype)),
         "rows": (inputs, weight[:15]),
-        "rows apart": (inputs, torch.randn(32, 64)[:, :32]),
-        "many": (torch.randn(MAX_TOKENS + 1, 32), weight),
+        "rows apart": (inputs, torch.randn(32, 64).to(dtype)[:, :32]),
+        "many": (torch.randn(MAX_TOKENS + 1, 32).to(dtype), weight),
+        "double": (inputs.double(), weight.double()),
     }
     with torch.no_grad():
         for given, _ in itertools.product(others.values(), range(10)):
@@ -204,8 +277,9 @@ def test_inputs_that_do_not_match_are_told_by_torch(kernel, made):
         for inputs in (torch.randn(4, 64), torch.randn(4, 16), torch.randn(64)):
             with pytest.raises(RuntimeError, match="shapes"):
                 linear(inputs, torch.randn(32, 32))
-        with pytest.raises(RuntimeError, match="dtype"):
-            linear(torch.randn(4, 32), torch.randn(32, 32, dtype=torch.float64))
+        for one, other in itertools.permutations((*DTYPES, torch.float64), 2):
+            with pytest.raises(RuntimeError, match="dtype"):
+                linear(torch.randn(4, 32).to(one), torch.randn(32, 32).to(other))
     assert not made
 
 
