@@ -10,6 +10,8 @@ from hosts import CHARACTERS, PAD_IS_EOS, PROMPTS, Forbid, eager_to_end, ensembl
 from tiny import eos_ids
 from transformers import generation as host
 
+from hf_adafuse.members.processors import PromptProcessors, Step
+
 
 def test_a_user_logits_processor_is_never_violated():
     case = ensemble(*CHARACTERS)
@@ -110,6 +112,35 @@ def test_min_new_tokens(members):
     assert all(len(row) > 5 for row in got)
     assert not any(set(row[:5]) & set(eos_ids(case.tokenizers[0])) for row in got)
     assert max(map(len, new_ids(case, case.fast()))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("ends", [7, [3], [2, 9, 400, -1], torch.tensor(5)], ids=["int", "one", "outside", "scalar"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda eos: host.MinLengthLogitsProcessor(8, eos), lambda eos: host.MinNewTokensLengthLogitsProcessor(3, 5, eos)],
+    ids=["min_length", "min_new_tokens"],
+)
+def test_what_may_not_end_yet_is_as_transformers_has_it(make, ends, num_rows, dtype, monkeypatch):
+    """Without a look through the vocabulary; those that derive from them are asked themselves."""
+    processor, isin, looks = make(ends), torch.isin, []
+    if isinstance(ends, torch.Tensor):
+        processor.eos_token_id = ends
+    derived = type("Derived", (type(processor),), {})(8, [0]) if hasattr(processor, "min_length") else None
+    monkeypatch.setattr(torch, "isin", lambda *given, **named: looks.append(1) or isin(*given, **named))
+    prompt = [1, 2, 3]
+    for length in (3, 7, 8, 9):
+        ids = [[(row + position) % 10 for position in range(length)] for row in range(num_rows)]
+        scores = torch.randn(num_rows, 10).to(dtype)
+        expected, before = processor(torch.tensor(ids), scores), scores.clone()
+        looks.clear()
+        found = PromptProcessors([Step(processor, [prompt])], len(prompt))(ids, scores)
+        assert torch.equal(found, expected) and found.dtype is dtype and not looks
+        assert torch.equal(scores, before)
+        if derived is not None:
+            PromptProcessors([Step(derived, [prompt])], len(prompt))(ids, scores)
+            assert looks
 
 
 def test_min_length_counts_each_prompt_as_it_is_alone():
