@@ -112,11 +112,6 @@ def is_watched() -> bool:
     return has_mode or is_transformed or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
 
 
-def has_tiles() -> bool:
-    """Whether the processor multiplies matrices of half the precision by itself (AMX). Nothing public says so."""
-    return bool(torch.cpu._is_amx_tile_supported())
-
-
 def mark_static_address(tensor: torch.Tensor) -> None:
     """A CUDA graph may read and write a tensor where it is, without a copy; the address may change."""
     torch._dynamo.mark_static_address(tensor)

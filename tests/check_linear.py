@@ -1,6 +1,6 @@
 """Times linear layers over few tokens, in the quickest way and as PyTorch has them. Run by hand on a quiet machine.
 
-python tests/check_linear.py --threads 1
+python tests/check_linear.py --threads 1 --dtype bfloat16
 """
 
 # ruff: noqa: T201
@@ -32,15 +32,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    dtype = getattr(torch, args.dtype)
     print("rows x columns: tokens: milliseconds in the quickest way (over those of F.linear)")
     for shape in SHAPES + VOCABULARIES:
         # More than a processor's caches hold: in a model each weight comes from memory.
-        weights = [torch.randn(shape) for _ in range(max(1, 100_000_000 // (shape[0] * shape[1])))]
+        weights = [torch.randn(shape).to(dtype) for _ in range(max(1, 100_000_000 // (shape[0] * shape[1])))]
         found = []
         for number in NUM_TOKENS:
-            inputs = torch.randn(number, shape[1])
+            inputs = torch.randn(number, shape[1]).to(dtype)
             for weight in (20 * weights)[:20]:  # the ways are tried
                 linear(inputs, weight)
             pairs = [[timed(one, inputs, weights) for one in (linear, F.linear)] for _ in range(args.repeats)]

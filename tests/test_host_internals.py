@@ -55,7 +55,6 @@ from hf_adafuse.host_internals import (
     has_adapter_of_each_row,
     has_compiled_parts,
     has_device_map,
-    has_tiles,
     holds_all_keys,
     hooks_of,
     is_adapter_layer,
@@ -457,11 +456,6 @@ def test_a_compiled_module_is_told(how):
     outer = torch.nn.Sequential(torch.nn.Sequential(module))
     assert has_compiled_parts(outer) and has_compiled_parts(module) and not is_compiled(outer)
     assert not has_compiled_parts(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-
-
-def test_whether_the_processor_has_tiles():
-    processor = Path("/proc/cpuinfo")
-    assert has_tiles() == (processor.exists() and "amx_tile" in processor.read_text(encoding="utf-8"))
 
 
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")

@@ -115,7 +115,7 @@ class PromptProcessors:
 def _asked(step: Step, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Call a processor that is a function of the ids; with each text in as many rows as it may have been made for."""
     size, shortest = len(step.batch), _SHORTEST.get(type(step.processor))
-    if shortest is not None and scores.device.type == "cpu":  # elsewhere the host would wait for the ids
+    if shortest is not None and scores.is_cpu and _is_list_of_ids(step.processor.eos_token_id):
         is_long = rows.shape[-1] >= shortest(step.processor)
         return scores if is_long else _without(scores, step.processor.eos_token_id)
     if size == 1:
@@ -127,8 +127,12 @@ def _asked(step: Step, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor
     return torch.stack(found)
 
 
-def _without(scores: torch.Tensor, forbidden: Any) -> torch.Tensor:
-    tokens = torch.as_tensor(forbidden).flatten()
+def _is_list_of_ids(tokens: Any) -> bool:
+    """Whether it is as `generate()` makes it, where the host need not wait for it."""
+    return isinstance(tokens, torch.Tensor) and tokens.is_cpu and tokens.dtype is torch.long and tokens.dim() == 1
+
+
+def _without(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     is_known = (tokens >= 0) & (tokens < scores.shape[-1])
     return scores.index_fill(-1, tokens[is_known], -math.inf)
 
@@ -170,6 +174,6 @@ def _checked(processor: Any, result: Any, scores: torch.Tensor, row: int | None 
     if result.shape != scores.shape:
         shapes = f"{tuple(result.shape)}, not {tuple(scores.shape)}"
         raise ProcessorError(f"its logits processor {name} returned scores of shape {shapes}")
-    if (result if row is None else result[row]).amax().isnan():  # in half the time of asking all of them
+    if (result if row is None else result[row]).amax().isnan():  # much quicker than to ask each
         raise ProcessorError(f"its logits processor {name} returned NaN")
     return result.to(dtype=scores.dtype, device=scores.device)

@@ -61,8 +61,9 @@ def _one_more(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torc
 
 def _in_order(scores: torch.Tensor, least: torch.Tensor | float, count: int) -> torch.Tensor:
     """The best ids of one row, equals in their order; of so many the `least` is the last."""
-    reached = (scores >= least).nonzero().flatten()  # seldom more than a few: to sort a vocabulary takes milliseconds
-    return reached[scores[reached].sort(descending=True, stable=True).indices[:count]]
+    above = (~(scores <= least)).nonzero().flatten()  # NaN among them; to sort a vocabulary takes milliseconds
+    equal = (scores == least).nonzero().flatten()
+    return torch.cat([above[scores[above].sort(descending=True, stable=True).indices], equal])[:count]
 
 
 class Reading:

@@ -6,8 +6,8 @@ Here a product can also be made by a kernel of our own (`skinny_product`), or of
 stays in a core's caches; which way is the quickest is tried out on the first products of each size:
 python tests/check_linear.py
 
-In bfloat16 and float16 nothing is tried, the kernel is taken: rounding differs by way, and there so much that the same
-call could give another text before the quickest is known than after.
+In bfloat16 and float16 nothing is tried, the kernel is taken for as many tokens as it is quicker for: rounding differs
+by way, and there so much that the same call could give another text before the quickest is known than after.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..host_internals import Conv1D, has_compiled_parts, has_tiles, is_watched, modules_inside, with_modules
+from ..host_internals import Conv1D, has_compiled_parts, is_watched, modules_inside, with_modules
 from .race import Race, may_time
 from .skinny_product import MAX_TOKENS, can_multiply, product
 
@@ -36,8 +36,8 @@ _TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112)
 _SIZES = [bisect.bisect(_TOKEN_BOUNDS, number) for number in range(MAX_TOKENS + 1)]
 # Where nothing may be tried, `F.linear` is not taken for these numbers of tokens, but the kernel, else small parts.
 _UNTRIED = range(4, 16)
-# In half the precision the kernel is taken for at most so many: for more, a processor's tiles are quicker.
-_HALF_TOKENS = 16 if has_tiles() else MAX_TOKENS
+# In half precision the kernel is taken for at most so many. python tests/check_linear.py --dtype float16
+_HALF_TOKENS = 32
 
 
 class _Way(NamedTuple):
@@ -56,7 +56,8 @@ def with_skinny_linears(model: Any) -> Any:
     """
     The same model, its parameters, buffers and hooks shared, in which linear layers multiply in the quickest way: they
     give the same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to
-    gain: compiled, or with layers that are all small, quantized, hooked, in another precision or on another device.
+    gain: compiled, or with layers that are all small, quantized, hooked, in float64 or on another device; in half
+    precision, where there is no kernel.
 
     Args:
         model (`torch.nn.Module`): what is changed on it afterwards, other than parameters, may not show in the result.
@@ -68,12 +69,12 @@ def with_skinny_linears(model: Any) -> Any:
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`F.linear` of `inputs`, of shape `(..., in)`; by the quickest way for at most `MAX_TOKENS` vectors."""
+    """`F.linear` of `inputs`, of shape `(..., in)`; for few vectors in a quicker way, if there is one."""
     (num_rows, num_columns), dtype = weight.shape, weight.dtype
     num_tokens = inputs.numel() // num_columns
     # What does not match is told by `F.linear`: the kernel would read what is not there.
     is_plain = _is_plain(inputs, dtype) and _is_plain(weight, dtype) and (bias is None or _is_plain(bias, dtype))
-    does_match = is_plain and inputs.shape[-1] == num_columns
+    does_match = is_plain and inputs.shape[-1] == num_columns and (bias is None or bias.shape == (num_rows,))
     if not does_match or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu") or is_watched():
         return F.linear(inputs, weight, bias)
     has_grad = torch.is_grad_enabled()  # the kernel knows none

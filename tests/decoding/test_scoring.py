@@ -20,6 +20,20 @@ def test_best_tokens_breaks_ties_by_id():
     assert best_tokens(scores, 9)[1].tolist()[0] == [1, 2, 4, 3, 0]
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 8])
+def test_best_tokens_where_scores_are_infinite_or_no_numbers(num_tokens):
+    """As a stable sort of the whole has them, which puts NaN first: several in any order."""
+    nan, inf = math.nan, math.inf
+    for row in ([nan, 5, 5, 3, 1], [nan, nan, 3, 3, 3, 3], [-inf, 2, -inf, 2, -inf], 5 * [-inf], [inf, 1, inf, 1, 1]):
+        scores = torch.tensor([row], dtype=torch.float32)
+        expected = scores.sort(descending=True, stable=True)
+        values, ids = best_tokens(scores, num_tokens)
+        right, right_ids = (one[:, :num_tokens] for one in expected)
+        assert torch.equal(values.nan_to_num(9), right.nan_to_num(9))
+        assert torch.equal(scores.gather(1, ids).nan_to_num(9), values.nan_to_num(9))
+        assert torch.equal(ids[~values.isnan()], right_ids[~values.isnan()])
+
+
 def test_best_tokens_in_a_large_vocabulary_with_few_values():
     torch.manual_seed(0)
     scores = torch.randint(0, 50, (4, 5000)).to(torch.bfloat16).float()

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
 from hf_adafuse import disable_adafuse, enable_adafuse
 from hf_adafuse.trees import skinny_linear
-from hf_adafuse.trees.self_test import _choose, _distance, choose_backend
+from hf_adafuse.trees.self_test import SelfTestError, _choose, _distance, _eps, _ids, _plain_logits, choose_backend
 from hf_adafuse.trees.skinny_linear import with_skinny_linears
 
 
@@ -74,13 +74,46 @@ def test_rounding_in_half_precision_is_measured_by_ordinary_decoding():
 
 @pytest.mark.usefixtures("small_kernel")
 def test_quick_products_that_round_otherwise_are_no_fault_of_the_model(monkeypatch):
-    """Gemma 3 in bfloat16: by a quarter of the spread. Its own pass is not held against others."""
-    monkeypatch.setattr(skinny_linear, "linear", lambda *given: 1.3 * torch.nn.functional.linear(*given))
+    """Gemma 3 in bfloat16: by a quarter of the spread. It widens what backends may be off by; none may lose all."""
     model = copy.deepcopy(tiny_model()).to(torch.bfloat16)
-    ids = torch.tensor([[3, 5, 7]])
-    with torch.no_grad():
-        assert _distance(with_skinny_linears(model)(ids).logits[0], model(ids).logits[0]) > 0.3
+    ids, tolerances = torch.tensor([[3, 5, 7]]), []
+
+    def multiply(factor):
+        monkeypatch.setattr(skinny_linear, "linear", lambda *given: factor * torch.nn.functional.linear(*given))
+
+    for factor in (1.0, 1.03, 1.3):
+        multiply(factor)
+        with torch.no_grad():
+            distance = _distance(with_skinny_linears(model)(ids).logits[0], model(ids).logits[0])
+            tolerances.append(_plain_logits(model, CPU, _ids(model))[1])
+        assert _choose(model, CPU) == "packed"
+    assert distance > 0.3
+    assert tolerances[0] < tolerances[1] < tolerances[2] == 0.3
+    multiply(-1.0)
+    with pytest.raises(SelfTestError, match="more precision"):
+        _choose(model, CPU)
+
+
+@pytest.mark.usefixtures("small_kernel")
+def test_layers_in_half_precision_beside_others_are_tested_as_such(monkeypatch):
+    monkeypatch.setattr(skinny_linear, "linear", lambda *given: 1.1 * torch.nn.functional.linear(*given))
+    model = copy.deepcopy(tiny_model())
+    assert _eps(model) == torch.finfo(torch.float32).eps
+    model.lm_head = Widened(model.lm_head)
+    assert model.dtype is torch.float32 and _eps(model) == torch.finfo(torch.bfloat16).eps
     assert _choose(model, CPU) == "packed"
+
+
+class Widened(torch.nn.Module):
+    """A layer in bfloat16 within a model in float32."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = copy.deepcopy(layer).to(torch.bfloat16)
+        self.weight = self.layer.weight
+
+    def forward(self, inputs):
+        return self.layer(inputs.to(torch.bfloat16)).float()
 
 
 class Forgetful(LlamaForCausalLM):

@@ -24,7 +24,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from hf_adafuse.host_internals import has_tiles
 from hf_adafuse.trees import skinny_linear, skinny_product
 from hf_adafuse.trees.race import Race
 from hf_adafuse.trees.skinny_linear import linear, with_skinny_linears
@@ -186,21 +185,36 @@ def test_processes_that_share_a_model_take_the_kernel_untried(num_tokens, is_by_
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_in_half_precision_the_kernel_is_taken_untried(dtype, kernel, made, monkeypatch):
-    """For up to sixteen tokens where a processor has tiles."""
+def test_in_half_precision_the_kernel_is_taken_untried(dtype, kernel, made):
+    """Of so many tokens, and weights of so many bytes, whatever their precision."""
     weight, bias, before = torch.randn(256, 256).to(dtype), torch.randn(256).to(dtype), Race.num_trials
-    for limit, number in itertools.product((16, MAX_TOKENS), (1, 3, 16, 17, MAX_TOKENS, MAX_TOKENS + 1)):
-        monkeypatch.setattr(skinny_linear, "_HALF_TOKENS", limit)
+    for number in (1, 3, 31, 32, 33, MAX_TOKENS, MAX_TOKENS + 1):
         made.clear()
         inputs = torch.randn(number, 256).to(dtype)
         with torch.no_grad():
             outputs = linear(inputs, weight, bias)
-        assert len(made) == (number <= limit) and Race.num_trials == before
+            linear(inputs, weight[:128])
+        assert len(made) == (number <= 32) and Race.num_trials == before
         torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=0.02, atol=0.1)
 
 
-def test_with_tiles_more_tokens_are_left_to_torch():
-    assert (16 if has_tiles() else MAX_TOKENS) == skinny_linear._HALF_TOKENS
+@pytest.mark.usefixtures("small_kernel")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_biases_are_as_torch_has_them(dtype, kernel, made):
+    """Of one number for each row, wherever they are; others torch spreads out, or tells."""
+    inputs, weight = torch.randn(2, 3, 32).to(dtype), torch.randn(48, 32).to(dtype)
+    with torch.no_grad():
+        for bias in (torch.randn(96).to(dtype)[::2], torch.randn(1).to(dtype).expand(48)):
+            outputs = linear(inputs, weight, bias)
+            torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=0.02, atol=0.1)
+        assert len(made) == 2
+        for shape in ((1,), (), (1, 48), (2, 3, 48)):
+            bias = torch.randn(shape).to(dtype)
+            torch.testing.assert_close(linear(inputs, weight, bias), F.linear(inputs, weight, bias))
+        for shape in ((47,), (49,), (96,), (0,)):
+            with pytest.raises(RuntimeError, match=r"size|shape"):
+                linear(inputs, weight, torch.randn(shape).to(dtype))
+    assert len(made) == 2
 
 
 @pytest.mark.usefixtures("small_kernel")
