@@ -173,10 +173,12 @@ def _plain_logits(model: Any, device: torch.device, ids: list[int]) -> tuple[tor
     noise = _distance(part[0], whole[0, :-1])
     if noise > 0.3:
         raise SelfTestError("two plain forward passes over one text differ: it is not causal, or it is random")
-    more = 0.0 if own is None else _distance(own, whole)
-    if more > 1.0:  # nothing is left of the model's own logits
-        raise SelfTestError("passes that differ by rounding alone give other logits: it needs more precision")
-    more = more if own is None else max(more, _noise_of_steps(call, batch, whole))
+    more = 0.0
+    if own is not None:
+        more = _distance(own, whole)
+        if more > 1.0:  # nothing is left of the model's own logits
+            raise SelfTestError("passes that differ by rounding alone give other logits: it needs more precision")
+        more = max(more, _noise_of_steps(call, batch, whole))
     return whole.float(), min(0.3, max(1e-4, 8 * eps, 8 * noise, 1.5 * more))
 
 

@@ -77,13 +77,14 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     does_match = is_plain and inputs.shape[-1] == num_columns and (bias is None or bias.shape == (num_rows,))
     if not does_match or not 0 < num_tokens <= MAX_TOKENS or torch.is_autocast_enabled("cpu") or is_watched():
         return F.linear(inputs, weight, bias)
-    has_grad = torch.is_grad_enabled()  # the kernel knows none
+    is_contiguous = weight.is_contiguous()
+    # The kernel knows no gradients.
+    has_kernel = is_contiguous and not torch.is_grad_enabled() and _fits_kernel(num_rows, num_columns, dtype)
     if dtype is not torch.float32:
-        is_untouched = has_grad or num_tokens > _HALF_TOKENS or not weight.is_contiguous()
-        by_kernel = not is_untouched and _fits_kernel(num_rows, num_columns, dtype)
+        by_kernel = has_kernel and num_tokens <= _HALF_TOKENS
         return _multiplied(inputs, weight, bias, _BY_KERNEL if by_kernel else _WHOLE)
     size = _SIZES[num_tokens]
-    race = _race(num_rows, num_columns, size, torch.get_num_threads(), weight.is_contiguous(), has_grad, may_time())
+    race = _race(num_rows, num_columns, size, torch.get_num_threads(), is_contiguous, has_kernel, may_time())
     if race.winner is not None:
         return _multiplied(inputs, weight, bias, race.winner)
     return race.run(lambda way: _multiplied(inputs, weight, bias, way))
@@ -122,13 +123,13 @@ def _product(vectors: torch.Tensor, weight: torch.Tensor, way: _Way) -> torch.Te
 
 @functools.cache
 def _race(
-    num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, has_grad: bool, may_try: bool
+    num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, has_kernel: bool, may_try: bool
 ) -> Race[_Way]:
     """Of the ways for such weights and so many tokens; of one, where nothing may be tried."""
-    by_kernel = [_BY_KERNEL] if is_contiguous and not has_grad and _fits_kernel(num_rows, num_columns) else []
+    by_kernel = [_BY_KERNEL] if has_kernel else []
     large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
     small = _part_rows(num_rows, num_columns, num_threads, _SMALL_PART)
-    has_parts = large is not None and not (by_kernel and num_columns <= _KERNEL_COLUMNS)
+    has_parts = large is not None and not (has_kernel and num_columns <= _KERNEL_COLUMNS)
     in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows] if has_parts else []
     if not may_try:
         sizes = {_SIZES[number] for number in _UNTRIED}
@@ -141,7 +142,7 @@ def _race(
     return Race(ways)
 
 
-def _fits_kernel(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float32) -> bool:
+def _fits_kernel(num_rows: int, num_columns: int, dtype: torch.dtype) -> bool:
     return dtype.itemsize * num_rows * num_columns >= _LEAST_BYTES and can_multiply(num_rows, num_columns, dtype)
 
 
