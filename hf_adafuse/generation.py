@@ -27,8 +27,10 @@ from .call.plan import plan_call
 from .call.run import run_call
 from .call.sampling import sampling_asked
 from .config import AdaFuseConfig
-from .host_internals import user_arguments
+from .host_internals import user_arguments, warn_of_untested_release
 from .members.processor_request import ProcessorRequest
+
+warn_of_untested_release()
 
 
 class AdaFuseGenerationMixin(GenerationMixin):

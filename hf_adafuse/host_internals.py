@@ -6,14 +6,30 @@ The hooks of `generate()` that `generation.py` overrides are listed here (`GENER
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
+import transformers
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.pytorch_utils import Conv1D
 
 __all__ = ["Conv1D", "DynamicLayer"]  # not exported at the top of transformers, and moved before: imported from here
+
+# The newest minor release of transformers that the whole test suite has run with. The range in setup.cfg ends with it:
+# pip then installs a release that works. A newer one may rename what this module reads, as 5.24 renamed the cache.
+NEWEST_TESTED_TRANSFORMERS = "5.24"
+
+# The name of the cache as an argument of `generate()` and in what it returns: "cache" from transformers 5.24 on,
+# "past_key_values" before.
+CACHE_NAME = "cache" if "cache" in {field.name for field in fields(GenerateDecoderOnlyOutput)} else "past_key_values"
+
+# The names under which a model's `forward` takes its cache, or the state that a recurrent model has in place of one.
+# From transformers 5.24 on its own models say "cache"; models with remote code may say what older releases said.
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
 
 # The methods of GenerationMixin that are overridden, in the order in which `generate()` calls them, with the arguments
 # that are relied on. There is no public way to decode otherwise inside `generate()`.
@@ -36,6 +52,43 @@ ADAPTER_SWITCHES = ("_active_adapter", "_disable_adapters")
 # The key of a generation config that transformers derived from the model's config: while it is set, loading forgets
 # every key that transformers does not know.
 FROM_MODEL_CONFIG = "_from_model_config"
+
+
+def warn_of_untested_release(version: str = transformers.__version__) -> None:
+    """Warn that a release of transformers is newer than all that were tested."""
+    if _minor(version) > _minor(NEWEST_TESTED_TRANSFORMERS):
+        warnings.warn(
+            f"hf_adafuse was tested with transformers up to {NEWEST_TESTED_TRANSFORMERS}, but {version} is installed. "
+            f"If calls fail, install a tested release: pip install 'transformers<={NEWEST_TESTED_TRANSFORMERS}.99'.",
+            stacklevel=2,
+        )
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version: `(5, 24)` of `"5.24.0"`."""
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
+def cache_argument(parameters: Collection[str]) -> str | None:
+    """The parameter of a model's `forward` that takes its cache or state, or `None` where there is none."""
+    return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
+
+
+def returned_cache(output: Any, argument: str) -> Any:
+    """The cache or state in a model's output; `argument` is the parameter that takes it. `None` where there is none."""
+    # The release's own name first: transformers 5.24 warns where an old name is read from one of its outputs.
+    cache = getattr(output, CACHE_NAME, None)
+    return getattr(output, argument, None) if cache is None else cache
+
+
+def takes_keys(argument: str | None) -> bool:
+    """Whether `generate()` hands a cache of keys and values to a `forward` that takes its cache under this name."""
+    return argument in ("cache", "past_key_values")
+
+
+def given_cache(model_kwargs: dict[str, Any]) -> Any:
+    """The cache among the arguments that `generate()` hands to its decoding method, or `None`."""
+    return next((model_kwargs[name] for name in CACHE_ARGUMENTS if model_kwargs.get(name) is not None), None)
 
 
 def prepared_eos_ids(generation_config: Any) -> list[int]:

@@ -83,12 +83,13 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
             Processed logits of the main model, one `(batch_size, vocab_size)` per new token.
         logits (`tuple(torch.FloatTensor)`, *optional*, returned when `output_logits=True`):
             Unprocessed logits, likewise.
-        past_key_values (`AdaFuseCache`, *optional*):
+        cache (`AdaFuseCache`, *optional*), called `past_key_values` before transformers 5.24:
             The main model's cache of `sequences[:, :-1]`, with which a later call goes on as one longer call would (but
             for methods that read words anew, `unite` and `deepen`, where the text was cut inside a word); it
             carries the assistants' caches too. Where the main model keeps no keys it holds ids alone: a later AdaFuse
-            call takes it, but reads the text again. `None` with `use_cache=False`, and where the model takes no
-            `past_key_values` (Mamba, RWKV, GPT-1): then a later call reads the text anew for the assistants too.
+            call takes it, but reads the text again. `None` with `use_cache=False`, and where the model's `forward`
+            takes no such argument (RWKV, GPT-1; Mamba before 5.24): then a later call reads the text anew for the
+            assistants too.
         rounds (`AdaFuseRoundsBatch`): per prompt, its rounds; lists that print as text and, in a notebook, as a table.
         stats (`dict`): `rounds` (over all prompts), `words_per_round` (mean), `shares` (of rounds by number of words),
             and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`.

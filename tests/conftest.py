@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -41,6 +42,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
     torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+
+
+@pytest.fixture(autouse=True)
+def _no_deprecated_name(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """transformers says by its log, not by a warning, that a cache's old name was read: nothing of ours may read it."""
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    yield
+    logger.removeHandler(caplog.handler)
+    said = [record.getMessage() for when in ("setup", "call") for record in caplog.get_records(when)]
+    assert [text for text in said if "deprecated" in text and "past_key_values" in text] == []
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,12 @@ nothing else of the package uses them.
 from __future__ import annotations
 
 import ast
+import configparser
 import copy
 import inspect
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +25,7 @@ from adapted import PEFT_WARNINGS, base_of, own, with_adapters
 from kinds import model_of
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
+from releases import STATE_NAME, cache_of, with_cache
 from tiny import TOKENIZERS, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -43,15 +47,20 @@ from hf_adafuse import host_internals
 from hf_adafuse.generation import AdaFuseGenerationMixin
 from hf_adafuse.host_internals import (
     ADAPTER_SWITCHES,
+    CACHE_ARGUMENTS,
+    CACHE_NAME,
     FROM_MODEL_CONFIG,
     GENERATION_HOOKS,
+    NEWEST_TESTED_TRANSFORMERS,
     Conv1D,
     DynamicLayer,
     adapter_configs,
     adapter_names,
     adapters_of,
     attention_of,
+    cache_argument,
     execution_device,
+    given_cache,
     has_adapter_of_each_row,
     has_compiled_parts,
     has_device_map,
@@ -69,14 +78,18 @@ from hf_adafuse.host_internals import (
     prepared_eos_ids,
     prepared_pad_id,
     repository_in_call,
+    returned_cache,
     set_prepared_eos_ids,
+    takes_keys,
     unwrapped,
     user_arguments,
+    warn_of_untested_release,
     with_modules,
 )
 
 pytestmark = PEFT_WARNINGS
 
+ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7]])
 
@@ -341,7 +354,79 @@ def test_the_layers_of_gpt2_are_conv1d_with_the_weight_across():
     torch.testing.assert_close(layer(inputs), torch.nn.functional.linear(inputs, layer.weight.t(), layer.bias))
 
 
+# Releases of transformers
+
+
+def test_the_range_in_setup_cfg_ends_with_the_newest_release_that_was_tested():
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
+    (line,) = [one for one in metadata["options"]["install_requires"].splitlines() if one.startswith("transformers")]
+    major, minor = map(int, NEWEST_TESTED_TRANSFORMERS.split("."))
+    assert line == f"transformers>=5.17,<{major}.{minor + 1}"
+    (pin,) = re.findall(r"^transformers==(.*)$", (ROOT / "tests/constraints.txt").read_text("utf-8"), re.MULTILINE)
+    assert pin.startswith(f"{NEWEST_TESTED_TRANSFORMERS}.")
+
+
+@pytest.mark.parametrize("version", ["5.25.0", "6.0.0.dev0", "5.100.1"])
+def test_a_newer_release_is_warned_of(version):
+    with pytest.warns(UserWarning, match=rf"up to 5\.24, but {re.escape(version)} is installed\. .*pip install"):
+        warn_of_untested_release(version)
+
+
+@pytest.mark.parametrize("version", ["5.24.0", "5.24.7", "5.24.1.dev0", "5.17.0", "4.57.6"])
+def test_other_releases_are_not(version):
+    warn_of_untested_release(version)  # warnings are errors here
+
+
+def test_importing_the_mixin_warns_of_a_newer_release():
+    code = "import transformers; transformers.__version__ = '5.99.0'; import hf_adafuse.generation"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("but 5.99.0 is installed") == 1
+
+
 # Caches
+
+
+def test_the_name_of_the_cache_is_that_of_this_release():
+    assert CACHE_NAME in inspect.signature(LlamaForCausalLM.forward).parameters
+    cache = generate(own(), return_dict_in_generate=True)[CACHE_NAME]
+    assert isinstance(cache, DynamicCache) and cache.get_seq_length() == 4
+    assert CACHE_NAME in CACHE_ARGUMENTS
+
+
+def test_the_argument_that_takes_a_cache_or_a_state():
+    assert cache_argument({"input_ids", CACHE_NAME}) == CACHE_NAME
+    assert cache_argument({"input_ids", "past_key_values"}) == "past_key_values"  # remote code on any release
+    assert cache_argument({"input_ids", "state"}) == "state"
+    assert cache_argument({"input_ids"}) is None
+    assert takes_keys(CACHE_NAME) and not takes_keys("state") and not takes_keys(None)
+
+
+def test_the_cache_that_a_model_returns():
+    output = tiny_model()(IDS, use_cache=True)
+    assert returned_cache(output, CACHE_NAME) is output[CACHE_NAME] is not None
+    # A model with remote code that says what older releases said.
+    assert returned_cache(SimpleNamespace(past_key_values="old"), "past_key_values") == "old"
+    assert returned_cache(SimpleNamespace(state="rwkv"), "state") == "rwkv"
+    assert returned_cache(SimpleNamespace(logits=1), "state") is None
+
+
+def test_the_cache_that_generate_hands_over(monkeypatch):
+    caught = []
+
+    def catch(self, input_ids, **kwargs):
+        caught.append(given_cache(kwargs))
+        return input_ids
+
+    past = DynamicCache()
+    for name in ("llama", "mamba"):
+        model = copy.deepcopy(tiny_model() if name == "llama" else model_of(name))
+        monkeypatch.setattr(type(model), "_sample", catch)
+        generate(model)
+        generate(model, **with_cache(past) if name == "llama" else {STATE_NAME: past})
+    assert [isinstance(cache, DynamicCache) for cache in caught] == [True] * 4
+    assert caught[1] is caught[3] is past
+    assert given_cache({"attention_mask": IDS}) is None
 
 
 def filled(cache):
@@ -376,7 +461,7 @@ def test_only_a_dynamic_layer_in_use_holds_all_keys():
     assert holds_all_keys(filled(DynamicCache()).layers[0])
     assert not holds_all_keys(DynamicLayer())  # nothing yet
     assert not holds_all_keys(filled(StaticCache(tiny_model().config, max_cache_len=8)).layers[0])
-    states = model_of("mamba")(IDS, use_cache=True).cache_params.layers
+    states = getattr(model_of("mamba")(IDS, use_cache=True), STATE_NAME).layers
     assert not any(map(holds_all_keys, states))
     quantized = object.__new__(cache_utils.QuantoQuantizedLayer)
     quantized.is_initialized = True
@@ -387,15 +472,15 @@ def test_the_length_of_a_cache_of_any_kind():
     assert num_cached(None) == 0
     assert num_cached(DynamicCache()) == 0
     assert num_cached(filled(DynamicCache())) == 3
-    assert num_cached(tiny_model("mistral")(IDS, use_cache=True).past_key_values) == 3  # sliding
+    assert num_cached(cache_of(tiny_model("mistral")(IDS, use_cache=True))) == 3  # sliding
     assert num_cached(filled(StaticCache(tiny_model().config, max_cache_len=8))) == 3
-    assert num_cached(model_of("qwen3_next")(IDS, use_cache=True).past_key_values) == 3  # states and keys
+    assert num_cached(cache_of(model_of("qwen3_next")(IDS, use_cache=True))) == 3  # states and keys
 
 
 def test_a_cache_of_states_has_no_length_only_something_or_nothing():
     model = model_of("mamba")
     assert num_cached(DynamicCache(config=model.config)) == 0
-    assert num_cached(model(IDS, use_cache=True).cache_params) == 1
+    assert num_cached(getattr(model(IDS, use_cache=True), STATE_NAME)) == 1
 
 
 # accelerate

@@ -1,7 +1,4 @@
-"""The package's shape: rooms, imports that go one way, small files and functions, a docstring on every module.
-
-Files and functions are allowed a few lines more than the house rule (250 and 40), so that a fix is not a refactoring.
-"""
+"""The package's shape: rooms, imports that go one way, a docstring on every module."""
 
 import ast
 import re
@@ -46,9 +43,6 @@ HOUSE = (
 AROUND = ("__main__", "cli", "demo", "evaluation", "benchmarks")
 MOST_AT_THE_TOP = 12
 
-MAX_FILE_LINES = 260
-MAX_FUNCTION_LINES = 45
-
 ORDER = [f"{room}.{name}".lstrip(".") for room, names in HOUSE for name in names.split()]
 ROOMS = list(dict.fromkeys(room for room, _ in HOUSE if room))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -85,20 +79,6 @@ def import_problems(name, source):
             yield f"{name}: write an import of the package's own modules as `from .x import y`"
         elif module not in allowed:
             yield f"{name} must not import {module}"
-
-
-def size_problems(name, source):
-    """Lists what is too long in the module, and says when it has no docstring."""
-    tree = ast.parse(source)
-    if len(source.splitlines()) > MAX_FILE_LINES:
-        yield f"{name} has {len(source.splitlines())} lines, more than {MAX_FILE_LINES}"
-    if not ast.get_docstring(tree):
-        yield f"{name} has no docstring"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = node.end_lineno - node.lineno + 1
-            if lines > MAX_FUNCTION_LINES:
-                yield f"{name}: {node.name} has {lines} lines, more than {MAX_FUNCTION_LINES}"
 
 
 def test_every_module_has_a_place():
@@ -154,8 +134,8 @@ def test_imports_go_one_way(name):
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-def test_modules_are_small_and_documented(name):
-    assert list(size_problems(name, SOURCES[name])) == []
+def test_modules_are_documented(name):
+    assert ast.get_docstring(ast.parse(SOURCES[name]))
 
 
 @pytest.mark.parametrize(
@@ -187,16 +167,3 @@ def test_right_imports_pass():
     assert list(import_problems("members.member", source)) == []
     source = "from ...config import x\nfrom ..words import y\nfrom .strategy import z"
     assert list(import_problems("decoding.strategies.drafting", source)) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("x = 1", "has no docstring"),
-        ('"""Doc."""\n' + "x = 1\n" * MAX_FILE_LINES, f"has {MAX_FILE_LINES + 1} lines"),
-        ('"""Doc."""\nclass A:\n    def f(self):\n' + "        x = 1\n" * MAX_FUNCTION_LINES, "f has 46 lines"),
-    ],
-)
-def test_a_wrong_size_is_found(source, message):
-    (problem,) = size_problems("some_module", source)
-    assert message in problem

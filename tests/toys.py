@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from releases import with_cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -26,12 +27,15 @@ class Toy(PreTrainedModel, GenerationMixin):
         self.table = torch.nn.Parameter(table, requires_grad=False)
         self.forwards = 0
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None, **_):
+    def forward(
+        self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, cache=None, use_cache=None, **_
+    ):
         self.forwards += 1
-        if past_key_values is not None:
+        cache = past_key_values if cache is None else cache  # transformers before 5.24 says `past_key_values`
+        if cache is not None:
             keys = input_ids[:, None, :, None].float()
-            past_key_values.update(keys, keys, 0)
-        return CausalLMOutputWithPast(logits=self.table[input_ids], past_key_values=past_key_values)
+            cache.update(keys, keys, 0)
+        return CausalLMOutputWithPast(logits=self.table[input_ids], **with_cache(cache))
 
 
 def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:

@@ -14,6 +14,7 @@ from transformers import StaticCache
 from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
 from ..generation import disable_adafuse, enable_adafuse
+from ..host_internals import CACHE_NAME, takes_keys
 from ..members.chat import pad_left
 from ..members.participants import Participant
 from ..members.prompts import assistant_prompts
@@ -91,9 +92,9 @@ class Ensemble:
         """Member k's ordinary greedy generation of exactly so many tokens."""
         inputs = self._batch(k, rows)
         call = ModelCall(self.models[k])
-        if call.is_compiled and call.memory == "past_key_values":
+        if call.is_compiled and takes_keys(call.memory):
             inputs |= {
-                "past_key_values": self._static_cache(k, inputs["input_ids"], num_tokens),
+                CACHE_NAME: self._static_cache(k, inputs["input_ids"], num_tokens),
                 "disable_compile": True,
             }
         self.models[k].generate(
@@ -106,7 +107,7 @@ class Ensemble:
         if shape not in self._static_caches:
             cache = self._static_caches[shape] = StaticCache(self.models[k].config, max_cache_len=shape[-1])
             with uncompiled, torch.no_grad():  # inside of what is compiled its tensors would not be said to stay
-                self.models[k](input_ids=ids[:, :1], past_key_values=cache)
+                self.models[k](input_ids=ids[:, :1], **{CACHE_NAME: cache})
         self._static_caches[shape].reset()
         return self._static_caches[shape]
 

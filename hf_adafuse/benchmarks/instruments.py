@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..host_internals import CACHE_NAME
+
 _PEAK_RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 
@@ -60,7 +62,7 @@ def measured_copy(model: Any, meter: Meter, index: int) -> Any:
         start = time.perf_counter()
         output = own(*args, **kwargs) if own is not None else kind.forward(self, *args, **kwargs)
         synchronize(ids.device)
-        meter.count(index, time.perf_counter() - start, ids.numel(), getattr(output, "past_key_values", None))
+        meter.count(index, time.perf_counter() - start, ids.numel(), getattr(output, CACHE_NAME, None))
         return output
 
     if own is not None:  # what torch has noted on it: that it is compiled

@@ -12,6 +12,7 @@ import torch
 from ..config import AdaFuseConfig
 from ..decoding.scoring import first_lowest, fused_score, margin, span_nll
 from ..decoding.words import WordRule
+from ..host_internals import CACHE_NAME
 from ..members.participants import Participant
 from ..members.readings import best_tokens
 
@@ -83,7 +84,7 @@ class NaiveMember:
 
     def _step(self, token: int, output: Any) -> Any:
         ids = torch.tensor([[token]], device=self.device)
-        return self.model(ids, past_key_values=output.past_key_values, use_cache=True)
+        return self.model(ids, use_cache=True, **{CACHE_NAME: output[CACHE_NAME]})
 
     def _best(self, output: Any) -> tuple[list[int], list[float]]:
         logits = output.logits[:, -1].float()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..decoding.progress import Prompt, State
+from ..host_internals import takes_keys
 from ..members.member import Member
 from ..members.participants import Participant
 from ..trees.adapters import weak_reference
@@ -17,7 +18,7 @@ from ..trees.model_call import ModelCall
 
 def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Prompt]) -> AdaFuseCache | None:
     """The main model's keys and values in the columns of `sequences[:, :-1]`, and the assistants' beside them."""
-    if ModelCall(members[0].model).memory != "past_key_values":
+    if not takes_keys(ModelCall(members[0].model).memory):
         return None  # `generate()` would not take it
     width = sequences.shape[1] - 1
     starts, rows = [], []

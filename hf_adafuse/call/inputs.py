@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 
-from ..host_internals import num_cached
+from ..host_internals import CACHE_ARGUMENTS, CACHE_NAME, given_cache, num_cached
 from ..members.processor_request import ProcessorRequest
 from ..members.prompts import unpadded_rows
 from ..trees.kv_cache import KeysValues, adopt_cache
 
 # What `generate()` hands over that AdaFuse makes itself or has no use for.
 _EXPECTED = {
+    *CACHE_ARGUMENTS,
     "attention_mask",
     "position_ids",
-    "past_key_values",
-    "cache_params",
     "cache_position",
     "logits_to_keep",
     "use_cache",
@@ -91,7 +90,7 @@ def read_inputs(call: HostCall) -> MainInputs:
     mask = kwargs.get("attention_mask")
     prompts = unpadded_rows(ids, mask, "input_ids")
     _check_positions(ids, mask, kwargs.get("position_ids"))
-    past = kwargs.get("past_key_values", kwargs.get("cache_params"))
+    past = given_cache(kwargs)
     num_columns = num_cached(past)
     if num_columns == 0:
         return MainInputs(ids.tolist(), prompts, past, None)
@@ -105,12 +104,12 @@ def _read_cache(past: Any, num_columns: int, ids: torch.Tensor) -> KeysValues:
     cache = adopt_cache(past, num_columns)
     if len(past.layers[0].keys) != len(ids):
         raise ValueError(
-            f"`past_key_values` must be of the batch size of `input_ids`, {len(ids)}, but is of "
+            f"`{CACHE_NAME}` must be of the batch size of `input_ids`, {len(ids)}, but is of "
             f"{len(past.layers[0].keys)}. Pass the cache of the same prompts."
         )
     if num_columns >= ids.shape[1]:
         raise ValueError(
-            f"`past_key_values` must hold fewer tokens than `input_ids`, but holds {num_columns} of {ids.shape[1]}. "
+            f"`{CACHE_NAME}` must hold fewer tokens than `input_ids`, but holds {num_columns} of {ids.shape[1]}. "
             "Pass all ids, the last one not in the cache."
         )
     return cache

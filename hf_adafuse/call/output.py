@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..decoding.progress import Prompt
-from ..host_internals import prepared_pad_id
+from ..host_internals import CACHE_NAME, prepared_pad_id
 from ..members.member import Member
 from ..outputs import AdaFuseOutput, count_words
 from ..rounds.round_lists import AdaFuseRoundsBatch
@@ -33,9 +33,9 @@ def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], 
         sequences=sequences,
         scores=_stack([prompt.scores for prompt in prompts], new_tokens) if config.output_scores else None,
         logits=_stack([prompt.logits for prompt in prompts], new_tokens) if config.output_logits else None,
-        past_key_values=final_cache(sequences, members, prompts) if plan.call.returns_cache else None,
         rounds=rounds,
         stats={**count_words(rounds), "members": [_stats(member) for member in members]},
+        **{CACHE_NAME: final_cache(sequences, members, prompts) if plan.call.returns_cache else None},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..host_internals import prepared_eos_ids
+from ..host_internals import CACHE_NAME, prepared_eos_ids
 from ..members.histories import has_history
 from ..members.participants import Participant
 from ..members.processor_request import ProcessorRequest, assistant_processors, main_processors
@@ -172,7 +172,7 @@ def _known(eos_ids: list[int], participant: Participant) -> list[int]:
 def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
     if inputs.cache is not None and not keeps_keys(main.backend):
         raise ValueError(
-            "`past_key_values` must be left out where the main model runs without keys and values, but is given for a "
+            f"`{CACHE_NAME}` must be left out where the main model runs without keys and values, but is given for a "
             f"{type(main.participant.model).__name__}. Pass all ids alone."
         )
 
@@ -180,7 +180,7 @@ def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
 def _check_places(number: int | None, num_prompts: int, has_cache: bool) -> None:
     if number is not None and number < num_prompts and has_cache:
         raise ValueError(
-            f"`max_batch_size` must be at least the number of prompts, {num_prompts}, with `past_key_values`, "
+            f"`max_batch_size` must be at least the number of prompts, {num_prompts}, with `{CACHE_NAME}`, "
             f"but is {number}. Leave one of them out."
         )
 

@@ -13,4 +13,4 @@ ADAFUSE_CONFIG: dict[str, Any] = {}
 ASSISTANT_MODELS: list[str] = []
 
 # What the code here runs with.
-REQUIREMENTS: list[str] = ["torch>=2.6", "transformers>=5.17,<6"]
+REQUIREMENTS: list[str] = ["torch>=2.6", "transformers>=5.17,<5.25"]

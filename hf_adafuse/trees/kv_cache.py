@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from ..host_internals import holds_all_keys
+from ..host_internals import CACHE_NAME, holds_all_keys
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -70,7 +70,7 @@ def adopt_cache(cache: Any, length: int) -> KeysValues:
     for layer in cache.layers:
         if not holds_all_keys(layer):
             raise ValueError(
-                f"`past_key_values` must be a DynamicCache with keys in all layers, but has a {type(layer).__name__}. "
+                f"`{CACHE_NAME}` must be a DynamicCache with keys in all layers, but has a {type(layer).__name__}. "
                 "Leave it out, or pass the cache that an earlier call returned."
             )
         missing = length - layer.keys.shape[-2]

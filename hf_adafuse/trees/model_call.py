@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from ..host_internals import has_compiled_parts
+from ..host_internals import cache_argument, has_compiled_parts, returned_cache
 from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
 from .skinny_linear import with_skinny_linears
 
-# The names under which a `forward` takes what it remembers of earlier tokens.
-_MEMORIES = ("past_key_values", "cache_params", "state")
 # Positions of these models count from the padding id + 1.
 _OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
 
@@ -80,7 +78,7 @@ class ModelCall:
         self._names = set(parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._names |= set(inspect.signature(getattr(base, "base_model", base).forward).parameters)
-        self.memory = next((name for name in _MEMORIES if name in self._names), None)
+        self.memory = cache_argument(parameters) or cache_argument(self._names)
         self.offset = position_offset(model.config.get_text_config())
 
     @functools.cached_property
@@ -129,5 +127,5 @@ class ModelCall:
         self._is_set_up = True
         if self.is_compiled:
             logits = logits.clone()  # a CUDA graph writes those of its next run over them
-        returned = getattr(output, self.memory, None) if self.memory else None
+        returned = returned_cache(output, self.memory) if self.memory else None
         return logits, memory if returned is None else returned

@@ -9,11 +9,13 @@ import weakref
 
 import pytest
 import torch
+from releases import cache_of, with_cache
 from tiny import TOKENIZERS, tiny_model
 from transformers import GenerationConfig, LlamaModel
 
 from hf_adafuse import AdaFuseConfig, AdaFuseOutput, enable_adafuse
 from hf_adafuse.decoding.words import WordRule
+from hf_adafuse.host_internals import CACHE_NAME
 
 BYTES, CHARS = TOKENIZERS["byte_level"](), TOKENIZERS["characters"]()
 
@@ -52,8 +54,8 @@ def test_a_cache_resumes_only_the_assistants_it_is_of(first, second):
     whole = call(main, 40, **assistants(first))
     length = sum(committed.num_tokens for committed in whole.rounds[0][:2])
     start = call(main, length, **assistants(first))
-    assert start.past_key_values.assistants
-    resumed = call(main, 8, start.sequences, past_key_values=start.past_key_values, **assistants(second))
+    assert cache_of(start).assistants
+    resumed = call(main, 8, start.sequences, **with_cache(cache_of(start)), **assistants(second))
     if set(first) == set(second):  # in another order they resume all the same
         assert resumed.sequences[0].tolist() == whole.sequences[0, : resumed.sequences.shape[1]].tolist()
         again = call(main, 8, start.sequences, **assistants(second))
@@ -63,16 +65,16 @@ def test_a_cache_resumes_only_the_assistants_it_is_of(first, second):
         plain = call(main, 8, start.sequences, **assistants(second))
         assert resumed.sequences.tolist() == plain.sequences.tolist()
         assert resumed.rounds[0][0].candidates[0].nlls == pytest.approx(plain.rounds[0][0].candidates[0].nlls, abs=1e-4)
-    twin = pickle.loads(pickle.dumps(start.past_key_values))
-    assert twin.assistants == [] and twin.get_seq_length() == start.past_key_values.get_seq_length()
+    twin = pickle.loads(pickle.dumps(cache_of(start)))
+    assert twin.assistants == [] and twin.get_seq_length() == cache_of(start).get_seq_length()
 
 
 def test_a_cache_of_another_batch_is_refused():
     main = enable_adafuse(own())
     start = call(main, 4, adafuse_config=True)
     ids = start.sequences.repeat(2, 1)
-    with pytest.raises(ValueError, match="`past_key_values` must be of the batch size of `input_ids`, 2, but is of 1"):
-        call(main, 4, ids, past_key_values=start.past_key_values, adafuse_config=True)
+    with pytest.raises(ValueError, match=f"`{CACHE_NAME}` must be of the batch size of `input_ids`, 2, but is of 1"):
+        call(main, 4, ids, **with_cache(cache_of(start)), adafuse_config=True)
 
 
 def test_copies_keep_their_assistants_and_nothing_leaks():
@@ -129,7 +131,7 @@ def test_the_same_assistant_twice_goes_on_with_its_own_texts(num_rows):
     ends = set.intersection(*({sum(row[:count]) for count in range(2, len(row))} for row in sizes))
     length = min(ends)
     start = call(main, length, prompts, assistant_inputs=inputs, **given)
-    resumed = call(main, 30 - length, start.sequences, past_key_values=start.past_key_values, **given)
+    resumed = call(main, 30 - length, start.sequences, **with_cache(cache_of(start)), **given)
     assert torch.equal(resumed.sequences, whole.sequences)
     # With their prompts exchanged it is another text: they may not be taken for each other.
     other = call(main, 30, prompts, assistant_inputs=inputs[:1] * 2, **given)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import random_case
 from hosts import LONG, TWO, ensemble, new_ids
+from releases import cache_of, with_cache
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse, enable_adafuse
@@ -51,10 +52,10 @@ def test_past_key_values_of_the_caller(main, with_config):
     past = DynamicCache(config=model.config) if with_config else DynamicCache()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, :columns]
     with torch.no_grad():
-        model(ids[:, :columns], attention_mask=mask[:, :columns], position_ids=positions, past_key_values=past)
+        model(ids[:, :columns], attention_mask=mask[:, :columns], position_ids=positions, **with_cache(past))
     before = [(layer.keys.clone(), layer.values.clone()) for layer in past.layers]
     expected = case.fast()
-    output = case.fast(past_key_values=past)
+    output = case.fast(**with_cache(past))
     assert torch.equal(output.sequences, expected.sequences)
     saved = expected.stats["members"][0]["tokens_run"] - output.stats["members"][0]["tokens_run"]
     assert saved == mask[:, :columns].sum()
@@ -72,8 +73,8 @@ def test_past_key_values_with_padding_in_every_row(num_cached):
     past, columns = DynamicCache(), slice(num_cached)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, columns]
     with torch.no_grad():
-        case.models[0](ids[:, columns], attention_mask=mask[:, columns], position_ids=positions, past_key_values=past)
-    output = call(case, ids, mask, 8, past_key_values=past)
+        case.models[0](ids[:, columns], attention_mask=mask[:, columns], position_ids=positions, **with_cache(past))
+    output = call(case, ids, mask, 8, **with_cache(past))
     assert torch.equal(output.sequences, call(case, ids, mask, 8).sequences)
 
 
@@ -99,11 +100,11 @@ def test_continuing_from_the_returned_cache(members):
     n = round_ends(full)[-2]
     assert n >= 4
     first = call(case, ids, mask, n)
-    cache = first.past_key_values
+    cache = cache_of(first)
     assert cache.get_seq_length() == first.sequences.shape[1] - 1
     saved = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
     with Passes(case.models) as widths:
-        second = call(case, first.sequences, torch.ones_like(first.sequences), 14 - n, past_key_values=cache)
+        second = call(case, first.sequences, torch.ones_like(first.sequences), 14 - n, **with_cache(cache))
     assert torch.equal(second.sequences, full.sequences)
     spans = [committed.text for committed in first.rounds[0] + second.rounds[0]]
     assert spans == [committed.text for committed in full.rounds[0]]
@@ -131,8 +132,8 @@ def test_going_on_with_a_text_does_not_begin_one(number):
     full = call(case, ids, mask, 14)
     for n in round_ends(full)[:-1]:
         first = call(case, ids, mask, n)
-        cache = first.past_key_values
-        second = call(case, first.sequences, torch.ones_like(first.sequences), 14 - n, past_key_values=cache)
+        cache = cache_of(first)
+        second = call(case, first.sequences, torch.ones_like(first.sequences), 14 - n, **with_cache(cache))
         assert torch.equal(second.sequences, full.sequences)
 
 
@@ -145,7 +146,7 @@ def test_continuing_after_a_stop_inside_a_span():
     mask = torch.ones_like(first.sequences)
     fresh = call(case, first.sequences, mask, 6)
     with Passes(case.models) as widths:
-        second = call(case, first.sequences, mask, 6, past_key_values=first.past_key_values)
+        second = call(case, first.sequences, mask, 6, **with_cache(cache_of(first)))
     assert torch.equal(second.sequences, fresh.sequences)
     assert widths[0][0] <= 1 + first.rounds[0][-1].num_tokens
 
@@ -160,7 +161,7 @@ def test_continuing_a_batch():
     first = call(case, ids, mask, n)
     mask = torch.cat([mask, torch.ones(2, n, dtype=mask.dtype)], dim=1)
     with Passes(case.models) as widths:
-        second = call(case, first.sequences, mask, 14 - n, past_key_values=first.past_key_values)
+        second = call(case, first.sequences, mask, 14 - n, **with_cache(cache_of(first)))
     assert torch.equal(second.sequences, full.sequences)
     assert widths[0][0] == 1 and widths[1][0] <= 6
 
@@ -178,5 +179,5 @@ def test_ordinary_generate_continues_from_the_cache(members):
     inputs = dict(input_ids=output.sequences, attention_mask=mask, max_new_tokens=6, do_sample=False)
     expected = model.generate(**inputs)
     with Passes([model]) as widths:
-        assert torch.equal(model.generate(**inputs, past_key_values=output.past_key_values), expected)
+        assert torch.equal(model.generate(**inputs, **with_cache(cache_of(output))), expected)
     assert widths[0][0] == 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import BYTES, CHARS, LEFT, PROMPT, arguments, assert_refused, inputs_of, no_forward, own
+from releases import with_cache
 from tiny import eos_ids, tiny_model
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 from transformers.generation.streamers import BaseStreamer
 
 from hf_adafuse import enable_adafuse
+from hf_adafuse.host_internals import CACHE_NAME
 
 # "hybrid" means nothing any more: transformers drops it, with a warning.
 REFUSED_CACHES = sorted(set(ALL_CACHE_IMPLEMENTATIONS) - {"dynamic", "hybrid"})
@@ -101,7 +103,7 @@ def test_a_static_cache_is_refused():
     cache = StaticCache(config=main.config, max_cache_len=32)
     cache.update(torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2, 8), 0)
     cache.update(torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2, 8), 1)
-    assert_refused(arguments(past_key_values=cache), "`past_key_values` must be a DynamicCache", main=main)
+    assert_refused(arguments(**with_cache(cache)), f"`{CACHE_NAME}` must be a DynamicCache", main=main)
 
 
 class Listener(BaseStreamer):

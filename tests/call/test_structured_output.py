@@ -17,6 +17,7 @@ import torch
 from cases import PROMPTS, Case, random_config
 from grammars import follows, may_begin, pure, random_regex, random_schema
 from hosts import ensemble, new_ids, oracle
+from releases import cache_of, with_cache
 from test_real import needs_shared, real_tokenizers, shared_tokenizer
 from tiny import ARCHITECTURES, TOKENIZERS, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -121,7 +122,7 @@ def test_a_text_goes_on_from_the_returned_cache_with_a_grammar_of_its_own():
     second = enable_adafuse(copy.copy(case.models[0])).generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=first.past_key_values,
+        **with_cache(cache_of(first)),
         tokenizer=case.tokenizers[0],
         assistant_models=case.models[1:],
         assistant_tokenizers=case.tokenizers[1:],

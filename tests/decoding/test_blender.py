@@ -11,6 +11,7 @@ from blender_models import LAYOUTS, PlainPairRM, save_fuser, save_pair_rm
 from calls import LEFT, arguments, assert_refused, own, state_of
 from cases import Case, random_case
 from reference_methods import Blender as PlainBlender
+from releases import cache_of
 from test_methods_oracle import assert_equals_the_oracle
 from tiny import TOKENIZERS, tiny_model
 
@@ -282,7 +283,7 @@ def test_scores_and_a_cache_go_with_a_fused_answer(fusing):
     output = case.fast(output_scores=True, output_logits=True)
     width = case.main_ids()[1].shape[1]
     assert len(output.scores) == len(output.logits) == output.sequences.shape[1] - width
-    assert output.past_key_values is not None
+    assert cache_of(output) is not None
 
 
 def test_a_fused_answer_is_shown(fusing):

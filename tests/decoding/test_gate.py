@@ -8,6 +8,7 @@ import pytest
 import torch
 from hosts import PROMPTS, TWO, ensemble, new_ids
 from reference_rules import decode_by_rule
+from releases import cache_of, with_cache
 from transformers import NoRepeatNGramLogitsProcessor
 
 from hf_adafuse import enable_adafuse
@@ -73,7 +74,7 @@ def test_trust_from_the_prompt_reads_all_of_it_where_a_cache_is_given():
     first = case.fast()
     rest = enable_adafuse(copy.copy(case.models[0])).generate(
         input_ids=first.sequences,
-        past_key_values=first.past_key_values,
+        **with_cache(cache_of(first)),
         tokenizer=case.tokenizers[0],
         assistant_models=case.models[1:],
         assistant_tokenizers=case.tokenizers[1:],
@@ -82,7 +83,7 @@ def test_trust_from_the_prompt_reads_all_of_it_where_a_cache_is_given():
         attention_mask=torch.ones_like(first.sequences),
         do_sample=False,
     )
-    ((_, _, states),) = first.past_key_values.assistants
+    ((_, _, states),) = cache_of(first).assistants
     prompts = [first.sequences[0].tolist(), states[0][0]]
     expected, _ = decode_by_rule(case.ref_members(), prompts, case.config, 8)
     assert rest[0, len(prompts[0]) :].tolist() == expected

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import PROMPTS, Case, random_case, random_config
 from reference import reference_decode
+from releases import cache_of, with_cache
 from tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse
@@ -134,7 +135,7 @@ def test_7_continuing_at_the_end_of_a_round_is_one_longer_call(number):
 
     rest = enable_adafuse(main).generate(
         input_ids=first.sequences,
-        past_key_values=first.past_key_values,
+        **with_cache(cache_of(first)),
         tokenizer=case.tokenizers[0],
         assistant_models=case.models[1:],
         assistant_tokenizers=case.tokenizers[1:],

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from cases import PROMPTS, Case
+from releases import cache_of
 from test_method_laws import config_of, new_ids
 from tiny import TOKENIZERS, tiny_model
 from toys import run, texts, toy, word_tokenizer
@@ -51,7 +52,7 @@ def test_gac_reads_all_tokens_of_a_text(first):
         output = case.fast(output_scores=True, output_logits=True)
         new = len(new_ids(case, output))
         assert len(output.scores) == len(output.logits) == new
-        keys = output.past_key_values.layers[0].keys
+        keys = cache_of(output).layers[0].keys
         assert keys.shape[2] == output.sequences.shape[1] - 1
         assert bool((keys.abs().sum((0, 1, 3)) > 0).all())
 

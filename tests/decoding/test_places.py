@@ -9,11 +9,13 @@ import torch
 from calls import BYTES, CHARS, LEFT, arguments, assert_refused, inputs_of, own
 from cases import PROMPTS, Case, assert_equal, counts
 from kinds import case_of, model_of
+from releases import cache_of, with_cache
 from tiny import tiny_model
 from toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse, prefix_caching
 from hf_adafuse.decoding.scheduler import Scheduler
+from hf_adafuse.host_internals import CACHE_NAME
 from hf_adafuse.trees.backend import Backend
 from hf_adafuse.trees.pass_policy import Policy
 
@@ -142,7 +144,7 @@ def test_a_cache_needs_all_places():
     main = enable_adafuse(own())
     inputs = inputs_of(BYTES, PROMPTS[0], PROMPTS[0])
     first = main.generate(**arguments(**inputs, return_dict_in_generate=True))
-    longer = {"input_ids": first.sequences, "attention_mask": LEFT, "past_key_values": first.past_key_values}
+    longer = {"input_ids": first.sequences, "attention_mask": LEFT, **with_cache(cache_of(first))}
     assert_refused(arguments(**longer, max_batch_size=1), "`max_batch_size` must be at least the number of", main=main)
     assert main.generate(**arguments(**longer, max_batch_size=2)).shape[0] == 2
 
@@ -154,13 +156,13 @@ def test_the_cache_of_an_assistant_needs_all_places_too():
     first, longer = case.fast(), copy.copy(case)
     longer.main_ids = lambda: (None, first.sequences, torch.ones_like(first.sequences))
     longer.max_new_tokens = 3
-    assert longer.fast(past_key_values=first.past_key_values).sequences.shape[1] > first.sequences.shape[1]
+    assert longer.fast(**with_cache(cache_of(first))).sequences.shape[1] > first.sequences.shape[1]
     longer.max_batch_size = 1
-    with pytest.raises(ValueError, match="`max_batch_size` must be at least the number of prompts, 2, with `past_key"):
-        longer.fast(past_key_values=first.past_key_values)
+    with pytest.raises(ValueError, match=f"number of prompts, 2, with `{CACHE_NAME}`, but is 1"):
+        longer.fast(**with_cache(cache_of(first)))
 
 
 def test_without_use_cache_none_is_handed_out(monkeypatch):
     monkeypatch.setattr(Backend, "keys_values", lambda *args: pytest.fail("nobody asked for it"))
     output = case(2).fast(use_cache=False)
-    assert output.past_key_values is None and len(output.rounds) == 4
+    assert cache_of(output) is None and len(output.rounds) == 4

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hosts import Forbid, ensemble, new_ids
 from kinds import MODELS, case_of, model_of
+from releases import cache_of, with_cache
 from test_full_contexts import tight_case
 from test_sampling import PlainSampler, sampled
 from tiny import TOKENIZERS, tiny_model
@@ -340,10 +341,10 @@ def test_the_cache_holds_all_but_the_last_token(main, weights):
         case = ensemble(main, "gpt2/byte_level/1", prompts=[PROMPTS[0]], n=9, model_weights=weights)
         output = seeded(case, seed)
         with torch.no_grad():
-            expected = case.models[0](output.sequences[:, :-1], use_cache=True).past_key_values
+            expected = cache_of(case.models[0](output.sequences[:, :-1], use_cache=True))
         width = output.sequences.shape[1] - 1
-        assert output.past_key_values.get_seq_length() == width
-        for layer, wanted in zip(output.past_key_values.layers, expected.layers, strict=True):
+        assert cache_of(output).get_seq_length() == width
+        for layer, wanted in zip(cache_of(output).layers, expected.layers, strict=True):
             kept = wanted.keys.shape[2]  # a sliding layer of the model's own cache drops the oldest
             torch.testing.assert_close(layer.keys[:, :, width - kept :], wanted.keys, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(layer.values[:, :, width - kept :], wanted.values, atol=1e-4, rtol=1e-4)
@@ -365,8 +366,8 @@ def test_a_returned_cache_is_continued(seed):
     outputs = []
     for cache in (
         {},
-        dict(past_key_values=copy.copy(first.past_key_values)),
-        dict(past_key_values=first.past_key_values),
+        with_cache(copy.copy(cache_of(first))),
+        with_cache(cache_of(first)),
     ):
         torch.manual_seed(seed)
         outputs.append(
@@ -377,7 +378,7 @@ def test_a_returned_cache_is_continued(seed):
     assert runs[1] < runs[0]
     greedy = [
         case.models[0].generate(first.sequences, max_new_tokens=5, do_sample=False, **cache).tolist()
-        for cache in ({}, dict(past_key_values=copy.deepcopy(first.past_key_values)))
+        for cache in ({}, with_cache(copy.deepcopy(cache_of(first))))
     ]
     assert greedy[0] == greedy[1]  # ordinary `generate()` takes it too
 
@@ -537,7 +538,7 @@ def test_a_member_that_is_no_model_of_transformers():
                 input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
+                **with_cache(past_key_values),
                 use_cache=use_cache,
             )
 

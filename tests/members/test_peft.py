@@ -11,6 +11,7 @@ import pytest
 import torch
 from adapted import BYTES, KINDS, PEFT_WARNINGS, base_of, call, merged, own, same, switches, with_adapters
 from peft import PeftModel
+from releases import cache_of, with_cache
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -126,18 +127,19 @@ def test_a_cache_resumes_the_same_adapter_only():
     length = sum(committed.num_tokens for committed in whole.rounds[0][:2])
     start = call(main, [(model, "tales")], max_new_tokens=length)
 
-    def go_on(adapter, cache=start.past_key_values):
-        return call(main, [(model, adapter)], start.sequences, 8, past_key_values=cache)
+    def go_on(adapter, with_its_cache=True):
+        cache = cache_of(start) if with_its_cache else None
+        return call(main, [(model, adapter)], start.sequences, 8, **with_cache(cache))
 
-    resumed, again = go_on("tales"), go_on("tales", None)
+    resumed, again = go_on("tales"), go_on("tales", with_its_cache=False)
     assert resumed.sequences[0].tolist() == whole.sequences[0, : resumed.sequences.shape[1]].tolist()
     assert resumed.sequences.tolist() == again.sequences.tolist()
     run = [[member["tokens_run"] for member in output.stats["members"]] for output in (resumed, again)]
     assert run[0][0] < run[1][0] and run[0][1] < run[1][1]
-    (reference, *_), *_ = start.past_key_values.assistants
+    (reference, *_), *_ = cache_of(start).assistants
     assert reference().model is main
     other = go_on(None)
-    same(other, go_on(None, None))
+    same(other, go_on(None, with_its_cache=False))
     assert other.stats["members"][1]["tokens_run"] > start.sequences.shape[1]
 
 
@@ -169,7 +171,7 @@ def test_adapters_in_low_precision():
     model = with_adapters()
     main = enable_adafuse(base_of(model)).to(torch.bfloat16)
     output = call(main, [(model, "tales")])
-    assert output.past_key_values.layers[0].keys.dtype is torch.bfloat16
+    assert cache_of(output).layers[0].keys.dtype is torch.bfloat16
     # What bfloat16 rounds off is small beside what an adapter does.
     exact = call(enable_adafuse(merged("same_layers", "law")), [merged("same_layers", "tales")])
     nlls, expected = (out.rounds[0][0].candidates[0].nlls for out in (output, exact))

@@ -4,16 +4,19 @@ other on models that all of them can run; what they cost, and their caches.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import pytest
 import torch
 from cases import assert_equal, counts, random_case
 from kinds import CPU, MANY, MODELS, ONE, ONE_ROW, case_of, force, model_of
+from releases import STATE_NAME, cache_of, with_cache
 from toys import run, toy, word_tokenizer
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.host_internals import CACHE_NAME
 from hf_adafuse.trees.self_test import choose_backend
 
 
@@ -67,10 +70,10 @@ def test_what_was_committed_is_not_read_again(name):
 
 
 @pytest.mark.parametrize("role", ["main", "assistant"])
-@pytest.mark.parametrize("name", ["bloom", "qwen3_next", "bart"])
+@pytest.mark.parametrize("name", ["bloom", "qwen3_next", "bart", *(["mamba"] if CACHE_NAME == "cache" else [])])
 def test_continuing_from_the_returned_cache(name, role):
     """Law 7, with keys (bloom) and without: then the cache holds the ids alone, and the text is read again."""
-    for seed in range(9):
+    for seed in range(30):
         case = case_of(model_of(name), role, batch=1, n=12, seed=seed)
         full = case.fast()
         ends = [sum(r.num_tokens for r in full.rounds[0][: k + 1]) for k in range(len(full.rounds[0]))]
@@ -79,18 +82,20 @@ def test_continuing_from_the_returned_cache(name, role):
     assert len(ends) > 2
     case.max_new_tokens = ends[len(ends) // 2 - 1]
     first = case.fast()
-    assert first.past_key_values.get_seq_length() == (
+    assert cache_of(first).get_seq_length() == (
         0 if role == "main" and name != "bloom" else first.sequences.shape[1] - 1
     )
     case.max_new_tokens = 12 - case.max_new_tokens
     case.main_ids = lambda: ([first.sequences[0].tolist()], first.sequences, torch.ones_like(first.sequences))
-    second = case.fast(past_key_values=first.past_key_values)
+    second = case.fast(**with_cache(cache_of(first)))
     assert torch.equal(second.sequences, full.sequences)
 
 
 @pytest.mark.parametrize("name", ["mamba", "rwkv"])
-def test_a_model_that_takes_no_past_key_values_returns_none(name):
-    assert case_of(model_of(name), batch=1).fast().past_key_values is None
+def test_a_model_whose_forward_takes_no_such_argument_returns_no_cache(name):
+    takes_it = CACHE_NAME in inspect.signature(type(model_of(name)).forward).parameters  # Mamba since transformers 5.24
+    assert takes_it == (name == "mamba" and CACHE_NAME == "cache")
+    assert (cache_of(case_of(model_of(name), batch=1).fast()) is not None) == takes_it
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "bart", "mamba"])
@@ -98,9 +103,9 @@ def test_a_cache_that_cannot_be_gone_on_from_is_refused(name):
     model = model_of(name)
     case = case_of(model, batch=1)
     ids = case.main_ids()[1]
-    argument = "cache_params" if name == "mamba" else "past_key_values"
+    argument = STATE_NAME if name == "mamba" else CACHE_NAME
     past = DynamicCache(config=model.config)
     with torch.no_grad():
         model(ids[:, :2], use_cache=True, **{argument: past})
-    with pytest.raises(ValueError, match="`past_key_values` must be"):
+    with pytest.raises(ValueError, match=f"`{CACHE_NAME}` must be"):
         case.fast(**{argument: past})

@@ -9,6 +9,7 @@ import torch
 from cases import Case, assert_equal
 from kinds import BYTES, peaked
 from reference import reference_decode
+from releases import with_cache
 from tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
 
@@ -72,5 +73,5 @@ def test_a_cache_of_the_other_frequencies_is_not_used():
     case = case_of("main", [LONG])
     ids, past = case.main_ids()[1], DynamicCache()
     with torch.no_grad():
-        phi()(ids[:, :SWITCH], past_key_values=past)
-    assert torch.equal(case.fast(past_key_values=past).sequences, case.fast().sequences)
+        phi()(ids[:, :SWITCH], **with_cache(past))
+    assert torch.equal(case.fast(**with_cache(past)).sequences, case.fast().sequences)

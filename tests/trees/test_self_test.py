@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import assert_equal, counts
 from kinds import BYTES, CPU, MANY, MODELS, case_of, model_of, peaked
+from releases import with_cache
 from tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache, GPT2LMHeadModel, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
@@ -57,7 +58,7 @@ class Rough(LlamaForCausalLM):
     """As large models in half precision: with a cache it rounds otherwise than without."""
 
     def forward(self, input_ids, past_key_values=None, **kwargs):
-        output = super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+        output = super().forward(input_ids, **with_cache(past_key_values), **kwargs)
         if past_key_values is not None and past_key_values.get_seq_length() > input_ids.shape[1]:
             waves = torch.cos(torch.arange(output.logits.shape[-1]) * 7.0)
             output.logits = output.logits + (0.12 * output.logits.std() * waves).to(output.logits.dtype)
@@ -135,9 +136,9 @@ class Legacy(LlamaForCausalLM):
 
     def forward(self, input_ids, past_key_values=None, use_cache=False):
         past = DynamicCache(ddp_cache_data=past_key_values or ())
-        output = super().forward(input_ids, past_key_values=past, use_cache=use_cache)
+        output = super().forward(input_ids, **with_cache(past), use_cache=use_cache)
         layers = tuple((layer.keys, layer.values) for layer in past.layers)
-        return CausalLMOutputWithPast(logits=output.logits, past_key_values=layers if use_cache else None)
+        return CausalLMOutputWithPast(logits=output.logits, **with_cache(layers if use_cache else None))
 
 
 class Lying(LlamaForCausalLM):

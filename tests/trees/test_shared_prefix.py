@@ -14,6 +14,7 @@ import torch
 from cases import Case, assert_equal, counts, random_case
 from kinds import BYTES, CPU, MODELS, case_of, force, model_of
 from reference_rules import decode_by_rule
+from releases import cache_of, with_cache
 from test_longrope import SWITCH, phi
 from tiny import TOKENIZERS, tiny_model
 
@@ -144,12 +145,10 @@ def test_a_callers_cache_is_not_kept(same_main):
         hf_adafuse.enable_adafuse(copy.copy(tiny_model("llama", "byte_level", 1))),
         BYTES(SHOTS, return_tensors="pt"),
     )
-    cache = model(**prompt).past_key_values
+    cache = cache_of(model(**prompt))
     ids = torch.cat([prompt.input_ids, prompt.input_ids[:, :1]], dim=1)
     with hf_adafuse.prefix_caching():
-        model.generate(
-            ids, past_key_values=cache, adafuse_config=True, max_new_tokens=2, pad_token_id=0, tokenizer=BYTES
-        )
+        model.generate(ids, **with_cache(cache), adafuse_config=True, max_new_tokens=2, pad_token_id=0, tokenizer=BYTES)
         assert kept_prefix(model) is None
 
 
