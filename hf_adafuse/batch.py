@@ -11,7 +11,7 @@ ds.map_batches(AdaFusePredictor, fn_constructor_kwargs=settings, batch_size=16, 
 dataset.map(AdaFusePredictor(["A", "B"]), batched=True, batch_size=16)
 
 # Spark: loaded by the workers, once per partition, not by the driver
-schema = "prompt string, text string, words long, ended boolean, error string"
+schema = "prompt string, text string, words long, finish_reason string, error string"
 df.mapInPandas(AdaFusePredictor(["A", "B"], lazy=True).map_in_pandas, schema)
 ```
 """
@@ -34,8 +34,8 @@ from .members.templates import PromptTemplate
 from .trees.shared_prefix import prefix_caching
 
 # What is added after the text, with its types; and what all of them are of an answer.
-_ADDED = {"words": "int64", "ended": "bool", "error": "str"}
-_SOURCES = ("text", "words", "ended", "reason")
+_ADDED = {"words": "int64", "finish_reason": "str", "error": "str"}
+_SOURCES = ("text", "words", "finish_reason", "reason")
 
 
 class AdaFusePredictor:
@@ -48,13 +48,14 @@ class AdaFusePredictor:
 
     >>> predictor = AdaFusePredictor(load_pair(), template="Question: {question}\\nAnswer:")
     >>> batch = predictor({"id": [7], "question": ["What is the capital of Peru?"]})
-    >>> batch["text"], batch["words"], batch["ended"], batch["error"]
-    ([' Lima'], [1], [True], [''])
+    >>> batch["text"], batch["words"], batch["finish_reason"], batch["error"]
+    ([' Lima'], [1], ['stop'], [''])
 
     ```
 
-    A batch gets four columns, of the same types whatever is in it: the text; `words`, how many it has; `ended`, whether
-    it came to its end by itself; `error`, why there is no answer, empty where there is one. Greedy texts do not depend
+    A batch gets four columns, of the same types whatever is in it: the text, without the text
+    that it stopped at; `words`, how many were generated; `finish_reason`: `"stop"`, `"length"` or `"error"`; `error`,
+    why there is no answer, empty where there is one. Greedy texts do not depend
     on how prompts are cut into batches (in half precision they may).
 
     What the prompts of all batches begin with is read once: the models must not be changed between them. Pickled, it
@@ -202,7 +203,7 @@ class AdaFusePredictor:
             size = BATCHES_A_CALL * self._batch_size
             for start in range(0, len(asked), size):
                 some = asked[start : start + size]
-                tell = lambda prompt, rounds: made.update({prompt: Answer.of(rounds)})  # noqa: E731
+                tell = lambda prompt, rounds: made.update({prompt: Answer.of(rounds, self._call["stop_strings"])})  # noqa: E731
                 for prompt, error in answer_each(some, self._ask, tell):
                     if self._raises:
                         raise error

@@ -8,7 +8,7 @@ from typing import Any
 
 from .settings.config_checks import check, without_use
 
-# Settings by name. README says by which measurements `robust` was chosen.
+# Settings by name. A call that names no settings gets `robust`; README says by which measurements it was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "robust": {"fusion": "word", "word_mean": "root", "word_part": "weighted", "empty_text": "all"}
@@ -19,7 +19,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class AdaFuseConfig:
     """
-    Settings of adaptive word-level ensemble decoding (AdaFuse, arXiv 2601.06022, section 3), with the paper's defaults.
+    Settings of adaptive word-level ensemble decoding (AdaFuse, arXiv 2601.06022, section 3).
+
+    `AdaFuseConfig()` is the paper's algorithm with the paper's values. It is not what a call gets that names no
+    settings: that is [`AdaFuseConfig.robust`], which keeps the text of good models good.
 
     To keep settings with a model, save them beside its weights in a fresh generation config. One that transformers has
     derived from the model's config will not do: it drops what it does not know when it is loaded again.
@@ -145,8 +148,8 @@ class AdaFuseConfig:
         compared by the root mean of the members' probabilities, and the more one member counts alone, the more by what
         sets them apart; the examples of the prompt say whom to trust, and so, more slowly, does what has been
         committed; no habit of one among equals leaves the text empty. Without examples a member that cannot do the task
-        costs more (README, Quality).
-        `adafuse_config="robust"` is the same.
+        costs more (README, Quality). `adafuse_config="robust"`, `adafuse_config=True` and no `adafuse_config` at all
+        are the same.
         """
         return cls(**PRESETS["robust"])
 
@@ -174,10 +177,10 @@ class AdaFuseConfig:
 
     @classmethod
     def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | str | bool | None) -> AdaFuseConfig | None:
-        """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the defaults, a name its
-        preset."""
+        """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the recommended preset, a
+        name its preset, a dict the fields that it names over the paper's values."""
         if value is None or isinstance(value, bool):
-            return cls() if value else None
+            return cls.robust() if value else None
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
@@ -186,5 +189,5 @@ class AdaFuseConfig:
             return cls(**PRESETS[value])
         raise ValueError(
             f"`adafuse_config` must be an AdaFuseConfig, a dict, one of {list(PRESETS)}, True or False, but is "
-            f"{value!r}. Pass AdaFuseConfig() for the defaults."
+            f"{value!r}. Pass True for the recommended preset."
         )

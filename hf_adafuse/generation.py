@@ -182,7 +182,7 @@ def enable_adafuse(
         arguments.assistant_models = [participant.model for participant in participants[1:]]
         arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
         arguments.tokenizer = participants[0].tokenizer
-        for participant in Ensemble(participants, config or AdaFuseConfig()).participants:
+        for participant in Ensemble(participants, config or AdaFuseConfig.robust()).participants:
             participant.choose_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))

@@ -143,7 +143,7 @@ def holds(folder: Path, before: dict[Path, bytes]) -> bool:
 def agreements(folder: Path, answers: Mapping[str, Any]) -> list[bool]:
     """Per question, whether the answer to it, by its id, is the one of the command."""
     expected = [json.loads(line) for line in (folder / "run.jsonl").read_text(encoding="utf-8").splitlines()]
-    names = ("text", "words", "ended", "error")
+    names = ("text", "words", "finish_reason", "error")
     same = [
         tuple(answers[record["input"]["id"]][name] for name in names) == tuple(record.get(name, "") for name in names)
         for record in expected

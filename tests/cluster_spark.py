@@ -22,7 +22,7 @@ from pyspark.sql.functions import spark_partition_id
 from hf_adafuse import AdaFusePredictor
 from hf_adafuse.demo.data import PROMPT
 
-SCHEMA = "id string, question string, text string, words long, ended boolean, error string"
+SCHEMA = "id string, question string, text string, words long, finish_reason string, error string"
 
 
 def main() -> int:

@@ -27,8 +27,16 @@ def following(m, ids):
     return None if token in m.eos else m.token_bytes(token)
 
 
+class Cut(list):
+    """The ids of an answer that was cut, as one word, and the text that is left: the ids may not say it exactly."""
+
+    def __init__(self, ids, text):
+        super().__init__([ids])
+        self.text = text
+
+
 def text_of(m, words):
-    return "".join(m.text(word) for word in words)
+    return words.text if isinstance(words, Cut) else "".join(m.text(word) for word in words)
 
 
 def words_until(m, prefix, config, is_over, most_tokens=None):
@@ -99,7 +107,23 @@ def answer(m, prefix, config, left, others):
         ids = [token for word in words for token in word] if own else others[0].encode(text_of(m, words))[0]
         return len(ids) >= left
 
-    return words_until(m, prefix, config, is_over)
+    words, ends = words_until(m, prefix, config, is_over)
+    own = m.tokenizer is others[0].tokenizer
+    text, ids = text_of(m, words), [token for word in words for token in word]
+    kept = kept_text(others[0], text, ids if own else others[0].encode(text)[0], left)
+    return (words, ends) if kept is None else (Cut(own_ids(m, ids, kept), kept), False)
+
+
+def kept_text(main, text, main_ids, left):
+    """The text of the first ids where there are as many as are left, or more; `None` where there are fewer, or the last
+    one ends inside a character."""
+    kept = main.text(main_ids[:left])
+    return kept if len(main_ids) >= left and text.startswith(kept) else None
+
+
+def own_ids(m, ids, kept):
+    """The ids up to where the text ends, where one of them does; else the tokenization of the text."""
+    return next((ids[:n] for n in range(len(ids), -1, -1) if m.text(ids[:n]) == kept), m.encode(kept)[0])
 
 
 def cuts(m, text):
@@ -357,6 +381,9 @@ def write_together(members, prefixes, config, left):
             break
         text, ends = text + winner["text"], winner["ends"]
         taken = [ids + more for ids, more in zip(taken, winner["ids"])]
+    kept = kept_text(members[0], text, taken[0], left)
+    if kept is not None:
+        text, ends, taken = kept, False, [own_ids(m, ids, kept) for m, ids in zip(members, taken)]
     return text, ends, taken
 
 

@@ -19,7 +19,7 @@ SENTENCES = [
     "abcdef was a cat, abcdef and the tree.",
 ]
 PROMPT = "Once upon a time"
-SHORT = ["--max-new-tokens", "20", "--max-word-tokens", "6"]  # random models make long words
+SHORT = ["--preset", "paper", "--max-new-tokens", "20", "--max-word-tokens", "6"]  # random models make long words
 CONFIG = AdaFuseConfig(max_word_tokens=6)
 
 

@@ -28,7 +28,7 @@ pandas = pytest.importorskip("pandas")
 pyarrow = pytest.importorskip("pyarrow")
 
 FORM = {"template": PROMPT, "max_new_tokens": NEW}
-TYPES = {"text": "string", "words": "int64", "ended": "bool", "error": "string"}
+TYPES = {"text": "string", "words": "int64", "finish_reason": "string", "error": "string"}
 TOO_LONG = "why " * 3000
 
 
@@ -84,13 +84,14 @@ def test_a_batch_comes_back_with_its_answers(kind):
     assert {type(answered[name]) for name in answered} == {kinds[kind]}
     assert list(answered["text"]) == answers_to(questions())
     assert list(answered["words"]) == [len(text.split()) for text in answered["text"]]
-    assert list(answered["ended"]) == [direct(PROMPT.format(question=text))[-1].ends for text in questions()]
+    ends = [direct(PROMPT.format(question=text))[-1].ends for text in questions()]
+    assert list(answered["finish_reason"]) == ["stop" if has_ended else "length" for has_ended in ends]
     assert list(answered["error"]) == [""] * 14
     assert list(given.keys()) == list(before.keys()) and all(list(given[name]) == list(before[name]) for name in given)
     if kind == "frame":
         assert answered.index.equals(given.index)
     if kind == "lists":
-        assert {type(answered[name][0]) for name in TYPES} == {str, int, bool}
+        assert {type(answered[name][0]) for name in TYPES} == {str, int}
         json.dumps(answered)
 
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_answered_takes_nothing_with_it(run):
     records = run([{"question": text} for text in bad])
     assert answered["text"] == [record["text"] for record in records]
     assert answered["error"] == [record.get("error", "") for record in records]
-    assert answered["ended"] == [record.get("ended", False) for record in records]
+    assert answered["finish_reason"] == [record["finish_reason"] for record in records]
     assert [bool(error) for error in answered["error"]] == [False, True, True, True, False, False, True]
     assert "must be at most" in answered["error"][1] and "it is null" in answered["error"][2]
 
@@ -171,7 +172,7 @@ def test_a_member_that_fails_is_recorded_with_the_text_until_there(failing):
     answered = predictor()(asked())
     assert answered["text"] == [*answers_to(questions()[:3]), " half an", *answers_to(questions()[4:])]
     assert answered["error"][3] == "assistant 1 failed in round 3: out of memory"
-    assert (answered["words"][3], answered["ended"][3]) == (0, False)
+    assert (answered["words"][3], answered["finish_reason"][3]) == (0, "error")
     assert "".join(answered["error"][:3] + answered["error"][4:]) == ""
 
 
@@ -279,8 +280,8 @@ def test_datasets_map_gives_what_the_command_gives(run, folders):
     answered = dataset.map(answer, batched=True, batch_size=4)  # the first error comes in the last batch
     for row, record in zip(answered, run(records), strict=True):
         assert {"id": row["id"], "question": row["question"]} == record["input"]
-        assert (row["text"], row["words"], row["ended"]) == (
-            record["text"], record.get("words", 0), record.get("ended", False),
+        assert (row["text"], row["words"], row["finish_reason"]) == (
+            record["text"], record.get("words", 0), record["finish_reason"],
         )  # fmt: skip
         assert row["error"] == record.get("error", "")
     assert row["error"]
@@ -344,9 +345,10 @@ def test_sampled_texts_follow_from_the_seed_and_the_prompt(run):
 def test_stops_chats_and_structured_texts_reach_generate(run):
     records = [{"question": text} for text in questions()[:5]]
     answered = predictor(stop=["a"], adafuse_config={"margin_threshold": 2.0})(asked(5))
-    expected = run(records, "--stop", "a", "--threshold", "2")
+    expected = run(records, "--stop", "a", "--preset", "paper", "--threshold", "2")
     assert answered["text"] == [record["text"] for record in expected]
-    assert any(text.endswith("a") for text in answered["text"])
+    assert answered["finish_reason"] == [record["finish_reason"] for record in expected]
+    assert "stop" in answered["finish_reason"] and not any("a" in text for text in answered["text"])
     pytest.importorskip("xgrammar")
     digits = predictor(structured={"regex": " [0-9]{2}"})(asked(3))
     assert all(text.strip().isdigit() for text in digits["text"])
@@ -368,10 +370,11 @@ def test_settings_saved_with_the_main_model_are_taken_where_none_are_given(run):
     members = pair()
     members[0][0].generation_config = copy.deepcopy(members[0][0].generation_config)
     members[0][0].generation_config.adafuse_config = {"margin_threshold": 2.0, "num_branches": 2}
-    records = run([{"question": text} for text in questions()], "--threshold", "2", "--branches", "2")
+    flags = ["--preset", "paper", "--threshold", "2", "--branches", "2"]
+    records = run([{"question": text} for text in questions()], *flags)
     expected = [record["text"] for record in records]
     assert AdaFusePredictor(members, **FORM)(asked())["text"] == expected != answers_to(questions())
-    assert AdaFusePredictor(members, {}, **FORM)(asked())["text"] == answers_to(questions())
+    assert AdaFusePredictor(members, True, **FORM)(asked())["text"] == answers_to(questions())
 
 
 def test_a_member_behind_a_server_is_named(folders):

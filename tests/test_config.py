@@ -211,7 +211,7 @@ def test_what_adafuse_config_may_be():
     config = AdaFuseConfig(max_words=1)
     assert AdaFuseConfig.coerce(config) is config
     assert AdaFuseConfig.coerce({"max_words": 1}) == config
-    assert AdaFuseConfig.coerce(True) == AdaFuseConfig()
+    assert AdaFuseConfig.coerce(True) == AdaFuseConfig.robust()
     assert AdaFuseConfig.coerce({}) == AdaFuseConfig()
     assert AdaFuseConfig.coerce("robust") == AdaFuseConfig.robust() != AdaFuseConfig()
     assert AdaFuseConfig.coerce("paper") == AdaFuseConfig()

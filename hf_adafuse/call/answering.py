@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..decoding.progress import AdaFuseDecodingError
 from ..outputs import AdaFuseRound
+from ..rounds.round_lists import AdaFuseRounds
 from ..servers.queries import ServerError
 
 Q = TypeVar("Q")
@@ -25,33 +26,39 @@ class Answer:
     What became of a question.
 
     Attributes:
-        text (`str`): with an error, what was committed until there.
-        words (`int`, defaults to 0): how many words it has; 0 with an error.
-        ended (`bool`, defaults to `False`): whether the text came to its end by itself.
+        text (`str`): without the text that it stopped at; with an error, what was committed until there.
+        words (`int`, defaults to 0): how many words were generated; 0 with an error.
+        finish_reason (`str`, defaults to `"error"`): `"stop"` (the text came to its end, or to a text to stop at),
+            `"length"` (the most tokens, or a member's context) or `"error"`.
         error (`Exception`, *optional*): why there is no answer.
         rounds (`list[AdaFuseRound]`): empty with an error.
     """
 
     text: str
     words: int = 0
-    ended: bool = False
+    finish_reason: str = "error"
     error: Exception | None = None
     rounds: Sequence[AdaFuseRound] = ()
 
     @classmethod
-    def of(cls, made: Sequence[AdaFuseRound] | Exception) -> Answer:
-        """By the rounds of a question, or by what was raised instead; see [`answer_each`]."""
+    def of(cls, made: AdaFuseRounds | Exception, stops: Sequence[str] | None = None) -> Answer:
+        """By the rounds of a question, or by what was raised instead; see [`answer_each`]. `stops`: the texts that it
+        was to stop at."""
         if isinstance(made, Exception):
             is_begun = isinstance(made, AdaFuseDecodingError) and bool(made.texts)
             return cls(made.texts[0] if is_begun else "", error=made)  # type: ignore[attr-defined]
-        text = "".join(committed.text for committed in made)
         words = sum(len(committed.words) for committed in made)
-        return cls(text, words, bool(made) and made[-1].ends, rounds=made)
+        return cls(cut_at(made.text, stops), words, made.finish_reason or "stop", rounds=made)
 
     @property
     def reason(self) -> str:
         """The error in words; empty where there is none."""
         return "" if self.error is None else reason_of(self.error)
+
+
+def cut_at(text: str, stops: Sequence[str] | None) -> str:
+    """The text up to the first of the texts to stop at, which ends an answer and is no part of it."""
+    return text[: min((at for stop in stops or () if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 class _TellError(Exception):

@@ -135,7 +135,7 @@ def ensemble_arguments(
     is_asked = configured is not None or bool(arguments.assistant_models) or arguments.structured is not None
     if configured is False or not is_asked:
         return None
-    return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig()
+    return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig.robust()
 
 
 def make_ensemble(

@@ -10,7 +10,7 @@ from ..decoding.progress import Prompt
 from ..host_internals import CACHE_NAME, prepared_pad_id
 from ..members.member import Member
 from ..outputs import AdaFuseOutput, count_words
-from ..rounds.round_lists import AdaFuseRoundsBatch
+from ..rounds.round_lists import AdaFuseRounds, AdaFuseRoundsBatch
 from .continuation import final_cache
 from .plan import CallPlan
 
@@ -22,12 +22,19 @@ def pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor)
     return torch.tensor([row + [filler] * (width - len(row)) for row in rows], dtype=like.dtype, device=like.device)
 
 
-def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> AdaFuseOutput:
-    """The output with `return_dict_in_generate=True`."""
-    config, settings = plan.call.generation_config, plan.config
+def rounds_of(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
+    """The rounds of a prompt that is finished."""
+    settings = plan.config
     has_margins = settings.method == "adafuse" and settings.commitment == "adaptive" and plan.warpers is None
     threshold = settings.margin_threshold if has_margins else None
-    rounds = AdaFuseRoundsBatch([prompt.rounds for prompt in prompts], [member.name for member in members], threshold)
+    names = [member.participant.name for member in plan.members]
+    return AdaFuseRounds(prompt.rounds, names, threshold, prompt.finish_reason)
+
+
+def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> AdaFuseOutput:
+    """The output with `return_dict_in_generate=True`."""
+    config, made = plan.call.generation_config, [rounds_of(prompt, plan) for prompt in prompts]
+    rounds = AdaFuseRoundsBatch(made, made[0].names, made[0].threshold)
     new_tokens = sequences.shape[1] - plan.call.input_ids.shape[1]
     return AdaFuseOutput(
         sequences=sequences,

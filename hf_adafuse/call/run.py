@@ -18,7 +18,7 @@ from ..outputs import AdaFuseOutput
 from ..trees.self_test import BACKENDS
 from ..trees.shared_prefix import prefix_caching
 from .continuation import goes_on
-from .output import make_output, pad_right
+from .output import make_output, pad_right, rounds_of
 from .plan import CallPlan, MemberPlan
 from .sampling import Warper, random_streams
 
@@ -66,9 +66,15 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         prompt_nlls=[member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else [],
         is_strict=plan.has_grammar,
         max_batch_size=plan.max_batch_size,
-        on_answer=plan.on_answer,
+        on_answer=_telling(plan, prompts),
         **_sampling(plan),
     )
+
+
+def _telling(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | None:
+    """Tells the caller the rounds of a prompt that is finished, where the caller wants to be told."""
+    on_answer = plan.on_answer
+    return None if on_answer is None else lambda index: on_answer(index, rounds_of(prompts[index], plan))
 
 
 def _strategies(plan: CallPlan) -> list[Strategy]:

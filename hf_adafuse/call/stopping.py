@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import MaxLengthCriteria, MaxTimeCriteria
 
 from ..decoding.progress import Prompt
 from ..members.forks import check_forks
 from ..members.histories import LiveCopy, has_history, is_of_transformers, is_per_row
+
+# Criteria that end a text wherever it is.
+_LIMITS = (MaxLengthCriteria, MaxTimeCriteria)
 
 
 class StopCheck:
@@ -39,15 +43,19 @@ class StopCheck:
             check_forks([one for one in criteria if has_history(one)], "stopping_criteria")
         self._criteria = [[self._own(one) for one in criteria] for _ in range(num_prompts)]
 
-    def __call__(self, prompt: Prompt) -> bool:
-        """Whether one of them stops the prompt; all are asked, as in the ordinary loop."""
-        ids, answers = torch.tensor([prompt.ids]), []
+    def __call__(self, prompt: Prompt) -> str | None:
+        """
+        Why the prompt stops: `"length"` where only the most tokens or seconds of the call are reached, `"stop"` where
+        another criterion says so; `None` where it goes on. All are asked, as in the ordinary loop.
+        """
+        ids, reasons = torch.tensor([prompt.ids]), list[str]()
         for criterion, num_rows in self._criteria[prompt.index]:
             scores = tuple(row.expand(num_rows, -1) for row in prompt.scores) if self._with_scores else None
             rows = ids if is_of_transformers(type(criterion)) else ids.to(self._device)
             rows = rows if num_rows == 1 else rows.repeat(num_rows, 1)
-            answers.append(_answer(criterion(rows, scores), prompt.index))
-        return any(answers)
+            if _answer(criterion(rows, scores), prompt.index):
+                reasons.append("length" if isinstance(criterion, _LIMITS) else "stop")
+        return max(reasons, default=None)  # "stop" is the greater one
 
     def _own(self, criterion: Any) -> tuple[Any, int]:
         """What a prompt asks in the place of a criterion, and with how many rows."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from . import bench, compare, demo, eval, export, generate, paper, run, tune
+from .network import go_offline_without_a_network
 
 
 class Command(Protocol):
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
+            go_offline_without_a_network([getattr(args, "model", None), *getattr(args, "assistant", [])])
             return int(args.run(args))
     except SystemExit as stop:  # argparse, after `--help` and `--version`
         return int(stop.code or 0)

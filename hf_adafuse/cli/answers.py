@@ -156,8 +156,10 @@ def check_output(path: Path) -> None:
     Refuse what cannot hold answers, before it is opened: a device may be read without end.
 
     Raises:
-        ValueError: it is there, and no regular file.
+        ValueError: it is there, and no regular file, or it is `-`.
     """
+    if str(path) == "-":
+        raise ValueError("`--output` must be a file, as a job goes on from it, but is `-`. Name one.")
     if path.exists() and not path.is_file():
         is_device = path.is_char_device() or path.is_block_device()
         kind = "a folder" if path.is_dir() else "a device" if is_device else "a pipe or a socket"

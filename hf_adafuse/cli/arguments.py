@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import PRESETS, AdaFuseConfig
 from ..members.templates import is_unicode
-from ..settings.config_checks import CHOICES
+from ..settings.config_checks import CHOICES, FIELDS_OF_ALL
 from .flag_types import member_name, option, plain_text, seed, stop_text, weights
 
 # Where a setting's flag has another name than its field.
@@ -23,6 +23,8 @@ _FLAGS = {
     "certainty_gate": "gate",
     "do_sample": "sample",
 }
+# The flags of how words are drawn, by the names that `generate()` has for them.
+SAMPLING = ("temperature", "top_p", "top_k")
 # The flags of structured output, by the names that `generate(structured=...)` has for them.
 STRUCTURED = ("json_schema", "regex", "grammar")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -100,6 +102,9 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> No
     kinds.add_argument("--regex", type=plain_text, metavar="TEXT", help="the text matches a regular expression")
     kinds.add_argument("--grammar", metavar="FILE", help="the text follows the GBNF grammar in a file (from root)")
     group.add_argument("--seed", type=seed, metavar="N", help=f"of --sample (default: {default_seed})")
+    group.add_argument("--temperature", type=float, metavar="T", help="of --sample (default: each member's own)")
+    group.add_argument("--top-p", type=float, metavar="P", help="of --sample, likewise")
+    group.add_argument("--top-k", type=int, metavar="K", help="of --sample, likewise")
 
 
 def read_text_arguments(args: argparse.Namespace) -> None:
@@ -110,8 +115,10 @@ def read_text_arguments(args: argparse.Namespace) -> None:
         ValueError: a file that cannot be read, a grammar that does not compile, or a seed without sampling.
         ImportError: there is a grammar, but not the library for it.
     """
-    if args.seed is not None and not args.do_sample:
-        raise ValueError("`--seed` must be left out without `--sample`, but is given. Add --sample, or drop it.")
+    for name in ("seed", *SAMPLING):
+        if getattr(args, name) is not None and not args.do_sample:
+            flag = f"`--{name.replace('_', '-')}`"
+            raise ValueError(f"{flag} must be left out without `--sample`, but is given. Add --sample, or drop it.")
     args.structured = None
     for kind in STRUCTURED:
         given, flag = getattr(args, kind), f"`--{kind.replace('_', '-')}`"
@@ -166,6 +173,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="sample words")
 
 
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `generate()` is told of sampling: nothing unless words are drawn."""
+    if not args.do_sample:
+        return {"do_sample": False}
+    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    return {"do_sample": True, **given}
+
+
 def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
     """
     The settings: the flags that were given, over a preset or those in the main model's generation config, over the
@@ -176,16 +191,30 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
     """
     given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
     given |= dict(given.pop("method_options") or [])
+    if args.method not in (None, "adafuse"):
+        _refuse_flags(args)
     if args.preset not in (None, "paper") and args.method not in (None, "adafuse"):
         raise ValueError(f"`--preset` must be left out with `--method {args.method}`, but is {args.preset}. Drop it.")
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
-    base = AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig()
+    base = AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
     config = base.changed({name: value for name, value in given.items() if value is not None})
     if config.method != "adafuse":
         from ..decoding.strategies.registry import make_strategy
 
         make_strategy(config)
     return config
+
+
+def _refuse_flags(args: argparse.Namespace) -> None:
+    """Raises `ValueError` where a flag is given that the method has no use for, whatever its value."""
+    given = [name for name, value in given_settings(args).items() if value is not None]
+    own = [_FLAGS.get(name, name) for name in FIELDS_OF_ALL]
+    useless = [f"--{name.replace('_', '-')}" for name in given if name not in (*own, "preset")]
+    if useless:
+        raise ValueError(
+            f"`{useless[0]}` must be left out with `--method {args.method}`, which has no use for it, but is given. "
+            "Drop it."
+        )
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 
 from ..call.answering import Answer, answer_each
 from ..ensemble import AdaFuseEnsemble
-from .arguments import adafuse_config
+from .arguments import adafuse_config, sampling_options
 from .members import Pair
 from .plain_json import with_nulls
 from .questions import Question
@@ -51,7 +51,7 @@ class Answerer:
         """
 
         def tell(question: Question, rounds: Any) -> None:
-            on_record(self._record(question, Answer.of(rounds)))
+            on_record(self._record(question, Answer.of(rounds, self._args.stop)))
 
         failed = answer_each(questions, self._ask, tell)
         return any(on_record(self._record(question, Answer.of(error))) for question, error in failed)
@@ -59,8 +59,8 @@ class Answerer:
     def _record(self, question: Question, answer: Answer) -> dict[str, Any]:
         record = {"line": question.line, "input": question.record, "prompt": question.prompt, "text": answer.text}
         if answer.error is not None:
-            return {**record, "error": answer.reason}
-        record |= {"words": answer.words, "ended": answer.ended}
+            return {**record, "finish_reason": answer.finish_reason, "error": answer.reason}
+        record |= {"words": answer.words, "finish_reason": answer.finish_reason}
         if self._args.rounds:
             record["rounds"] = with_nulls([span.to_dict() for span in answer.rounds])
         return record
@@ -83,7 +83,7 @@ class Answerer:
             [question.prompt or "" for question in questions],
             chat=args.chat,
             structured=args.structured,
-            do_sample=False,
+            **sampling_options(args),
             max_new_tokens=args.max_new_tokens,
             stop_strings=args.stop,
             max_batch_size=args.batch_size,

@@ -21,9 +21,12 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
 
 
-def add_examples(questions: Sequence[Question], few_shot: str | None, template: Template) -> list[Question]:
+def add_examples(
+    questions: Sequence[Question], few_shot: str | None, template: Template
+) -> tuple[list[Question], list[str] | None]:
     """
-    The questions to ask, each behind the examples: their prompts and first accepted answers, with blank lines between.
+    The questions to ask, each behind the examples: their prompts and first accepted answers, with blank lines between;
+    and the texts at which answers then end ([`default_stops`]), `None` without examples.
 
     Args:
         questions (`list[Question]`): all of the input.
@@ -34,7 +37,8 @@ def add_examples(questions: Sequence[Question], few_shot: str | None, template: 
     Raises:
         ValueError: no such number or file, an example without an answer.
     """
-    return put_behind(*worked_examples(questions, few_shot, template))
+    examples, asked, source = worked_examples(questions, few_shot, template)
+    return put_behind(examples, asked, source), default_stops(examples) if examples else None
 
 
 def worked_examples(
@@ -66,6 +70,13 @@ def first_answers(questions: Sequence[Question]) -> list[str]:
     """The first accepted answer of each question that has one."""
     found = [(question.record or {}).get("answer") for question in questions]
     return [answers_of(answer)[0] for answer in found if answer not in (None, [])]
+
+
+def default_stops(examples: Sequence[Question]) -> list[str]:
+    """Where an answer ends that follows worked examples: at the end of a line; at an empty line where an example's
+    answer has several lines."""
+    has_lines = any("\n" in answer.strip() for answer in first_answers(examples))
+    return ["\n\n" if has_lines else "\n"]
 
 
 def _example(example: Question, source: str) -> str:

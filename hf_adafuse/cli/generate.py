@@ -17,6 +17,7 @@ from .arguments import (
     member_loading,
     read_prompt,
     read_text_arguments,
+    sampling_options,
 )
 from .plain_json import with_nulls
 
@@ -105,7 +106,7 @@ def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer
         structured=args.structured,
         max_new_tokens=args.max_new_tokens,
         stop_strings=args.stop,
-        do_sample=False,
+        **sampling_options(args),
         return_dict_in_generate=True,
         streamer=writer,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,8 @@ def add_job_arguments(parser: argparse.ArgumentParser, asked: str = "prompts", k
     parser.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
-        help="a bar on standard error (default: where that is a terminal)",
+        help="a bar on standard error, or silence (default: a bar on a terminal, elsewhere a line every 30 s)",
     )
-
-
-def shows_progress(args: argparse.Namespace) -> bool:
-    """Whether there is a bar."""
-    return sys.stderr.isatty() if args.progress is None else bool(args.progress)
 
 
 def locked_folder(output: Path) -> Any:

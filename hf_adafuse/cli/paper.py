@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import add_member_arguments, member_loading, member_names
 from .flag_types import count, name_list, option, whole_number
-from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
+from .job_settings import add_job_arguments, begin_in_folder, locked_folder
 
 if TYPE_CHECKING:
     from ..evaluation.paper_runs import Questions
@@ -221,7 +221,7 @@ def _job(args: argparse.Namespace, num_members: int, stack: ExitStack) -> PaperJ
         "dtype",
     )
     settings = {name: getattr(args, name) for name in names} | {"members": paths}
-    return PaperJob(members, member_names(paths), Path(args.output), settings, args.batch_size, shows_progress(args))
+    return PaperJob(members, member_names(paths), Path(args.output), settings, args.batch_size, args.progress)
 
 
 def _has_peers(experiment: Experiment) -> bool:

@@ -18,8 +18,8 @@ from ..evaluation.paper_runs import PaperRun, Questions
 from ..evaluation.paper_scores import Scores, read_scores
 from ..evaluation.paper_values import Experiment, has_spans
 from ..evaluation.responses import Responses
-from .answer_bar import AnswerBar
 from .plain_json import with_nulls
+from .progress import Progress
 
 
 class PaperJob:
@@ -30,7 +30,7 @@ class PaperJob:
         members (`list[tuple]`), names (`list[str]`): each a model and its tokenizer, the main one first.
         output (`Path`): the folder.
         settings (`dict`): for the records.
-        batch_size (`int`), shows_bar (`bool`): as of the command.
+        batch_size (`int`), progress (`bool`, *optional*): as of the command.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class PaperJob:
         output: Path,
         settings: Mapping[str, Any],
         batch_size: int,
-        shows_bar: bool,
+        progress: bool | None,
     ) -> None:
         self._members, self._names = members, names
         self._output = output
         self._settings = settings
-        self._batch_size, self._shows_bar = batch_size, shows_bar
+        self._batch_size, self._progress = batch_size, progress
 
     def make(
         self, experiment: Experiment, questions: Questions, left_out: Mapping[str, str], most: int, has_plot: bool
@@ -66,7 +66,7 @@ class PaperJob:
         left_out = {**left_out, **questions.left_out}
         if experiment.name == "fig5":
             return self._times(experiment, questions, left_out, has_plot)
-        bar = AnswerBar(0, self._shows_bar)
+        bar = Progress(0, "answers", wanted=self._progress)
         run = PaperRun(self._members, questions, self._output / "answers", self._batch_size, bar.add)
         cells = experiment.cells(list(questions.tasks))
         bar.expect(sum(len(questions.prompts[task]) for task, _ in cells))
@@ -74,7 +74,7 @@ class PaperJob:
         scores: dict[tuple[str, Candidate], Scores] = {}
         try:
             for task, candidate in cells:
-                bar.say(f"{experiment.name}: {report.label(candidate)}, {task}")
+                bar.note(f"{experiment.name}: {report.label(candidate)}, {task}")
                 samples = run.ask(task, candidate)
                 scores[task, candidate] = read_scores(task, samples, has_spans(candidate), self._settings.get("metric"))
         finally:
@@ -103,8 +103,8 @@ class PaperJob:
 
     def _times(self, experiment: Experiment, questions: Questions, left_out: Mapping[str, str], has_plot: bool) -> str:
         prompts = [prompt for of_task in questions.prompts.values() for prompt in of_task]
-        bar = AnswerBar(len(prompts), self._shows_bar)
-        bar.say(f"{experiment.name}: prompts by {len(experiment.candidates)} methods")
+        bar = Progress(len(prompts), "prompts", wanted=self._progress)
+        bar.note(f"{experiment.name}: prompts by {len(experiment.candidates)} methods")
         members = self._members[: len(experiment.candidates[-1].members)]
         try:
             known = Responses(self._output / "answers" / "seconds.jsonl")

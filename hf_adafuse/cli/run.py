@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .answers import Answers, check_output
 from .arguments import (
+    SAMPLING,
     STRUCTURED,
     adafuse_config,
     add_config_arguments,
@@ -25,7 +26,8 @@ from .arguments import (
 )
 from .few_shot import add_examples, add_prompt_arguments
 from .flag_types import count
-from .job_settings import add_job_arguments, shows_progress
+from .job_settings import add_job_arguments
+from .progress import Progress
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ examples:
   torchrun --nproc-per-node 2 -m hf_adafuse run questions.jsonl --output answers.jsonl
 
 an answer:
-  {"line": 1, "input": {"question": ...}, "prompt": ..., "text": ..., "words": 2, "ended": true}
-`ended`: the text came to its end by itself. Where there is none: "error", with the text until there. --rounds adds
-"rounds", as `generate --json` writes them. `hf-adafuse compare` sets two such files side by side."""
+  {"line": 1, "input": {"question": ...}, "prompt": ..., "text": ..., "words": 2, "finish_reason": "stop"}
+`finish_reason`: "stop" (the text came to its end, or to a --stop, which is not in it), "length" or "error". With an
+error there is also "error", which says why, and the text until there. --rounds adds "rounds", as `generate --json`
+writes them. `hf-adafuse compare` sets two such files side by side."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", help="of a dataset")
     parser.add_argument("--subset", help="of a dataset")
     parser.add_argument("--max-new-tokens", type=count, default=128, metavar="N", help="per answer (default: 128)")
-    add_stop_argument(parser)
+    add_stop_argument(parser, "none; with --few-shot the end of a line, or an empty line where answers have several")
     add_text_arguments(parser, "0")
     parser.add_argument("--rounds", action="store_true", default=None, help="also write each answer's rounds")
     parser.add_argument(
@@ -80,7 +83,10 @@ def run(args: argparse.Namespace) -> int:
     read_text_arguments(args)
     check_output(Path(args.output))
     template = Template(args.template or _default_template(args.model))
-    questions = add_examples(read_questions(args.questions, template, args.split, args.subset), args.few_shot, template)
+    found = read_questions(args.questions, template, args.split, args.subset)
+    questions, stops = add_examples(found, args.few_shot, template)
+    if args.stop is None and not args.chat:
+        args.stop = stops
     if args.on_error == "stop":
         _check_lines(questions, args.questions)
 
@@ -133,7 +139,8 @@ class _Job:
         """Answer some questions; whether the job has stopped at one that failed."""
         for question in batch:
             if question.error is not None:
-                self._write({"line": question.line, "input": question.record, "text": "", "error": question.error})
+                record = {"line": question.line, "input": question.record, "text": "", "finish_reason": "error"}
+                self._write({**record, "error": question.error})
         good = [question for question in batch if question.error is None]
         if not good:
             return False
@@ -172,7 +179,11 @@ def _check_lines(questions: list[Question], source: str) -> None:
     if bad:
         others = f" So have {len(bad) - 1} others." if len(bad) > 1 else ""
         problem = _problem(bad[0].line, source, str(bad[0].error))
-        raise ValueError(f"{problem}{others} Mend it, or pass --on-error skip.")
+        # Where no line makes a prompt, the lines are not what is wrong.
+        advice = "Mend it, or pass --on-error skip."
+        if len(bad) == len(questions) and bad[0].record is not None:
+            advice = 'Pass --template, e.g. --template "Question: {question}\\nAnswer:".'
+        raise ValueError(f"{problem}{others} {advice}")
 
 
 def _problem(line: int, source: str, error: str) -> str:
@@ -190,7 +201,7 @@ def _default_template(model: str | None) -> str:
 
 def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
     """What the answers depend on, by flag. Not among it: what changes no answer, as the batch size."""
-    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds", "few_shot", "seed")
+    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds", "few_shot", "seed", *SAMPLING)
     settings = {name: getattr(args, name) for name in names} | {"template": template.text}
     settings |= {kind: (args.structured or {}).get(kind) for kind in STRUCTURED}
     return settings | given_settings(args)
@@ -200,39 +211,31 @@ class _Report:
     """Progress on standard error, and a last line. Silent but for `say` in every process but the main one."""
 
     def __init__(self, args: argparse.Namespace, total: int, written: int, is_main: bool) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        self._output = args.output
-        self._is_main = is_main
-        shows = is_main and shows_progress(args)
-        self._bar: Any = tqdm(total=total, initial=written, unit=" answers", disable=not shows, file=sys.stderr)
-        self._total = total
-        self._written = written
-        self._new = 0
-        self._errors = 0
-        self._words = 0
+        self._output, self._is_main, self._total, self._written = args.output, is_main, total, written
+        self._progress = Progress(total, "answers", written, args.progress if is_main else False)
+        self._errors = self._words = 0
         self._start = time.monotonic()
 
     def add(self, records: list[dict[str, Any]]) -> None:
         """Count records that came into the file."""
-        self._new += len(records)
         self._errors += sum("error" in record for record in records)
         self._words += sum(record.get("words", 0) for record in records)
-        self._bar.set_postfix_str(self._rate(), refresh=False)
-        self._bar.update(len(records))
+        self._progress.note(self._rate())
+        self._progress.add(len(records))
 
     def say(self, message: str) -> None:
-        """A line of its own, above the bar."""
-        self._bar.write(f"hf-adafuse: {message}", file=sys.stderr)
+        """A line of its own."""
+        self._progress.say(message)
 
     def close(self) -> None:
         """The last line."""
-        self._bar.close()
+        self._progress.close()
         if self._is_main:
+            new = self._progress.num_new
             errors = f" ({self._errors} with an error)" if self._errors else ""
             sys.stderr.write(
-                f"hf-adafuse: {self._written + self._new} of {self._total} answers in {self._output}, "
-                f"{self._new} new{errors}, {self._rate()}\n"
+                f"hf-adafuse: {self._written + new} of {self._total} answers in {self._output}, "
+                f"{new} new{errors}, {self._rate()}\n"
             )
 
     def _rate(self) -> str:

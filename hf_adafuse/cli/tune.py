@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import AdaFuseConfig
-from .answer_bar import AnswerBar
 from .arguments import add_member_arguments, add_stop_argument, member_loading, member_names
-from .few_shot import add_prompt_arguments, first_answers, put_behind, worked_examples
+from .few_shot import add_prompt_arguments, default_stops, first_answers, put_behind, worked_examples
 from .flag_types import count, name_list
-from .job_settings import add_job_arguments, begin_in_folder, locked_folder, shows_progress
+from .job_settings import add_job_arguments, begin_in_folder, locked_folder
+from .progress import Progress
 from .questions import Question, Template, read_questions
 
 if TYPE_CHECKING:
@@ -119,13 +119,13 @@ def _search(
     names = member_names(paths)
     panel = Panel(members, Asking(args.max_new_tokens, args.stop, args.chat))
     split = _split(args, questions)
-    bar = AnswerBar(make_plan(len(candidates), _num_alone(candidates), **split).most, shows_progress(args))
+    bar = Progress(make_plan(len(candidates), _num_alone(candidates), **split).most, "answers", wanted=args.progress)
     answers = TuneAnswers(output / "answers", questions, names, args.metric, args.batch_size, panel.ask, bar.add)
 
     def on_look(look: Look, most: int) -> None:
         answers.check_any()
         bar.expect(most)
-        bar.say(f"{len(look.left)} left after {look.num_questions} questions")
+        bar.note(f"{len(look.left)} left after {look.num_questions} questions")
 
     try:
         with prefix_caching():
@@ -148,8 +148,7 @@ def _questions(args: argparse.Namespace, template: Template) -> list[Question]:
     """The questions to ask; `args.stop` gets its default."""
     found = read_questions(args.data, template)
     if args.stop is None and not args.chat:
-        has_lines = any("\n" in answer.strip() for answer in first_answers(found))
-        args.stop = ["\n\n" if has_lines else "\n"]
+        args.stop = default_stops(found)
     examples, others, source = worked_examples(found, args.few_shot, template)
     shown = {example.prompt for example in examples} - {None}
     asked = put_behind(examples, [question for question in others if question.prompt not in shown], source)

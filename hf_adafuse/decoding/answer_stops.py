@@ -19,7 +19,7 @@ class AnswerStops:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, prompts: Sequence[Prompt], should_stop: Callable[[Prompt], bool]
+        self, vocabulary: Vocabulary, prompts: Sequence[Prompt], should_stop: Callable[[Prompt], str | None]
     ) -> None:
         self._vocabulary, self._prompts, self._should_stop = vocabulary, prompts, should_stop
         # Per prompt and answer, where it begins, and the ids after each of which it went on.
@@ -28,15 +28,38 @@ class AnswerStops:
     def __call__(self, prompt_index: int, text: str, ids: Sequence[int] | None = None, number: int = 0) -> bool:
         """Whether an answer ends here, by its text so far, or by the main model's own ids of it; of several that grow
         side by side that of this number."""
+        return self._num_taken(prompt_index, text, ids, number) is not None
+
+    def cut(self, prompt_index: int, text: str, ids: Sequence[int] | None = None, number: int = 0) -> str | None:
+        """The text of an answer up to the token at which a criterion ends it, which is what the caller gets of it;
+        `None` where none does, or the token ends inside a character."""
+        taken = self._num_taken(prompt_index, text, ids, number)
+        if taken is None:
+            return None
+        ids = self._vocabulary.encode(text).ids if ids is None else list(ids)
+        kept = self._vocabulary.text(ids[:taken])
+        return kept if text.startswith(kept) else None
+
+    def _num_taken(self, prompt_index: int, text: str, ids: Sequence[int] | None, number: int) -> int | None:
+        """How many of the main model's ids come up to the one at which a criterion ends the answer."""
         ids = self._vocabulary.encode(text).ids if ids is None else list(ids)
         begin = len(self._prompts[prompt_index].ids)
         known, asked = self._asked.get((prompt_index, number), (begin, []))
         asked = asked if known == begin else []
         start = next((i for i, (a, b) in enumerate(zip(ids, asked, strict=False)) if a != b), min(len(ids), len(asked)))
         answer = Prompt(prompt_index, [*self._prompts[prompt_index].ids, *ids[:start]])
-        for token in ids[start:]:
+        for taken, token in enumerate(ids[start:], start=start + 1):
             answer.ids.append(token)
-            if self._should_stop(answer):
-                return True
+            if self._should_stop(answer) is not None:
+                return taken
         self._asked[prompt_index, number] = begin, ids
-        return False
+        return None
+
+
+def ids_up_to(vocabulary: Vocabulary, ids: Sequence[int], text: str) -> list[int]:
+    """A member's ids of the beginning `text` of an answer: the first of these, where a token of them ends there, else
+    its tokenization of the text."""
+    for length in range(len(ids), -1, -1):
+        if vocabulary.text(list(ids[:length])) == text:
+            return list(ids[:length])
+    return vocabulary.encode(text).ids

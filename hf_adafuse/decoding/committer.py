@@ -19,7 +19,7 @@ class Committer:
 
     Args:
         members (`list[Member]`): the main model first.
-        should_stop (`Callable`): asked after each new token of a prompt.
+        should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
         on_commit (`Callable`): told the new ids of a prompt after each round.
         keep_logits (`bool`): keep the scores and logits of each committed token.
         is_strict (`bool`): nothing is committed that the main model's processors rule out: there is a grammar.
@@ -28,7 +28,7 @@ class Committer:
     def __init__(
         self,
         members: Sequence[Member],
-        should_stop: Callable[[Prompt], bool],
+        should_stop: Callable[[Prompt], str | None],
         on_commit: Callable[[list[int]], None],
         keep_logits: bool,
         is_strict: bool = False,
@@ -60,7 +60,8 @@ class Committer:
             for k, member in enumerate(self._members[1:], start=1):
                 member.commit(prompt.index, pool.encode_for(k, winner))
         # What a method writes itself is a whole answer, also where no token says so.
-        prompt.is_finished = prompt.is_finished or not winner.proposers
+        if not winner.proposers:
+            prompt.finish("stop")
 
     def commit_ids(
         self, prompt: Prompt, ids: list[int], end_token: int | None, record: Callable[[int, bool], AdaFuseRound]
@@ -86,15 +87,16 @@ class Committer:
         pairs = zip(nodes, tokens, strict=False)
         if self._is_strict and any(node.reading and node.reading.forbids(token) for node, token in pairs):
             raise MemberError(main, "it has no word that its grammar and its other logits processors allow")
-        num_taken = self._append(prompt, tokens, nodes)
+        num_taken = self._append(prompt, tokens, nodes, ends=end_token is not None)
         is_whole = num_taken == len(tokens)
-        prompt.is_finished = prompt.is_finished or (end_token is not None and is_whole)
+        if end_token is not None and is_whole:
+            prompt.finish("stop")
         prompt.rounds.append(record(num_taken, is_whole))
         main.commit(prompt.index, ids[:num_taken])
         self._on_commit(tokens[:num_taken])
         return is_whole
 
-    def _append(self, prompt: Prompt, tokens: list[int], nodes: list[Node]) -> int:
+    def _append(self, prompt: Prompt, tokens: list[int], nodes: list[Node], ends: bool) -> int:
         """Take the tokens one by one until a criterion fires; returns how many were taken."""
         for taken, (token, node) in enumerate(zip(tokens, nodes, strict=False), start=1):
             prompt.ids.append(token)
@@ -102,8 +104,9 @@ class Committer:
                 # Copies: each is a row of a tensor of the whole pass.
                 prompt.scores.append(node.reading.scores.clone())
                 prompt.logits.append(node.logits.clone())  # type: ignore[union-attr]
-            if self._should_stop(prompt):
-                prompt.is_finished = True
+            if (reason := self._should_stop(prompt)) is not None:
+                # An end-of-sequence token that comes with the last token that the length allows is the end.
+                prompt.finish("stop" if taken == len(tokens) and ends else reason)
                 return taken
         return len(tokens)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..members.member import Member, MemberError, Span
-from ..outputs import AdaFuseRound
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .committer import Committer
@@ -49,7 +48,7 @@ class Decoder:
         prompts (`list[Prompt]`)
         config (`AdaFuseConfig`)
         strategies (`list`): the method that the settings name, a [`SpanStrategy`] or [`TokenStrategy`] per prompt.
-        should_stop (`Callable`): asked after each new token of a prompt.
+        should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
         on_commit (`Callable`): told the new ids of a prompt after each round.
         max_length (`int`, *optional*): how many ids a prompt has at the end, if nothing stops it before.
         keep_logits (`bool`): keep the scores and logits of each committed token.
@@ -65,7 +64,7 @@ class Decoder:
     prompts: list[Prompt]
     config: AdaFuseConfig
     strategies: Sequence[Any]
-    should_stop: Callable[[Prompt], bool]
+    should_stop: Callable[[Prompt], str | None]
     on_commit: Callable[[list[int]], None] = lambda ids: None
     max_length: int | None = None
     keep_logits: bool = False
@@ -76,7 +75,7 @@ class Decoder:
     prompt_nlls: Sequence[Sequence[float]] = ()
     is_strict: bool = False
     max_batch_size: int | None = None
-    on_answer: Callable[[int, list[AdaFuseRound]], None] | None = None
+    on_answer: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
@@ -237,7 +236,7 @@ class Decoder:
         return not prompt.is_finished
 
     def _stop_at_context(self, prompt: Prompt, member: Member) -> None:
-        prompt.is_finished = True
+        prompt.finish("length")
         warnings.warn(
             f"Generation of prompt {prompt.index} stopped early: the text outgrows {member.limit} of {member.name} "
             f"({member.max_length} tokens). What was generated is kept.",

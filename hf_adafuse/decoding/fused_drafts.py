@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..members.member import Member, Span
+from ..outputs import cut_words
 from ..trees.nodes import Node
-from .answer_stops import AnswerStops
+from .answer_stops import AnswerStops, ids_up_to
 from .judge import Judge, Scored
 from .pool import Candidate, Pool
 from .progress import Prompt
@@ -42,6 +43,10 @@ class FusedDrafts:
             text, ends = text + candidate.text, candidate.ends
             words += candidate.words
             taken = [[*ids, *candidate.ids[k]] for k, ids in enumerate(taken)]
+        kept = self._stops.cut(prompt.index, text, taken[0])
+        if kept is not None:
+            text, words, ends = kept, cut_words(words, kept), False
+            taken = [ids_up_to(m.vocabulary, ids, kept) for m, ids in zip(self._members, taken, strict=True)]
         if text or ends:
             pool.add_text(text, tuple(words), ends, dict(enumerate(taken)))
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ..members.member import Member
-from ..outputs import AdaFuseRound
 from ..servers.daemons import begin
 from .progress import Prompt
 
@@ -21,7 +20,7 @@ class Places:
         members (`list[Member]`): all have the prompts, and have read none.
         prompts (`list[Prompt]`)
         number (`int`, *optional*): how many places there are; one for each prompt by default.
-        on_answer (`Callable`, *optional*): told the index and the rounds of each prompt that leaves.
+        on_answer (`Callable`, *optional*): told the index of each prompt that leaves.
         keep_cache (`bool`): keep the members' keys and values of each prompt.
         reads_to_end (`bool`): whether the main model has yet to read the end of a prompt whose cache is kept.
 
@@ -34,7 +33,7 @@ class Places:
         members: Sequence[Member],
         prompts: Sequence[Prompt],
         number: int | None,
-        on_answer: Callable[[int, list[AdaFuseRound]], None] | None,
+        on_answer: Callable[[int], None] | None,
         keep_cache: bool,
         reads_to_end: bool,
     ) -> None:
@@ -79,4 +78,4 @@ class Places:
             member.drop(finished)
         if self._on_answer is not None:
             for index in sorted(finished):
-                self._on_answer(index, self._prompts[index].rounds)
+                self._on_answer(index)

@@ -54,8 +54,16 @@ class Prompt:
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     states: list[State] = field(default_factory=list)  # per member
-    is_finished: bool = False
+    finish_reason: str | None = None  # "stop" or "length"; `None` while it is decoded
     goes_on: bool = False  # with a text that an earlier call has begun
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def finish(self, reason: str) -> None:
+        """Decode no further. The first reason stays."""
+        self.finish_reason = self.finish_reason or reason
 
     @property
     def text(self) -> str:

@@ -8,9 +8,8 @@ import json as json_format
 import sys
 from typing import Any, TextIO
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
 from .. import AdaFuseConfig
+from ..cli.progress import Progress
 from . import NAMES, data, load_members
 from .methods import NUM_ALONE, Member, Method, Result, answer, difference, fuse, methods, prepare
 from .tables import aligned
@@ -66,13 +65,13 @@ def run_demo(
 
 
 def measure(members: list[Member], asked: list[data.Question]) -> list[Result]:
-    """Every method on every question, with a progress bar on standard error."""
+    """Every method on every question, with progress on standard error."""
     lines = methods(len(members))
-    with tqdm(total=len(lines) * len(asked), unit="question", leave=False) as bar:
-        results = []
-        for method in lines:
-            bar.set_description(method.name)
-            results.append(answer(method, members, asked, on_batch=bar.update))
+    bar, results = Progress(len(lines) * len(asked), "questions"), []
+    for method in lines:
+        bar.note(method.name)
+        results.append(answer(method, members, asked, on_batch=bar.add))
+    bar.close()
     return results
 
 

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..call.answering import cut_at
 from ..generation import enable_adafuse
 from ..host_internals import execution_device
 from ..members.chat import chat_inputs, pad_left
 from ..members.vocabulary import vocabulary_of
 from .candidates import Candidate
-from .samples import cut_at
 
 
 @dataclass(frozen=True)

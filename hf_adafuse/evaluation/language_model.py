@@ -24,7 +24,7 @@ from lm_eval.api.registry import register_model
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import StopStringCriteria
 
-from ..call.answering import BATCHES_A_CALL, Answer
+from ..call.answering import BATCHES_A_CALL, cut_at
 from ..call.arguments import Ensemble, EnsembleArguments, resolve_participants
 from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
@@ -38,7 +38,6 @@ from .costs import CallOfMany, Cost, total
 from .ensemble_scores import EnsembleScorer
 from .model_arguments import generation_options, members_of, read_batch_size, settings_of
 from .responses import Responses
-from .samples import cut_at
 
 Rounds = list[dict[str, Any]]
 
@@ -202,7 +201,8 @@ class AdaFuseLM(LM):
         options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
 
         def on_answer(row: int, rounds: Sequence[AdaFuseRound]) -> None:
-            tell(row, cut_at(Answer.of(rounds).text, until), [with_nulls(committed.to_dict()) for committed in rounds])
+            text = cut_at("".join(committed.text for committed in rounds), until)
+            tell(row, text, [with_nulls(committed.to_dict()) for committed in rounds])
 
         rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
         inputs = [

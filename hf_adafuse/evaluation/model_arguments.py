@@ -73,7 +73,7 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     if given is None:
         given = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     is_text = isinstance(given, str) and given not in PRESETS
-    config = AdaFuseConfig.coerce(_from_text(given) if is_text else given) or AdaFuseConfig()
+    config = AdaFuseConfig.coerce(_from_text(given) if is_text else given) or AdaFuseConfig.robust()
     changes = dict(settings)
     weights = changes.get("model_weights")
     if isinstance(weights, str) and weights not in WEIGHTINGS:  # a comma parts arguments

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..call.answering import cut_at
 from .metrics import METRICS, answers_of
 
 Record = dict[str, Any]
@@ -77,11 +78,6 @@ def read_results(path: str | Path, metric: str | None = None, filter: str | None
             f"`--filter` must be left out with answers of `hf-adafuse run`, but is given for {str(path)!r}. Drop it."
         )
     return _of_run(path, records, metric or DEFAULT_METRIC)
-
-
-def cut_at(text: str, stops: Sequence[str] | None) -> str:
-    """The text up to the first of the texts to stop at, which ends an answer and is no part of it."""
-    return text[: min((at for stop in stops or () if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def _of_run(path: Path, records: list[Record], metric: str) -> Results:

@@ -4,7 +4,6 @@ transformers. Writes files; what they do when loaded is in `repository.py`.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +21,8 @@ from ..decoding.strategies.registry import make_strategy
 from ..host_internals import FROM_MODEL_CONFIG, is_saved_as_adapter
 from ..servers.addresses import check_member_name, is_served_name
 from .exported import REQUIREMENTS
-from .flatten import write_code
 from .model_card import model_card
-from .repository import plain_class, write_custom_generate
+from .repository import plain_class, update_json, write_custom_generate
 
 ASSISTANTS = ("names", "folders")
 _UNICODE_REQUIREMENT = "icu4py>=1.2,<2"
@@ -161,7 +159,7 @@ def loading(name: str | os.PathLike[str]) -> Iterator[None]:
 
 def _stored_config(model: Any) -> AdaFuseConfig:
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
-    return AdaFuseConfig.coerce(stored) or AdaFuseConfig()
+    return AdaFuseConfig.coerce(stored) or AdaFuseConfig.robust()
 
 
 def _pairs(
@@ -203,21 +201,20 @@ def _write(folder: Path, plan: _Plan, name: str) -> None:
     has_sentences = plan.config.method == "spans" and make_strategy(plan.config).unit == "sentence"
     needs_unicode = plan.config.word_boundary == "unicode" or has_sentences
     requirements = [*REQUIREMENTS, *([_UNICODE_REQUIREMENT] if needs_unicode else [])]
-    write_custom_generate(folder, requirements)
+    architecture = None if plan.model is None else plain_class(plan.model).__name__
+    write_custom_generate(folder, requirements, architecture)
     settings = {"adafuse_config": plan.config.to_dict(), "assistant_models": plan.assistants}
-    code = [folder / "custom_generate"]
     if plan.model is not None:
-        write_code(folder, Path(__file__).with_name("modeling_adafuse.py"))
-        code.append(folder)
-        architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-        _update(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": f"modeling_adafuse.{architecture}"}})
         # Loading one that was derived from the model's config forgets what transformers does not know.
-        _update(folder / "generation_config.json", {**settings, FROM_MODEL_CONFIG: None})
-    for path in code:
-        (path / "exported.py").write_text(_exported(settings, requirements), encoding="utf-8")
+        update_json(folder / "generation_config.json", {**settings, FROM_MODEL_CONFIG: None})
+    exported = folder / "custom_generate" / "exported.py"
+    exported.write_text(_exported(settings, requirements), encoding="utf-8")
     main = None if plan.model is None else _shown_name(plan.model)
-    base_models = [shown for shown in (main, *plan.assistants) if shown and "/" in shown and shown[0] != "."]
-    card = model_card(name, main, plan.assistants, base_models, plan.config.to_dict())
+    held = {place: _shown_name(member) for place, member, _ in plan.held}
+    shown = [f"{held[one[2:]]} (in {one[2:]})" if one[2:] in held else one for one in plan.assistants]
+    known = [main, *(held.get(one[2:], one) for one in plan.assistants)]
+    base_models = [one for one in known if one and one.count("/") == 1]  # those on the Hub
+    card = model_card(name, main, shown, base_models, plan.config.to_dict())
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -234,15 +231,9 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def _shown_name(model: Any) -> str:
-    name = getattr(model, "name_or_path", "") or ""
-    return type(model).__name__ if not name or os.path.isdir(name) else name
-
-
-def _update(file: Path, values: Mapping[str, Any]) -> None:
-    """Sets keys of a JSON file; `None` removes."""
-    content = {**(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}), **values}
-    kept = {key: value for key, value in content.items() if key not in values or value is not None}
-    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """A model's Hub name, or the name of its folder, or of its class."""
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    return Path(name).name if os.path.isdir(name) else name
 
 
 def _exported(settings: Mapping[str, Any], requirements: list[str]) -> str:

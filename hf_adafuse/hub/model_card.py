@@ -94,7 +94,7 @@ def model_card(
     Args:
         name (`str`): what a user passes to `from_pretrained`.
         main (`str`, *optional*): what the main model is called; `None` for a repository without weights.
-        assistants (`list[str]`): Hub names, or folders of the repository as `"./folder"`.
+        assistants (`list[str]`): what the assistants are called.
         base_models (`list[str]`): the members that are on the Hub.
         settings (`dict`): the fields of `AdaFuseConfig`.
     """
@@ -105,8 +105,8 @@ def model_card(
         metadata["base_model"] = list(base_models)
     # A JSON value is a YAML value, with no special case for any name.
     head = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in metadata.items())
-    number = 1 + len(assistants)
-    what = "An ensemble of language models." if main is None else f"An ensemble of {number} language models."
+    number, members = 1 + len(assistants), ", ".join([str(main), *assistants])
+    what = "An ensemble of language models." if main is None else f"An ensemble of {number} language models: {members}."
     text = _TITLE.format(title=name.rpartition("/")[2], what=what)
     if main is not None:
         text += _FULL.format(name=name)

@@ -21,12 +21,17 @@ class AdaFuseRepositoryGenerationMixin:  # transformers looks for "GenerationMix
         """No: the weights are those of transformers' class. As custom code, GPT-NeoX would load without its head."""
         return False
 
+    @classmethod
+    def register_for_auto_class(cls, *args: Any, **kwargs: Any) -> None:
+        """transformers would lay a second copy of the code beside the weights when it saves: `save_pretrained` below
+        keeps all of it in `custom_generate/`."""
+
     def generate(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         return generate(inputs, *args, model=self, **kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """
-        As in transformers, which takes care of this code; `custom_generate/` and the assistants in folders are added.
+        As in transformers; the code, in `custom_generate/`, and the assistants in folders are added.
         To upload, use `push_to_hub()`: with `save_pretrained(push_to_hub=True)` these would come too late.
 
         Raises:
@@ -37,7 +42,7 @@ class AdaFuseRepositoryGenerationMixin:  # transformers looks for "GenerationMix
         assistants = load_assistants(self)
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         if kwargs.get("is_main_process", True):
-            write_custom_generate(save_directory)
+            write_custom_generate(save_directory, architecture=type(self).__name__)
             for name, (model, tokenizer) in assistants.items():
                 folder = os.path.join(save_directory, name)
                 model.save_pretrained(folder)

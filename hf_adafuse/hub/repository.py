@@ -4,6 +4,7 @@ Works without the package. Knows no algorithm.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -102,12 +103,34 @@ def load_assistants(model: Any) -> dict[str, tuple[Any, Any]]:
     return {name: _member(repository, model, name, index) for index, name in folders}
 
 
-def write_custom_generate(folder: str | os.PathLike[str], requirements: list[str] | None = None) -> None:
-    """Writes the folder `custom_generate` of a repository: what `generate()` and `transformers serve` look for."""
+def write_custom_generate(
+    folder: str | os.PathLike[str], requirements: list[str] | None = None, architecture: str | None = None
+) -> None:
+    """
+    Writes the code of a repository, all of it, to its folder `custom_generate/`: `generate()` and `transformers serve`
+    look there for `generate.py`.
+
+    Args:
+        folder (`str`): of the repository.
+        requirements (`list[str]`, *optional*): what the code needs; by default what this code needs.
+        architecture (`str`, *optional*): the main model's class; its config then says where `from_pretrained` finds the
+            class that decodes with the ensemble. `None` for a repository without weights.
+    """
     target = Path(folder) / "custom_generate"
     write_code(target, Path(__file__).with_name("generate.py"))
+    if architecture is not None:
+        write_code(target, Path(__file__).with_name("modeling_adafuse.py"))
+        entry = f"custom_generate/modeling_adafuse.{architecture}"
+        update_json(Path(folder) / "config.json", {"auto_map": {"AutoModelForCausalLM": entry}})
     lines = REQUIREMENTS if requirements is None else requirements
     (target / "requirements.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def update_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Sets keys of a JSON file; `None` removes."""
+    content = {**(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}), **values}
+    kept = {key: value for key, value in content.items() if key not in values or value is not None}
+    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _member(repository: Repository | None, main: Any, assistant: Any, index: int) -> tuple[Any, Any]:

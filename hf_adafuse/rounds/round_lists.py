@@ -21,14 +21,25 @@ class AdaFuseRounds(list[AdaFuseRound]):
         rounds (`Iterable[AdaFuseRound]`)
         names (`list[str]`, *optional*): of the members, the main model first, as they are shown.
         threshold (`float`, *optional*): the margin below which a word was uncertain; `None`: no word was.
+        finish_reason (`str`, *optional*): why the text ends: `"stop"` (an end-of-sequence token, a stop string or
+            another criterion), or `"length"` (the most tokens or seconds of the call, or a member's context).
     """
 
     def __init__(
-        self, rounds: Iterable[AdaFuseRound] = (), names: Sequence[str] | None = None, threshold: float | None = None
+        self,
+        rounds: Iterable[AdaFuseRound] = (),
+        names: Sequence[str] | None = None,
+        threshold: float | None = None,
+        finish_reason: str | None = None,
     ) -> None:
         super().__init__(rounds)
         self.names = _names(names, [self])
-        self.threshold = threshold
+        self.threshold, self.finish_reason = threshold, finish_reason
+
+    @property
+    def text(self) -> str:
+        """What was generated."""
+        return "".join(committed.text for committed in self)
 
     def __str__(self) -> str:
         return format_trace(self, self.names)
@@ -45,7 +56,8 @@ class AdaFuseRoundsBatch(list[AdaFuseRounds]):
     The rounds of all prompts of a call, `output.rounds`.
 
     Args:
-        prompts (`Iterable[Iterable[AdaFuseRound]]`): per prompt, its rounds.
+        prompts (`Iterable[Iterable[AdaFuseRound]]`): per prompt, its rounds; of [`AdaFuseRounds`] the reason to finish
+            is kept.
         names (`list[str]`, *optional*), threshold (`float`, *optional*): as for `AdaFuseRounds`.
     """
 
@@ -55,10 +67,10 @@ class AdaFuseRoundsBatch(list[AdaFuseRounds]):
         names: Sequence[str] | None = None,
         threshold: float | None = None,
     ) -> None:
-        rows = [list(rounds) for rounds in prompts]
+        rows = [rounds if isinstance(rounds, AdaFuseRounds) else AdaFuseRounds(rounds) for rounds in prompts]
         self.names = _names(names, rows)
         self.threshold = threshold
-        super().__init__(AdaFuseRounds(rounds, self.names, threshold) for rounds in rows)
+        super().__init__(AdaFuseRounds(rounds, self.names, threshold, rounds.finish_reason) for rounds in rows)
 
     def __str__(self) -> str:
         if len(self) == 1:

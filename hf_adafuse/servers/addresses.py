@@ -7,6 +7,7 @@ import json
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,7 +26,8 @@ def check_member_name(name: Any) -> None:
     Look at a member's name, a Hub name, a folder or that of a model behind a server, before it is kept or shown.
 
     Raises:
-        ValueError: it is like that of a server, and is none, or its URL holds more than a host: that may be a key.
+        ValueError: it is like that of a server, and is none, or its URL holds more than a host: that may be a key; or
+            it is an absolute path at which there is nothing.
     """
     kind, colon, rest = str(name).partition(":")
     if is_served_name(name):
@@ -35,6 +37,8 @@ def check_member_name(name: Any) -> None:
             "A member's name must be a Hub name, a folder, or of a server like vllm:http://localhost:8000#model, but "
             f"begins with {kind + ':'!r}. Give the kind of the server ({', '.join(KINDS)}) and its URL."
         )
+    elif Path(name).is_absolute() and not Path(name).exists():
+        raise ValueError(f"A member's name must be a Hub name or a folder, but there is no {name!r}. Check the path.")
 
 
 def checked_url(url: Any, allow_http: bool) -> str:

@@ -21,8 +21,8 @@ CHOICES = {
     "empty_text": ("any", "all"),
 }
 WEIGHTINGS = ("prompt", "examples")
-_FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
-_FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
+FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
+FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
 # Bounds far beyond what is of use, within which nothing overflows.
 _MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
 _MOST |= {"switch_margin": math.inf}
@@ -93,7 +93,7 @@ def _check_method(config: Any) -> None:
     if method == "adafuse":
         _refuse(method, "`method_options` must be left out", config.method_options)
     else:
-        defaults = {name: value for name, value in _defaults(config).items() if name not in _FIELDS_OF_ALL}
+        defaults = {name: value for name, value in _defaults(config).items() if name not in FIELDS_OF_ALL}
         changed = [name for name, default in defaults.items() if getattr(config, name) != default]
         _refuse(method, "The fields of AdaFuse alone must be left out", changed)
 

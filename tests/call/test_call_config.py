@@ -50,8 +50,15 @@ def test_a_bad_config_is_refused_wherever_it_stands(value, match, where):
 
 def test_dict_true_and_config_decode_alike_and_false_is_ordinary():
     main = enable_adafuse(own())
-    expected = main.generate(**arguments(adafuse_config=AdaFuseConfig(), return_dict_in_generate=True))
-    for value in (True, {}, AdaFuseConfig().to_dict(), None):
+    for value, meant in (
+        (True, AdaFuseConfig.robust()),
+        ("robust", AdaFuseConfig.robust()),
+        (None, AdaFuseConfig.robust()),
+        ({}, AdaFuseConfig()),
+        ("paper", AdaFuseConfig()),
+        (AdaFuseConfig().to_dict(), AdaFuseConfig()),
+    ):
+        expected = main.generate(**arguments(adafuse_config=meant, return_dict_in_generate=True))
         got = main.generate(**arguments(adafuse_config=value, return_dict_in_generate=True))
         assert isinstance(got, AdaFuseOutput) and torch.equal(got.sequences, expected.sequences)
     off = main.generate(**arguments(adafuse_config=False, return_dict_in_generate=True))

@@ -52,10 +52,10 @@ sys.exit(code or 3 * ("torch" in sys.modules or "transformers" in sys.modules))
     ("arguments", "message"),
     [
         ([], "required: COMMAND"),
-        (["generate", "--model", "{root}/missing", PROMPT], "'{root}/missing' must be a local folder or a Hub name"),
+        (["generate", "--model", "{root}/missing", PROMPT], "a Hub name or a folder, but there is no '{root}/missing'"),
         (
             ["generate", "--model", "{main}", "--assistant", "{root}/missing", PROMPT],
-            "/missing' must be a local folder",
+            "/missing'. Check the path.",
         ),
         (["generate", "--assistant", "{main}", PROMPT], "`--model` must be given with `--assistant`"),
         (["generate", "--model", "{main}"], "standard input is"),

@@ -37,6 +37,46 @@ def test_streams_round_by_round(pair, monkeypatch):
     assert written == [*(committed.text for committed in rounds if committed.text), "\n"]
 
 
+def test_the_recommended_preset_is_the_default(pair, capsys):
+    config = AdaFuseConfig.robust()
+    text, _ = expected(pair, config=config)
+    arguments = ["generate", "--model", pair[0], "--assistant", pair[1], "--max-new-tokens", "20"]
+    for given in ([], ["--preset", "robust"]):
+        assert main([*arguments, *given, PROMPT]) == 0
+        assert capsys.readouterr().out == text + "\n"
+    text, _ = expected(pair, config=config.changed({"num_branches": 1}))
+    assert main([*arguments, "--branches", "1", PROMPT]) == 0
+    assert capsys.readouterr().out == text + "\n"
+
+
+def test_settings_of_sampling_reach_generate(pair, capsys):
+    """At a temperature of almost nothing what is drawn is the most likely word of the member that counts most."""
+    drawn = flags(pair, "--sample", "--weights", "1,1e-9", "--seed", "1", PROMPT)
+    texts = []
+    for given in (["--temperature", "0.001"], ["--top-k", "1"], ["--top-p", "0.001"], ["--temperature", "3"]):
+        assert main([*drawn, *given]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2] != texts[3]
+
+
+@pytest.mark.parametrize("flag", ["--temperature", "--top-p", "--top-k", "--seed"])
+def test_settings_of_sampling_need_sampling(pair, flag, capsys):
+    assert main(flags(pair, flag, "1", PROMPT)) == 2
+    assert f"`{flag}` must be left out without `--sample`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [["--branches", "3"], ["--threshold", "0.7"], ["--fusion", "span"]])
+def test_a_flag_that_a_method_has_no_use_for_is_refused_whatever_its_value(flag, capsys):
+    assert main(["generate", "--method", "unite", *flag, PROMPT]) == 2
+    assert f"`{flag[0]}` must be left out with `--method unite`" in capsys.readouterr().err
+
+
+def test_a_path_at_which_there_is_nothing_is_no_hub_name(capsys):
+    assert main(["generate", "--model", "/no/such/folder", PROMPT]) == 2
+    err = capsys.readouterr().err
+    assert "there is no '/no/such/folder'. Check the path" in err and "repo" not in err.lower()
+
+
 def test_settings_reach_generate(pair, capsys):
     config = AdaFuseConfig(margin_threshold=0.2, max_words=2, num_branches=2, model_weights=(3, 1), max_word_tokens=5)
     text, _ = expected(pair, config=config, max_new_tokens=17)
@@ -123,7 +163,8 @@ def test_settings_of_the_main_model_hold_unless_a_flag_says_otherwise(folders, t
         (["--preset", "paper"], AdaFuseConfig(max_word_tokens=6)),  # all of them, not only those it names
         (["--preset", "robust"], dataclasses.replace(AdaFuseConfig.robust(), max_word_tokens=6)),
     ):
-        assert main(flags(pair, *given, PROMPT)) == 0
+        arguments = ["generate", "--model", pair[0], "--assistant", pair[1], "--max-new-tokens", "20"]
+        assert main([*arguments, "--max-word-tokens", "6", *given, PROMPT]) == 0
         assert capsys.readouterr().out == expected(pair, config=config)[0] + "\n"
 
 

@@ -56,7 +56,7 @@ def test_flags_of_settings_give_them_back(values):
         (["--method", "unite", "--option", "top_k=0"], "`top_k` must be"),
         (["--method", "unite", "--option", "top_k"], "NAME=VALUE"),
         (["--option", "top_k=3"], "top_k"),
-        (["--method", "unite", "--branches", "2"], "num_branches"),
+        (["--method", "unite", "--branches", "2"], "--branches"),
         (["--method", "unite", "--preset", "robust"], "--preset"),
         (["--method", "majority", "--option", "pattern=("], "`pattern` must be"),
         (["--method", "sweetspan", "--option", "num_words=0"], "`num_words` must be"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
-from jobs import NEW, SETTINGS, answers_to, direct, left_over, lines_of, questions, rewrite, write_lines
+from jobs import NEW, SETTINGS, answers_to, direct, left_over, lines_of, questions, read_json, rewrite, write_lines
 from tiny import TOKENIZERS, tiny_model
 
 import hf_adafuse
@@ -32,8 +34,8 @@ def test_answers_are_those_of_generate_in_input_order(job, capsys):
         assert record["input"] == {"id": f"q{number - 1}", "question": question}
         assert record["prompt"] == PROMPT.format(question=question)
         assert record["words"] == len(record["text"].split())
-        assert record["ended"] is direct(record["prompt"])[-1].ends
-    assert {record["ended"] for record in records} == {True, False}  # some numbers are long
+        assert record["finish_reason"] == ("stop" if direct(record["prompt"])[-1].ends else "length")
+    assert {record["finish_reason"] for record in records} == {"stop", "length"}  # some numbers are long
     assert left_over(job) == {"answers.jsonl.settings.json"}
     out, err = capsys.readouterr()
     assert out == ""
@@ -60,8 +62,7 @@ def test_a_template_of_ones_own_and_settings(job):
         "Question: What is the capital of Peru?\nAnswer:",
         "Question: What is the capital of Italy?\nAnswer:",
     ]
-    assert records[0]["text"] == " Lim"
-    assert not records[0]["ended"]
+    assert (records[0]["text"], records[0]["finish_reason"]) == (" Li", "stop")  # without the text it stops at
 
 
 def test_examples_that_all_prompts_begin_with_are_read_once(job, monkeypatch):
@@ -94,6 +95,37 @@ def test_a_job_goes_on_with_the_preset_it_began_with(job, capsys):
     assert "--preset" in capsys.readouterr().err
 
 
+def test_answers_behind_examples_end_with_the_line(job):
+    """Unless a stop is given, or the answers of the examples have several lines: then they end at an empty line."""
+    stops = {}
+    for name, answer, flags in [("line", "Lima", []), ("lines", "a\nb", []), ("given", "Lima", ["--stop", "zz"])]:
+        rewrite(job, lambda asked, answer=answer: [{"question": q["question"], "answer": answer} for q in asked[:4]])
+        assert job("--few-shot", "2", "--overwrite", *flags) == 0
+        stops[name] = read_json(job.output.with_name("answers.jsonl.settings.json"))["stop"]
+        assert [record["line"] for record in lines_of(job.output)] == [3, 4]
+    assert stops == {"line": ["\n"], "lines": ["\n\n"], "given": ["zz"]}
+
+
+def test_a_text_that_stops_is_without_the_text_it_stops_at(job):
+    whole = answers_to(questions()[:6])
+    rewrite(job, lambda asked: asked[:6])
+    assert job("--stop", "a") == 0
+    records = lines_of(job.output)
+    assert [record["text"] for record in records] == [text.partition("a")[0] for text in whole]
+    assert all(record["finish_reason"] == "stop" for record, text in zip(records, whole, strict=True) if "a" in text)
+
+
+def test_a_line_every_half_minute_where_there_is_no_terminal(job, monkeypatch, capsys):
+    times = iter(range(0, 10**6, 20))
+    monkeypatch.setattr("hf_adafuse.cli.progress.time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    assert job() == 0
+    *lines, summary = capsys.readouterr().err.splitlines()
+    assert lines and all(re.fullmatch(r"hf-adafuse: \d+ of 14 answers after \d+ s, .* words/s", one) for one in lines)
+    assert "14 of 14 answers in" in summary
+    assert job("--overwrite", "--no-progress") == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_standard_input(job, monkeypatch):
     content = "\ufeff" + job.input.read_text(encoding="utf-8").replace("\n", "\r\n\r\n", 3)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
@@ -113,8 +145,9 @@ def test_chat_is_rendered_by_each_members_own_template(tmp_path):
         pair.append((model, tokenizer))
     asked = ["there was a cat", "once upon a time"]
     write_lines(tmp_path / "in.jsonl", [{"prompt": text} for text in asked])
-    flags = ["--model", str(tmp_path / names[0]), "--assistant", str(tmp_path / names[1]), "--max-word-tokens", "4"]
-    arguments = ["--output", str(tmp_path / "out.jsonl"), "--chat", *SETTINGS, *flags]
+    flags = ["--model", str(tmp_path / names[0]), "--assistant", str(tmp_path / names[1])]
+    settings = ["--preset", "paper", "--max-word-tokens", "4"]
+    arguments = ["--output", str(tmp_path / "out.jsonl"), "--chat", *SETTINGS, *flags, *settings]
     assert main(["run", str(tmp_path / "in.jsonl"), *arguments]) == 0
     inputs = chat_inputs([[{"role": "user", "content": text}] for text in asked], [tok for _, tok in pair])
     output = enable_adafuse(pair[0][0]).generate(

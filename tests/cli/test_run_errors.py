@@ -6,7 +6,7 @@ import pytest
 from jobs import answers_to, lines_of, questions, rewrite
 
 from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble
-from hf_adafuse.cli import members
+from hf_adafuse.cli import main, members
 from hf_adafuse.cli.batches import Answerer
 
 
@@ -143,3 +143,17 @@ def test_a_failure_is_skipped_when_asked(job, failing, capsys):
     del records[3]
     assert [record["text"] for record in records] == answers_to(questions()[:3] + questions()[4:])
     assert f"warning: line 4 of {job.input}: assistant 1" in capsys.readouterr().err
+
+
+def test_where_no_line_makes_a_prompt_the_template_is_missing(job, capsys):
+    rewrite(job, lambda asked: [{"text": "a"}, {"text": "b"}])
+    assert job() == 2
+    err = capsys.readouterr().err
+    assert "must have the field 'question'" in err and "Pass --template" in err and "--on-error" not in err
+
+
+def test_the_answers_must_go_to_a_file(job, capsys, monkeypatch):
+    monkeypatch.chdir(job.input.parent)
+    assert main(["run", str(job.input), "--output", "-"]) == 2
+    assert "`--output` must be a file" in capsys.readouterr().err
+    assert not (job.input.parent / "-").exists()

@@ -18,6 +18,7 @@ from hf_adafuse.decoding.fusion import Choice
 from hf_adafuse.decoding.strategies.majority import Majority
 from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy
 from hf_adafuse.decoding.strategies.token_strategy import NextToken
+from hf_adafuse.members.vocabulary import vocabulary_of
 
 
 def case_of(method, first="byte_level", second="byte_level", weights=None, **options):
@@ -192,3 +193,20 @@ def test_a_method_over_tokens_has_no_unit_of_the_nll(method):
     with pytest.raises(ValueError, match=f"`nll_normalization` must be 'token' with method '{method}', but is 'byte'"):
         make_strategy(AdaFuseConfig(method=method, nll_normalization="byte"))
     make_strategy(AdaFuseConfig(method="sweetspan", nll_normalization="byte"))
+
+
+@pytest.mark.parametrize("second", ["byte_level", "sentencepiece", "characters"])
+@pytest.mark.parametrize("method", ["rerank", "majority", "cool-fusion"])
+def test_whole_answers_are_judged_as_far_as_the_caller_gets_them(method, second):
+    """Each candidate ends with the token that completes the stop string, and its NLL counts no token after that."""
+    case = case_of(method, second=second, **({"rerank": True} if method == "cool-fusion" else {}))
+    tokenizer, num_cut = case.tokenizers[0], 0
+    for stop in ("e", "a", "t", "n"):
+        for candidate in case.fast(stop_strings=[stop]).rounds[0][0].candidates:
+            if stop in candidate.text:
+                ids = vocabulary_of(tokenizer).encode(candidate.text).ids
+                if 0 in candidate.proposers or candidate.text == vocabulary_of(tokenizer).text(ids):
+                    before = candidate.text.removesuffix(vocabulary_of(tokenizer).text(ids[-1:]))
+                    assert stop not in before and not candidate.ends
+                    num_cut += 1
+    assert num_cut >= 2

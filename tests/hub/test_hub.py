@@ -32,7 +32,7 @@ MEMBERS = {
     "other main": ("qwen3", "sentencepiece", 2),
 }
 CONFIG = AdaFuseConfig(max_word_tokens=6, num_branches=2)
-FLAGS = ["--max-word-tokens", "6", "--branches", "2"]
+FLAGS = ["--preset", "paper", "--max-word-tokens", "6", "--branches", "2"]
 SHORT = {"max_new_tokens": 12, "do_sample": False}
 PROMPTS = ["Once upon a time", "She"]
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
@@ -117,10 +117,11 @@ def test_repositories_work_without_the_package(root, members, capsys, monkeypatc
     assert ensemble != plain.tolist()  # else nothing below says anything
     texts = members.tokenizers["main"].batch_decode(ensemble, skip_special_tokens=True)
     cards = [members.text(max_new_tokens=32)] * 2 + [members.text("other main", max_new_tokens=32)] * 2
-    flat = {path.name for path in Path("full").glob("*.py")}
-    custom = [f"custom_generate/{name}" for name in {*flat, "requirements.txt"} - {"modeling_adafuse.py"}]
+    assert not list(Path("full").glob("*.py"))  # the code is there once
+    custom = [f"custom_generate/{path.name}" for path in Path("full/custom_generate").iterdir()]
+    assert {"custom_generate/modeling_adafuse.py", "custom_generate/requirements.txt"} <= set(custom)
     member = {path.name for path in Path("assistant").iterdir()}
-    saved = [*flat, *member, "custom_generate", *custom, "assistant_1", *(f"assistant_1/{name}" for name in member)]
+    saved = [*member, "custom_generate", *custom, "assistant_1", *(f"assistant_1/{name}" for name in member)]
     assert results == {
         "import": "import of hf_adafuse halted; None in sys.modules",
         "modules": [],

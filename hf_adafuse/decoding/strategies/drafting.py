@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from ...config import AdaFuseConfig
 from ...members.member import Member
 from ...members.vocabulary import Vocabulary
+from ...outputs import cut_words
 from ...trees.nodes import Node
-from ..proposer import GrowingWord, NextToken, Proposals, Proposer, most_likely
+from ..answer_stops import ids_up_to
+from ..proposer import GrowingWord, NextToken, Proposal, Proposals, Proposer, most_likely
 from ..requests import Requests, together
 from ..scoring import margin
 from ..words import WordRule, is_mid_character
@@ -39,7 +41,8 @@ class DraftedText(Proposer):
             choices = [self.draft(root.prompt_index) for _ in range(self.num_samples)]
         texts = [self._text(root, useful, next_token, number) for number, next_token in enumerate(choices)]
         found = yield from together(self.member_index, texts)
-        return Proposals([self.proposal(words) for words, _ in found], found[0][1])
+        spans = [self.finished((root.prompt_index, number), words) for number, (words, _) in enumerate(found)]
+        return Proposals(spans, found[0][1])
 
     def _text(
         self, root: Node, useful: Sequence[Node], next_token: NextToken, number: int
@@ -69,6 +72,10 @@ class DraftedText(Proposer):
     @abstractmethod
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         """Whether a text, by its prompt's index and its number, ends after these words, before `following`."""
+
+    def finished(self, text: tuple[int, int], words: list[GrowingWord]) -> Proposal:
+        """What is proposed of a text, by its prompt's index and its number, that is made of these words."""
+        return self.proposal(words)
 
     def _grow(self, word: GrowingWord, most: int | None, next_token: NextToken) -> bool:
         """Extend a word as far as it has been read; whether it is done, or has more than `most` tokens."""
@@ -141,7 +148,19 @@ class Answers(DraftedText):
 
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         answer = self.proposal(words)
-        return self.stops(text[0], answer.text, answer.ids if self._speaks_main else None, number=text[1])
+        return self.stops(text[0], answer.text, self._main_ids(answer), number=text[1])
+
+    def finished(self, text: tuple[int, int], words: list[GrowingWord]) -> Proposal:
+        """The answer up to where a stopping criterion ends it: nobody judges what the caller does not get."""
+        answer = self.proposal(words)
+        kept = self.stops.cut(text[0], answer.text, self._main_ids(answer), number=text[1])
+        if kept is None:
+            return answer
+        ids = ids_up_to(self.member.vocabulary, answer.ids, kept)
+        return Proposal(tuple(cut_words(list(answer.words), kept)), tuple(ids), ends=False)
+
+    def _main_ids(self, answer: Proposal) -> tuple[int, ...] | None:
+        return answer.ids if self._speaks_main else None
 
 
 def answers_of(
