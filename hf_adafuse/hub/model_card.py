@@ -105,8 +105,8 @@ def model_card(
         metadata["base_model"] = list(base_models)
     # A JSON value is a YAML value, with no special case for any name.
     head = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in metadata.items())
-    number, members = 1 + len(assistants), ", ".join([str(main), *assistants])
-    what = "An ensemble of language models." if main is None else f"An ensemble of {number} language models: {members}."
+    number, named = 1 + len(assistants), ", ".join([str(main), *assistants])
+    what = "An ensemble of language models." if main is None else f"An ensemble of {number} language models: {named}."
     text = _TITLE.format(title=name.rpartition("/")[2], what=what)
     if main is not None:
         text += _FULL.format(name=name)
