@@ -26,6 +26,10 @@ class AdaFuseCandidate:
             fused answer, which is taken before all others.
         lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.
         dropped (`str`): why the candidate left the pool; `None` when it did not.
+        decided_by (`list[float]`): the quantities by which it was compared with the others, which the round's
+            `criterion` names: one, or, where candidates are compared word by word, one for each of its words until it
+            lost; empty where it was not compared.
+        note (`str`): what else decided about it; `None` for nothing.
     """
 
     text: str
@@ -36,6 +40,8 @@ class AdaFuseCandidate:
     score: float
     lossy: list[int] = field(default_factory=list)
     dropped: str | None = None
+    decided_by: list[float] = field(default_factory=list)
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,9 @@ class AdaFuseRound:
         margins (`list[list[float]]`): per member, the margins it read at the starts of its words.
         num_tokens (`int`): the main model's tokens committed, the end-of-sequence token included.
         is_whole (`bool`): whether the winner was committed to its end.
+        weights (`list[float]`): how much each member counted, as shares of 1.
+        criterion (`str`): the quantity by which the winner was found: `"fused NLL"`, `"mean probability"`.
+        highest_wins (`bool`): whether the highest value of it wins, else the lowest.
     """
 
     text: str
@@ -65,6 +74,9 @@ class AdaFuseRound:
     margins: list[list[float]]
     num_tokens: int
     is_whole: bool
+    weights: list[float] = field(default_factory=list)
+    criterion: str = "fused NLL"
+    highest_wins: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The round as plain JSON values."""

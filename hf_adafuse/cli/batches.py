@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,9 @@ class Answerer:
         """
 
         def tell(question: Question, rounds: Any) -> None:
+            if self._args.html is not None:
+                page = rounds.to_html(f"Answer {question.line}")
+                (Path(self._args.html) / f"{question.line}.html").write_text(page, encoding="utf-8")
             on_record(self._record(question, Answer.of(rounds, self._args.stop)))
 
         failed = answer_each(questions, self._ask, tell)

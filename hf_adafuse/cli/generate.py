@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from .arguments import (
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="write one JSON object instead: prompt, text, rounds, stats")
     shape.add_argument("--trace", action="store_true", help="write [each round] in brackets, then all candidates")
+    parser.add_argument("--html", metavar="FILE", help="also write a page that shows each round and its candidates")
     add_member_arguments(parser)
     add_config_arguments(parser)
 
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if writer is not None:
             writer.close()
+    if args.html is not None:
+        Path(args.html).write_text(output.rounds.to_html(prompt), encoding="utf-8")
     if args.json:
         sys.stdout.write(_as_json(prompt, output) + "\n")
     elif args.trace:

@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stop_argument(parser, "none; with --few-shot the end of a line, or an empty line where answers have several")
     add_text_arguments(parser, "0")
     parser.add_argument("--rounds", action="store_true", default=None, help="also write each answer's rounds")
+    parser.add_argument("--html", metavar="FOLDER", help="also write a page for each answer that shows its rounds")
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     adafuse_config(args)  # refuse wrong settings before models are loaded
     read_text_arguments(args)
     check_output(Path(args.output))
+    if args.html is not None:
+        Path(args.html).mkdir(parents=True, exist_ok=True)
     template = Template(args.template or _default_template(args.model))
     found = read_questions(args.questions, template, args.split, args.subset)
     questions, stops = add_examples(found, args.few_shot, template)

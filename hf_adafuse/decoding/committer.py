@@ -123,4 +123,7 @@ def _record(pool: Pool, winner: Candidate, text: str, num_taken: int, is_whole: 
         margins=pool.margins,
         num_tokens=num_taken,
         is_whole=is_whole,
+        weights=pool.weights,
+        criterion=pool.criterion,
+        highest_wins=pool.highest_wins,
     )

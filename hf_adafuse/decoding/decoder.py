@@ -207,6 +207,8 @@ class Decoder:
             yield Read(0, needed)
         winner.nlls[0] = span_nll(main.log_probs(prompt.index, [scored])[0])
         winner.score = winner.nlls[0] or 0.0
+        winner.decided_by = [winner.score]
+        sure.criterion = "NLL under the main model, which is certain"
         main.num_proposals += 1
         self._committer.commit(prompt, sure, winner)
         return True

@@ -27,7 +27,7 @@ prod p^w (a product of experts: one that finds it unlikely suffices to reject it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..config import AdaFuseConfig
@@ -103,11 +103,18 @@ class Choice:
         winner (`int`, *optional*): the index of the candidate; `None` where none is possible.
         nlls (`list[list[float]]`): per candidate and member, its NLL; `None` where there is nothing to score.
         scores (`list[float]`): per candidate, the fused score.
+        decided_by (`list[list[float]]`, *optional*): per candidate, the quantities by which it was compared with the
+            others, as the trace shows them; by default its score.
+        notes (`dict[int, str]`, *optional*): what else decided, by candidate.
+        weights (`list[float]`, *optional*): of the members, where the rule had others than it was given.
     """
 
     winner: int | None
     nlls: list[list[float | None]]
     scores: list[float]
+    decided_by: list[list[float]] = field(default_factory=list)
+    notes: Mapping[int, str] = field(default_factory=dict)
+    weights: Sequence[float] | None = None
 
 
 def choose(
@@ -133,7 +140,9 @@ def choose(
         scores = [trie.score(index) if index in possible else math.inf for index in range(len(spans))]
         kept = own if config.switch_margin > 0 else None
         heard = trie.without_silence(possible, kept) if possible and config.empty_text == "all" else possible
-        return Choice(trie.descend(heard, own) if heard else None, nlls, scores)
+        notes = {index: "it says nothing, and not all members want that" for index in possible if index not in heard}
+        winner = trie.descend(heard, own) if heard else None
+        return Choice(winner, nlls, scores, trie.decided_by, notes | trie.notes)
     scores = [fused_score(nlls[index], weights) if index in possible else math.inf for index in range(len(spans))]
     return Choice(_lowest(scores, own, config.switch_margin), nlls, scores)
 
@@ -164,6 +173,9 @@ class _Trie:
     def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], config: AdaFuseConfig) -> None:
         self._spans, self._weights, self._config = spans, weights, config
         self._share = {"whole": 1.0, "distinct": 0.0, "weighted": share_of_rest(weights)}[config.word_part]
+        # What `descend` has compared: per candidate, the mean probability of each of its words.
+        self.decided_by: list[list[float]] = [[] for _ in spans]
+        self.notes: dict[int, str] = {}
 
     def without_silence(self, candidates: list[int], kept: int | None) -> list[int]:
         """The candidates but for those that say nothing, where a member that counts would rather say something; `kept`
@@ -190,10 +202,14 @@ class _Trie:
                 return own
             ended = [index for index in candidates if index not in longer]
             if not longer or (ended and self._weight(longer) < self._weight(ended)):
+                self.notes |= dict.fromkeys(longer, "it goes on, for members that count less")
                 return ended[0]
             first = self._first_of_each(longer, level)
             values = [-self._fused(log_probs) for log_probs in self._log_probs(list(first.values()), level)]
             words = list(first)
+            for index in longer:
+                value = values[words.index(self._spans[index].words[level])]
+                self.decided_by[index].append(math.exp(-value))
             kept = words.index(self._spans[own].words[level]) if own in longer else None
             chosen = words[_lowest(values, kept, margin) or 0]
             candidates = [index for index in longer if self._spans[index].words[level] == chosen]

@@ -16,7 +16,7 @@ from .fusion import END, Choice, ScoredSpan, units
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .strategies.strategy import SpanStrategy
-from .trust import Trust
+from .trust import Trust, shares
 from .words import WordRule
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ class Judge:
         spans = [self._scored_span(candidate, scored, is_first) for candidate in candidates]
         best = pool.best_of(0)
         own = candidates.index(best) if best in candidates else None
-        choice = strategy.choose(spans, self.trust(prompt).weights, own)
+        weights = self.trust(prompt).weights
+        choice = strategy.choose(spans, weights, own)
         if not isinstance(choice, Choice):
             raise TypeError(
                 f"What {type(strategy).__name__}.choose gives must be a Choice (of hf_adafuse.decoding.fusion), but is "
@@ -67,6 +68,8 @@ class Judge:
                 f"The winner that {type(strategy).__name__}.choose gives must be the index of one of {len(candidates)} "
                 f"candidates, or None, but is {choice.winner}. Mend the method."
             )
+        pool.weights = shares(weights if choice.weights is None else choice.weights)
+        pool.criterion, pool.highest_wins = strategy.criterion, strategy.highest_wins
         return pool.settle(candidates, choice)
 
     def fused_text(self, prompt: Prompt, pool: Pool, winner: Candidate) -> str | None:

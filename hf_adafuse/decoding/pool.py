@@ -29,6 +29,7 @@ class Candidate:
         score (`float`): the fused score.
         logits (`list[list[float]]`): per member, of its ids, where the method needs them.
         dropped (`str`, *optional*): why it left the pool.
+        decided_by (`list[float]`), note (`str`, *optional*): as of [`AdaFuseCandidate`].
         end_token (`int`, *optional*): of the main model: the one that ends the sequence, where that has been drawn.
     """
 
@@ -44,6 +45,8 @@ class Candidate:
     score: float = math.inf
     logits: list[list[float]] = field(default_factory=list)
     dropped: str | None = None
+    decided_by: list[float] = field(default_factory=list)
+    note: str | None = None
     end_token: int | None = None
 
     @property
@@ -58,11 +61,16 @@ class Pool:
 
     Args:
         vocabularies (`list[Vocabulary]`): the members', the main model's first.
+
+    Attributes:
+        weights (`list[float]`), criterion (`str`), highest_wins (`bool`): as of [`AdaFuseRound`]; set by who chooses.
     """
 
     def __init__(self, vocabularies: Sequence[Vocabulary]) -> None:
         self.vocabularies = vocabularies
         self.margins: list[list[float]] = [[] for _ in vocabularies]
+        self.weights: list[float] = []
+        self.criterion, self.highest_wins = "fused NLL", False
         self._candidates: dict[tuple[str, bool], Candidate] = {}
         self._best: dict[int, Candidate] = {}
 
@@ -119,6 +127,9 @@ class Pool:
         for candidate, nlls, score in zip(candidates, choice.nlls, choice.scores, strict=True):
             candidate.nlls = dict(enumerate(nlls))
             candidate.score = score
+        for index, candidate in enumerate(candidates):
+            candidate.decided_by = choice.decided_by[index] if choice.decided_by else [candidate.score]
+            candidate.note = choice.notes.get(index)
         return None if choice.winner is None else candidates[choice.winner]
 
     def trace(self) -> list[AdaFuseCandidate]:
@@ -133,6 +144,8 @@ class Pool:
                 score=candidate.score,
                 lossy=sorted(candidate.lossy),
                 dropped=candidate.dropped,
+                decided_by=candidate.decided_by,
+                note=candidate.note,
             )
             for candidate in self.ranked()
         ]

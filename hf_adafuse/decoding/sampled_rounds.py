@@ -61,6 +61,7 @@ class SampledRounds:
             if member_index == 0 or (yield from self._is_accepted(prompt, pool, candidate, log_probs)):
                 candidate.nlls[member_index] = span_nll(log_probs)
                 candidate.score = candidate.nlls[member_index] or 0.0
+                candidate.decided_by, pool.criterion = [candidate.score], "NLL of the word, which was drawn"
                 candidate.dropped = None  # also a special token of the main model's own, which has no text
                 self._sampler.keep(member_index, word)
                 return pool, candidate

@@ -7,6 +7,7 @@ text: what it has not yet taken as its own is its tail, in bytes, below the end 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from .committer import Committer
 from .progress import Prompt
 from .requests import Read, Requests
 from .strategies.token_strategy import NextToken, TokenStrategy
+from .trust import shares
 from .words import is_mid_character
 
 
@@ -118,6 +120,9 @@ class TokenRounds:
                 margins=[[] for _ in self._members],
                 num_tokens=num_taken,
                 is_whole=is_whole,
+                weights=shares(self._weights),
+                criterion=self._strategy.criterion,
+                highest_wins=self._strategy.highest_wins,
             )
 
         for k in proposers:
@@ -184,4 +189,5 @@ def _candidate(one: NextToken, tops: Sequence[Sequence[tuple[bytes | None, int, 
         proposers=[k for k, top in enumerate(tops) if top and top[0][0] == one.data],
         nlls=[None if value is None else -value for value in one.log_probs],
         score=one.score,
+        decided_by=[math.exp(-one.score)],
     )

@@ -10,6 +10,12 @@ from collections.abc import Sequence
 from ..config import AdaFuseConfig
 
 
+def shares(weights: Sequence[float]) -> list[float]:
+    """Weights as shares of 1."""
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
 class Trust:
     """
     The weights of the members for one prompt.

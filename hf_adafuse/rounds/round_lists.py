@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..outputs import AdaFuseRound
-from .trace_html import format_html
+from .trace_html import format_html, html_page
 from .trace_text import format_trace, short_name
 
 
@@ -44,6 +44,10 @@ class AdaFuseRounds(list[AdaFuseRound]):
     def __str__(self) -> str:
         return format_trace(self, self.names)
 
+    def to_html(self, title: str = "AdaFuse") -> str:
+        """A page: the text, each span in the colours of who proposed it, and a table of the rounds."""
+        return html_page(title, self._repr_html_())
+
     def _repr_html_(self) -> str:
         return format_html([self], self.names, self.threshold)
 
@@ -76,6 +80,10 @@ class AdaFuseRoundsBatch(list[AdaFuseRounds]):
         if len(self) == 1:
             return str(self[0])
         return "\n".join(f"Prompt {number}\n\n{rounds}" for number, rounds in enumerate(self, start=1))
+
+    def to_html(self, title: str = "AdaFuse") -> str:
+        """A page: per prompt, what [`AdaFuseRounds.to_html`] shows."""
+        return html_page(title, self._repr_html_())
 
     def _repr_html_(self) -> str:
         return format_html(self, self.names, self.threshold)

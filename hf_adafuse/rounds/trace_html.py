@@ -12,6 +12,7 @@ from html import escape
 from ..outputs import AdaFuseRound
 from .trace_text import (
     END,
+    decision,
     format_round,
     on_one_line,
     ranking,
@@ -19,6 +20,7 @@ from .trace_text import (
     show_margins,
     show_nll,
     show_proposers,
+    show_values,
     summary,
     winning_members,
 )
@@ -32,7 +34,7 @@ _UNCERTAIN = "text-decoration:underline dotted 2px;text-underline-offset:3px"
 _END = "opacity:.75"
 _NUMBERS = "font-size:70%;opacity:.75;margin-left:1px;user-select:none;-webkit-user-select:none"
 _CELL = "text-align:left;vertical-align:top;padding:6px 16px 5px 0"
-_HEADINGS = ("round", "committed", "proposed by", "fused NLL", "ahead by", "margins", "candidates")
+_HEADINGS = ("round", "committed", "proposed by", "decided by", "winner", "next", "weights", "margins", "candidates")
 
 
 def format_html(prompts: Sequence[Sequence[AdaFuseRound]], names: Sequence[str], threshold: float | None = None) -> str:
@@ -54,6 +56,13 @@ def format_html(prompts: Sequence[Sequence[AdaFuseRound]], names: Sequence[str],
     if len(prompts) > MAX_PROMPTS:
         parts.append(f"<div>{len(prompts) - MAX_PROMPTS} more prompts are not shown; take them one by one.</div>")
     return f"<div>{''.join(parts)}</div>"
+
+
+def html_page(title: str, body: str) -> str:
+    """A whole page around the HTML of rounds, light or dark as the reader's system is."""
+    style = "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}"
+    head = f'<meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
+    return f"<!doctype html>\n<html><head>{head}<style>{style}</style></head><body>{body}</body></html>\n"
 
 
 def _legend(names: Sequence[str], threshold: float | None) -> str:
@@ -113,13 +122,14 @@ def _split_space(text: str) -> tuple[str, str]:
 
 def _tip(committed: AdaFuseRound, names: Sequence[str]) -> str:
     """The candidates for a tooltip. Numbers first: its letters have different widths."""
-    lines = [f"fused NLL (under {', '.join(names)})"]
+    which = "highest" if committed.highest_wins else "lowest"
+    lines = [f"{committed.criterion}, the {which} wins (NLL under {', '.join(names)})"]
     for rank in ranking(committed):
         candidate = committed.candidates[rank]
         mark = "\N{BLACK RIGHT-POINTING SMALL TRIANGLE}" if rank == committed.winner else "\N{FIGURE SPACE}"
         nlls = ", ".join(map(show_nll, candidate.nlls))
         by = show_proposers(candidate)
-        lines.append(f"{mark} {show_nll(candidate.score)} ({nlls}) {show_candidate(candidate)} by {by}")
+        lines.append(f"{mark} {show_values(candidate.decided_by)} ({nlls}) {show_candidate(candidate)} by {by}")
     return "\n".join([*lines, f"margins  {show_margins(committed)}"])
 
 
@@ -136,16 +146,17 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 
 def _cells(number: int, committed: AdaFuseRound, threshold: float | None) -> list[str]:
     members = winning_members(committed)
-    scores = [committed.candidates[rank].score for rank in ranking(committed)]
-    score = None if committed.winner is None else scores[0]
-    ahead = None if score is None or len(scores) == 1 else scores[1] - score
+    own, other = decision(committed) or (None, None)
+    direction = "" if other is None else " (highest)" if committed.highest_wins else " (lowest)"
     candidates = f"<pre>{escape(format_round(number, committed))}</pre>"
     return [
         str(number),
         f'<span style="{_colours(members)};white-space:pre-wrap">{_on_one_row(committed, threshold)}</span>',
         _chip(members),
-        show_nll(score),
-        show_nll(ahead),
+        f"{committed.criterion}{direction}",
+        show_nll(own),
+        show_nll(other),
+        " ".join(f"{weight:.2f}" for weight in committed.weights),
         show_margins(committed).replace("  ", " &ensp;"),
         f"<details><summary>{len(committed.candidates)}</summary>{candidates}</details>",
     ]

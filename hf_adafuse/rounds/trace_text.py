@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ def bracketed(text: str) -> str:
 
 def format_trace(rounds: Sequence[AdaFuseRound], names: Sequence[str], stats: dict[str, Any] | None = None) -> str:
     """
-    A table per round: its candidates, best first, who proposed them, their NLL under each member, the fused score.
+    A table per round: its candidates, best first, who proposed them, their NLL under each member, and the quantity by
+    which the winner was found. Of words that are compared one by one it is shown for each, until the candidate lost.
 
-        Round 2  [is generally a]  3 words, 3 tokens
-            candidate            by   nll 0  nll 1  fused
+        Round 2  [is generally a]  3 words, 3 tokens, weights 0.50 0.50, the lowest fused NLL wins
+            candidate            by   nll 0  nll 1  fused NLL
           > " is generally a"    0 1  0.412  0.630  0.521
             " is generally the"  1    0.731  0.604  0.668
             margins  0: 0.81 0.74 0.32  1: 0.93 0.88 0.15
@@ -72,7 +74,8 @@ def format_round(number: int, committed: AdaFuseRound) -> str:
     """One round: what was committed, its candidates, the margins."""
     span = bracketed(committed.text) + (f" {END}" if committed.ends else "")
     counts = f"{_count(len(committed.words), 'word')}, {_count(committed.num_tokens, 'token')}"
-    lines = [f"Round {number}  {span}  {counts}"]
+    weights = f", weights {' '.join(f'{weight:.2f}' for weight in committed.weights)}" if committed.weights else ""
+    lines = [f"Round {number}  {span}  {counts}{weights}{show_rule(committed)}"]
     if committed.winner is None:
         lines.append("    every candidate was ruled out: the main model's greedy word was taken")
     if not committed.is_whole:
@@ -86,24 +89,54 @@ def format_round(number: int, committed: AdaFuseRound) -> str:
 def _format_table(committed: AdaFuseRound) -> list[str]:
     candidates = committed.candidates
     ranks = ranking(committed)
-    header = ["candidate", "by", *[f"nll {k}" for k in range(len(committed.margins))], "fused", ""]
+    header = ["candidate", "by", *[f"nll {k}" for k in range(len(committed.margins))], committed.criterion, ""]
     rows = [header, *[_cells(candidates[rank]) for rank in ranks]]
     marks = [" ", *[">" if rank == committed.winner else " " for rank in ranks]]
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for mark, row in zip(marks, rows, strict=True):
         text, proposers, *numbers, note = map(_padded, row, widths)
-        numbers = [number.strip().rjust(len(number)) for number in numbers]
+        numbers = [*(number.strip().rjust(len(number)) for number in numbers[:-1]), numbers[-1]]
         lines.append(f"  {mark} {'  '.join([text, proposers, *numbers, note])}".rstrip())
     return lines
 
 
 def _cells(candidate: AdaFuseCandidate) -> list[str]:
     note = f"dropped: {candidate.dropped}" if candidate.dropped else ""
-    if candidate.lossy and not note:
-        note = f"not exact for {' '.join(map(str, candidate.lossy))}"
-    scores = map(show_nll, [*candidate.nlls, candidate.score])
-    return [show_candidate(candidate), show_proposers(candidate), *scores, note]
+    lossy = f"not exact for {' '.join(map(str, candidate.lossy))}" if candidate.lossy and not note else ""
+    note = ", ".join(part for part in (note, candidate.note, lossy) if part)
+    nlls = map(show_nll, candidate.nlls)
+    return [show_candidate(candidate), show_proposers(candidate), *nlls, show_values(candidate.decided_by), note]
+
+
+def show_rule(committed: AdaFuseRound) -> str:
+    """`, the lowest fused NLL wins`; nothing where there was one candidate."""
+    if len(committed.candidates) < 2:
+        return ""
+    return f", the {'highest' if committed.highest_wins else 'lowest'} {committed.criterion} wins"
+
+
+def show_values(values: Sequence[float]) -> str:
+    """`0.521`, or `0.93 0.62` of words that were compared one by one; `-` of a candidate that was not compared."""
+    return " ".join(f"{value:.3f}" for value in values) or "-"
+
+
+def decision(committed: AdaFuseRound) -> tuple[float, float | None] | None:
+    """
+    The value of the winner and that of the candidate that it beat last, by the round's criterion; `None` twice over
+    where nothing was compared.
+    """
+    if committed.winner is None or not committed.candidates[committed.winner].decided_by:
+        return None
+    mine = committed.candidates[committed.winner].decided_by
+    others = [one.decided_by for rank, one in enumerate(committed.candidates) if rank != committed.winner]
+    # Who lost last was compared with the winner's word at that place; before it their words were the same.
+    last = max((len(values) for values in others if values), default=0)
+    level = min(last, len(mine)) - 1
+    if level < 0:
+        return mine[-1], None
+    found = [values[level] for values in others if len(values) > level]
+    return mine[level], (max(found) if committed.highest_wins else min(found))
 
 
 def show_candidate(candidate: AdaFuseCandidate) -> str:
@@ -133,9 +166,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def ranking(committed: AdaFuseRound) -> list[int]:
-    """The indices of the candidates: the winner, then the others from the lowest fused score on."""
-    scores = [candidate.score for candidate in committed.candidates]
-    return sorted(range(len(scores)), key=lambda rank: (rank != committed.winner, scores[rank]))
+    """The indices of the candidates: the winner, then the others by how long they were compared, the best first."""
+
+    def order(rank: int) -> tuple[bool, int, float]:
+        values = committed.candidates[rank].decided_by
+        last = values[-1] if values else math.inf
+        return rank != committed.winner, -len(values), -last if committed.highest_wins else last
+
+    return sorted(range(len(committed.candidates)), key=order)
 
 
 def on_one_line(text: str) -> str:

@@ -132,6 +132,13 @@ def test_trace(pair, capsys):
         assert f"{committed.candidates[committed.winner].score:.3f}" in winners[0]
 
 
+def test_a_page_of_the_rounds(pair, tmp_path, capsys):
+    text, rounds = expected(pair)
+    assert main(flags(pair, "--html", str(tmp_path / "page.html"), PROMPT)) == 0
+    assert capsys.readouterr().out == text + "\n"
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == rounds.to_html(PROMPT)
+
+
 def test_stop(pair, capsys):
     text, _ = expected(pair)
     stop = text[5:7]
@@ -190,7 +197,7 @@ def odd_round() -> AdaFuseRound:
     dropped = AdaFuseCandidate(
         " 猫", [" 猫"], False, [1], [None, 10.5], math.inf, [0], "the main model cannot represent it"
     )
-    forbidden = AdaFuseCandidate("\nyes", ["\nyes"], True, [0], [math.inf, 2.0], math.inf, [1])
+    forbidden = AdaFuseCandidate("\nyes", ["\nyes"], True, [0], [math.inf, 2.0], math.inf, [1], decided_by=[math.inf])
     return AdaFuseRound(" no", [" no"], False, 0, None, [dropped, forbidden], [[0.25], []], 1, True)
 
 
@@ -198,11 +205,11 @@ def test_trace_of_an_odd_round():
     stats = {"members": [{"forward_passes": 4}] * 2}
     assert format_trace([odd_round()], ["one", "two"], stats) == (
         "Members  0: one  1: two\n\n"
-        "Round 1  [no]  1 word, 1 token\n"
+        "Round 1  [no]  1 word, 1 token, the lowest fused NLL wins\n"
         "    every candidate was ruled out: the main model's greedy word was taken\n"
-        "    candidate      by  nll 0   nll 1  fused\n"
-        '    " 猫"          1       -  10.500    inf  dropped: the main model cannot represent it\n'
-        '    "\\nyes" <end>  0     inf   2.000    inf  not exact for 1\n'
+        "    candidate      by  nll 0   nll 1  fused NLL\n"
+        '    "\\nyes" <end>  0     inf   2.000  inf        not exact for 1\n'
+        '    " 猫"          1       -  10.500  -          dropped: the main model cannot represent it\n'
         "    margins  0: 0.25\n\n"
         "1 round, 1.00 words per round\nForward passes  0: 4  1: 4\nWinners proposed by  0: 1  1: 0\n"
     )

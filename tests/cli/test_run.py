@@ -126,6 +126,14 @@ def test_a_line_every_half_minute_where_there_is_no_terminal(job, monkeypatch, c
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_page_for_each_answer(job):
+    rewrite(job, lambda asked: asked[:3])
+    assert job("--html", str(job.output.parent / "pages")) == 0
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (job.output.parent / "pages").iterdir()}
+    assert sorted(pages) == ["1.html", "2.html", "3.html"]
+    assert all(answer.strip() in pages[f"{line}.html"] for line, answer in enumerate(answers_to(questions()[:3]), 1))
+
+
 def test_standard_input(job, monkeypatch):
     content = "\ufeff" + job.input.read_text(encoding="utf-8").replace("\n", "\r\n\r\n", 3)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))

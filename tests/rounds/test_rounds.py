@@ -15,8 +15,9 @@ from cases import Case
 from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseCandidate, AdaFuseConfig, AdaFuseRound, AdaFuseRounds, AdaFuseRoundsBatch, plots
+from hf_adafuse.decoding.fusion import ScoredSpan, choose
 from hf_adafuse.rounds.trace_html import COLOURS, MAX_PROMPTS
-from hf_adafuse.rounds.trace_text import count_wins, short_name, winning_members
+from hf_adafuse.rounds.trace_text import count_wins, decision, format_round, short_name, winning_members
 
 matplotlib.use("Agg")  # before the first figure: there is no screen
 
@@ -24,7 +25,8 @@ NAMES = ["the main model", "assistant 1 (models/<b>other)"]
 
 
 def candidate(text, words, ends, proposers, nlls):
-    return AdaFuseCandidate(text, words, ends, proposers, nlls, sum(nlls) / len(nlls))
+    score = sum(nlls) / len(nlls)
+    return AdaFuseCandidate(text, words, ends, proposers, nlls, score, decided_by=[score])
 
 
 def made_rounds():
@@ -142,7 +144,7 @@ def test_html_shows_text_and_marks_what_was_uncertain():
     assert page.uncertain == ["<i>Lima"]
     assert page.tables == 1
     assert page.titles[0].split("\n") == [
-        "fused NLL (under the main model, assistant 1 (<b>other))",
+        "fused NLL, the lowest wins (NLL under the main model, assistant 1 (<b>other))",
         '\N{BLACK RIGHT-POINTING SMALL TRIANGLE} 0.250 (0.300, 0.200) " is <i>Lima" by 0 1',
         '\N{FIGURE SPACE} 1.350 (0.800, 1.900) " is "C&A"" by 0',
         "margins  0: 0.90 0.35  1: 0.80 0.50",
@@ -245,3 +247,61 @@ def test_plots_without_matplotlib_say_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     with pytest.raises(ImportError, match=r'pip install "hf_adafuse\[plots\]"'):
         plots.overview(made_rounds())
+
+
+RULES = {
+    "the paper's": {},
+    "recommended": AdaFuseConfig.robust().to_dict(),
+    "horizon": {"fusion": "horizon"},
+    "words": {"fusion": "word", "word_part": "distinct", "model_weights": (0.3, 0.7)},
+    "unite": {"method": "unite"},
+    "gac": {"method": "gac"},
+    "sweetspan": {"method": "sweetspan"},
+    "cool-fusion": {"method": "cool-fusion"},
+    "specfuse": {"method": "specfuse", "learning_rate": 0.5},
+    "majority": {"method": "majority", "model_weights": (0.3, 0.7)},
+    "rerank": {"method": "rerank"},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_trace_shows_is_what_decided(rule):
+    """The winner has the best value by the criterion that the round names, at the word at which the others lost."""
+    num_contested = 0
+    for seed in range(4):
+        models = [tiny_model("llama", "byte_level", seed), tiny_model("gpt2", "sentencepiece", seed + 1)]
+        tokenizers = [TOKENIZERS["byte_level"](), TOKENIZERS["sentencepiece"]()]
+        config = AdaFuseConfig.from_dict(RULES[rule])
+        case = Case(models, tokenizers, config, ["Once upon a time", "She"], 12)
+        for committed in (one for rounds in case.fast().rounds for one in rounds):
+            assert math.isclose(sum(committed.weights), 1) and len(committed.weights) == 2
+            assert format_round(1, committed).count("wins") == (len(committed.candidates) > 1)
+            values = decision(committed)
+            if values is not None and values[1] is not None:
+                own, other = values
+                assert own >= other - 1e-6 if committed.highest_wins else own <= other + 1e-6
+                num_contested += own != other
+    assert num_contested >= 2
+
+
+def test_a_word_that_lost_shows_where():
+    """By hand: both begin with " a"; then " b" at 0.9 of one member and 0.5 of the other beats " c"."""
+
+    def span(words, first, second, proposer):
+        log_probs = [[[math.log(value)] for value in of_member] for of_member in (first, second)]
+        return ScoredSpan(words, log_probs, [2] * len(words), (proposer,))
+
+    spans = [
+        span((" a", " b"), [0.5, 0.9], [0.5, 0.5], 0),
+        span((" a", " c"), [0.5, 0.1], [0.5, 0.5], 1),
+        span((" d",), [0.2], [0.4], 1),
+    ]
+    choice = choose(spans, [1.0, 1.0], AdaFuseConfig(fusion="word"))
+    assert choice.winner == 0
+    assert [[round(value, 6) for value in of_one] for of_one in choice.decided_by] == [[0.5, 0.7], [0.5, 0.3], [0.3]]
+
+
+def test_a_page_of_rounds_stands_alone():
+    page = AdaFuseRoundsBatch([made_rounds()] * 2, NAMES, 0.7).to_html("a <title>")
+    assert page.startswith("<!doctype html>") and "<title>a &lt;title&gt;</title>" in page and "Prompt 2" in page
+    assert AdaFuseRounds(made_rounds(), NAMES, 0.7).to_html().count("<table") == 1

@@ -22,5 +22,13 @@ class AdaFuse(SpanStrategy):
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
         return Proposer(member_index, members[member_index], self.config, rule)
 
+    @property
+    def criterion(self) -> str:  # type: ignore[override]
+        return "mean probability" if self.highest_wins else "fused NLL"
+
+    @property
+    def highest_wins(self) -> bool:  # type: ignore[override]
+        return self.config.fusion == "word"
+
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
         return choose(candidates, weights, self.config, own)

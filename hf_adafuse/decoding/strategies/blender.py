@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,7 +75,16 @@ class Blender(WholeAnswers):
         scores = [math.inf] * len(candidates)
         for index, score in zip(possible, pair_scores(table, counts), strict=True):
             scores[index] = -score
-        return lowest(candidates, self.nlls(candidates, len(weights)), scores)
+        choice = lowest(candidates, self.nlls(candidates, len(weights)), scores)
+        return replace(choice, decided_by=[[-score] for score in scores])
+
+    @property
+    def criterion(self) -> str:  # type: ignore[override]
+        return "fused NLL" if self.ranker == NLL else "pairwise preference"
+
+    @property
+    def highest_wins(self) -> bool:  # type: ignore[override]
+        return self.ranker != NLL
 
     def fuse(self, texts: Sequence[str]) -> str | None:
         if self.fuser is None:

@@ -32,6 +32,7 @@ class CoolFusion(SpanStrategy):
             that of the lowest weighted mean perplexity is committed (the paper's best).
     """
 
+    criterion = "fused perplexity"
     num_words: int = field(default=1, init=False)
     rerank: bool = False
 

@@ -55,6 +55,7 @@ class Majority(WholeAnswers):
             ends do not count.
     """
 
+    criterion, highest_wins = "share of votes", True
     pattern: str | None = None
 
     def __post_init__(self) -> None:
@@ -80,7 +81,9 @@ class Majority(WholeAnswers):
         most = min(scores[index] for index in possible)
         first = [index for index in possible if scores[index] <= most + 1e-9]
         best = first_lowest([fused_score(nlls[index], weights) for index in first])
-        return Choice(first[best], nlls, scores)
+        shares = [[-score] for score in scores]
+        notes = {index: "as many votes, but a higher fused NLL" for index in first if index != first[best]}
+        return Choice(first[best], nlls, scores, shares, notes)
 
     def _says(self, text: str) -> str:
         found = None if self._pattern is None else list(self._pattern.finditer(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...members.member import Member
 from ..fusion import Choice, ScoredSpan
@@ -41,6 +41,7 @@ class SpecFuse(SpanStrategy):
     """
 
     samples = "drafts"
+    criterion, highest_wins = "verifiers' score", True
     num_words: int = field(default=1, init=False)
     num_tokens: int = 10
     score: str = "probability"
@@ -66,7 +67,8 @@ class SpecFuse(SpanStrategy):
             math.fsum(weight * row[index] for weight, row in zip(weights, table, strict=True)) / total
             for index in range(len(candidates))
         ]
-        return lowest(candidates, self.nlls(candidates, len(weights)), [-value for value in sums])
+        choice = lowest(candidates, self.nlls(candidates, len(weights)), [-value for value in sums])
+        return replace(choice, decided_by=[[value] for value in sums], weights=weights)
 
     def _row(self, candidates: Sequence[ScoredSpan], member_index: int) -> list[float]:
         """S[j, i] of a member for all candidates; 0 where it has nothing to score, or may not."""

@@ -29,6 +29,8 @@ class Strategy:
     Attributes:
         config (`AdaFuseConfig`): of the call.
         prompt_text (`str`): what the main model's prompt says, special tokens removed.
+        criterion (`str`), highest_wins (`bool`): the quantity by which it finds a winner, and which value of it wins;
+            what the trace shows.
         samples (`str`, *optional*): what `do_sample=True` does: `"words"` are the members' by lot; `"drafts"`: what
             members propose is drawn, by proposers that are [`DraftedText`]. `None`: it is refused.
     """
@@ -37,6 +39,8 @@ class Strategy:
     prompt_text = ""
     needs_logits = False
     is_whole = False
+    criterion = "fused NLL"
+    highest_wins = False
     samples: ClassVar[str | None] = None
 
     def prepare(self, device: torch.device) -> None:

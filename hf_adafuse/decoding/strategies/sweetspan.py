@@ -26,6 +26,7 @@ class SweetSpan(SpanStrategy):
         filter_ratio (`float`, *optional*, defaults to 10.0): `None` keeps all.
     """
 
+    criterion = "fused perplexity"
     num_words: int = 4
     filter_ratio: float | None = 10.0
 

@@ -41,6 +41,7 @@ class TokenStrategy(Strategy):
             whole, not token by token as it was committed.
     """
 
+    criterion, highest_wins = "fused probability", True
     is_retokenized = False  # without an annotation: this is no option
 
     def asks(self, main: Distribution) -> bool:
