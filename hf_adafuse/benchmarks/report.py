@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from ..trees.skinny_product import kernel_name
 from .results import OURS, Measurement
 from .targets import Check, Target
 
+# Figures are said not to be trusted where other programs keep more than this share of the processors busy, or where the
+# times of one contender differ by more than this share of their median.
+_MOST_LOAD, _MOST_SPREAD = 0.25, 0.2
 _HEADER = ("", "seconds", "spread", "words/s", "/ ours", "passes", "tokens", "KV peak", "memory", "same text")
 
 
@@ -53,10 +57,12 @@ def format_targets(targets: Sequence[Target]) -> str:
     return "\n".join(aligned(rows, left=4)) + "\n"
 
 
-def as_json(measurements: Sequence[Measurement], targets: Sequence[Target], settings: dict[str, Any]) -> dict[str, Any]:
+def as_json(
+    measurements: Sequence[Measurement], targets: Sequence[Target], settings: dict[str, Any], load: float = math.nan
+) -> dict[str, Any]:
     """Everything: machine, versions, settings, raw samples, figures, targets."""
     return {
-        "machine": machine(),
+        "machine": {name: None if value != value else value for name, value in machine(load).items()},
         "versions": {
             "hf_adafuse": __version__,
             "torch": torch.__version__,
@@ -69,8 +75,13 @@ def as_json(measurements: Sequence[Measurement], targets: Sequence[Target], sett
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+def load_average() -> float:
+    """How many processors other programs kept busy in the last minute, where this is asked before the work begins."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
+
+
+def machine(load: float = math.nan) -> dict[str, Any]:
+    """What the figures were taken on; `load`: the [`load_average`] before they were."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),
@@ -80,15 +91,23 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
+        "load": load,
     }
 
 
-def format_machine() -> str:
-    """What the figures were taken on, as a line: ratios of times differ by processor too."""
-    m = machine()
+def format_machine(load: float = math.nan) -> str:
+    """What the figures were taken on, as a line: ratios of times differ by processor too. A second line where other
+    programs kept so much of it busy that times are not to be trusted."""
+    m = machine(load)
+    busy = ""
+    if m["cpus"] is not None and load > _MOST_LOAD * m["cpus"]:
+        busy = (
+            f"NOT TO BE TRUSTED: other programs kept {load:.1f} of {m['cpus']} processors busy before this began. "
+            "Repeat it on a quiet machine.\n"
+        )
     kernel = "own kernel" if m["kernel"] else "no kernel of our own"
     devices = [f"{m['processor']} ({m['instructions']}, {kernel}), {_plural(m['threads'], 'thread')}", *m["gpus"]]
-    return f"{'; '.join(devices)}; torch {torch.__version__}, transformers {transformers.__version__}\n"
+    return f"{'; '.join(devices)}; torch {torch.__version__}, transformers {transformers.__version__}\n{busy}"
 
 
 def _processor() -> str:
@@ -140,7 +159,20 @@ def _summary(m: Measurement) -> list[str]:
         f"{m.words_per_round:.2f} words per round{early}",
         f"reading the weights once a pass takes {m.bound_seconds:.2f} s at {m.bandwidth / 1e9:.1f} GB/s (a copy's), "
         f"{m.bound_seconds / m.seconds(OURS):.0%} of the time",
+        *_doubts(m),
     ]
+
+
+def _doubts(m: Measurement) -> list[str]:
+    """What says that these figures are not to be trusted."""
+    found = []
+    if m.bound_seconds > m.seconds(OURS):
+        found.append("the copy took longer than all passes, which read as much: other programs slowed it down")
+    spreads = {name: m.spread(name) for name in m.contenders if len(m.of(name, m.texts_of(name)[0])) > 1}
+    uneven = max(spreads, key=lambda name: spreads[name], default=None)
+    if uneven is not None and spreads[uneven] > _MOST_SPREAD:
+        found.append(f"the times of {uneven!r} differ by {spreads[uneven]:.0%} between repeats")
+    return [f"NOT TO BE TRUSTED: {'; '.join(found)}. Repeat it on a quiet machine."] if found else []
 
 
 def _number(value: float, check: Check) -> str:

@@ -116,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     from ..demo.threads import threads
     from .members import check_loaded_here
 
+    load = report.load_average()
     check_loaded_here("bench", args)
     if args.methods is not None:
         args.against += METHODS if "all" in args.methods else args.methods
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     with threads(args.threads):
         workload = _workload(args)
         measured, targets = _measure(args, workload)
-        results, machine = report.as_json(measured, targets, _settings(args)), report.format_machine()
+        results, machine = report.as_json(measured, targets, _settings(args), load), report.format_machine(load)
     if args.json is not None and args.json != "-":
         Path(args.json).write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.plot is not None:

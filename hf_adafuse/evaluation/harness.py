@@ -109,7 +109,7 @@ def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
     """What `simple_evaluate` returns, with the standard errors that it leaves out. Shows no bar but that of `lm`."""
     from lm_eval import simple_evaluate
 
-    with _quiet(), _without_bars(), contextlib.redirect_stdout(sys.stderr):
+    with _quiet(), _without_noise(), contextlib.redirect_stdout(sys.stderr):
         results: dict[str, Any] = simple_evaluate(
             model=lm,
             tasks=tasks.objects,
@@ -132,7 +132,7 @@ def ask(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, list[dict[str, Any]]]:
     figures, and its survey of the machine. Shows no bar but that of `lm`."""
     from lm_eval.evaluator import evaluate as ask_all
 
-    with _quiet(), _without_bars(), contextlib.redirect_stdout(sys.stderr):
+    with _quiet(), _without_noise(), contextlib.redirect_stdout(sys.stderr):
         loaded = tasks.manager.load(tasks.objects)
         for task in loaded["tasks"].values():
             if plan.max_new_tokens is not None:
@@ -194,15 +194,21 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """The harness shows a bar when it makes the prompts of a task, which takes no time."""
-    module = import_module("lm_eval.api.task")
-    bar = getattr(module, "tqdm", None)
-    setattr(module, "tqdm", lambda rows, **_: rows)  # noqa: B010
+def _without_noise() -> Iterator[None]:
+    """The harness shows a bar when it makes the prompts of a task, which takes no time, and asks git for its version:
+    outside a repository git says "fatal" on standard error."""
+    replaced: list[tuple[str, str, Callable[..., Any]]] = [
+        ("lm_eval.api.task", "tqdm", lambda rows, **_: rows),
+        ("lm_eval.evaluator", "get_git_commit_hash", lambda: None),
+    ]
+    before = [getattr(import_module(module), name, None) for module, name, _ in replaced]
+    for module, name, stand_in in replaced:
+        setattr(import_module(module), name, stand_in)
     try:
         yield
     finally:
-        setattr(module, "tqdm", bar)  # noqa: B010
+        for (module, name, _), value in zip(replaced, before, strict=True):
+            setattr(import_module(module), name, value)
 
 
 def write_samples(folder: Path, results: dict[str, Any]) -> None:

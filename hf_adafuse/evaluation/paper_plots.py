@@ -219,11 +219,12 @@ def _label(ax: Any, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def _widen(ax: Any) -> None:
-    """Show at least so many points, none below 0: what is hardly a difference is not to look like one."""
+    """Show at least so many points, none below 0 or above 100: what is hardly a difference is not to look like one."""
     low, high = ax.get_ylim()
     middle, half = (low + high) / 2, max(0.6 * (high - low), _LEAST_POINTS / 2)
     low = max(middle - half, 0)
-    ax.set_ylim(low, max(middle + half, low + _LEAST_POINTS))
+    high = min(max(middle + half, low + _LEAST_POINTS), 100)
+    ax.set_ylim(min(low, high - _LEAST_POINTS), high)
 
 
 def _legend(ax: Any, columns: int = 3, least: int = 2) -> None:

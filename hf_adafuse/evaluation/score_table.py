@@ -21,7 +21,7 @@ def score_rows(methods: Mapping[str, Results], members: Collection[str] = ()) ->
     """
     rows: list[tuple[str, ...]] = [("task", "metric", "who", "value", "+- s.e.", "n")]
     if members:
-        rows[0] += ("- best alone", "+- s.e.")
+        rows[0] += ("above the best member", "+- s.e.")
     first = next(iter(methods.values()))
     for task, scores in first["results"].items():
         for key in [key for key in scores if "," in key and "_stderr," not in key]:

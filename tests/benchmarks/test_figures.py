@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 from tiny import TOKENIZERS
 
 from hf_adafuse.benchmarks import members as benchmark_members
-from hf_adafuse.benchmarks import targets, workload
+from hf_adafuse.benchmarks import report, targets, workload
 from hf_adafuse.benchmarks.measuring import measure_all
 from hf_adafuse.benchmarks.results import Measurement, Sample, TextResult
 
@@ -80,3 +81,24 @@ def test_the_targets_compare_batches_over_the_same_prompts():
     plan = targets.plan((), (), 20, 500, 2000)
     assert {plan[name].num_prompts for name in ("short 1", "short 3")} == {plan["batch 1"].batch} == {8}
     assert {plan[name].num_prompts for name in ("long 1", "long 3")} == {4}
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "seconds", "doubt"),
+    [
+        (1e12, [1.0, 1.0, 1.1], None),
+        (1e12, [1.0, 1.0, 1.5], "differ by 50% between repeats"),
+        (1.0, [1.0, 1.0, 1.0], "the copy took longer than all passes"),
+    ],
+)
+def test_figures_that_the_machines_noise_makes_worthless_are_said_to_be_so(bandwidth, seconds, doubt):
+    measurement = made_up({"ours": [seconds], "greedy 1": [[1.0] * 3]})
+    measurement.bandwidth = bandwidth
+    shown = report.format_measurement(measurement)
+    assert ("NOT TO BE TRUSTED" in shown) == (doubt is not None) and (doubt or "") in shown
+
+
+def test_a_busy_machine_is_named():
+    cpus = os.cpu_count()
+    assert "NOT TO BE TRUSTED" not in report.format_machine(0.1) + report.format_machine()
+    assert f"other programs kept {0.5 * cpus:.1f} of {cpus} processors busy" in report.format_machine(0.5 * cpus)

@@ -83,7 +83,7 @@ def test_the_ensemble_and_its_members(evaluate, folders, data):
     code, out, err = evaluate("--members-alone", "--limit", "3")
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()]
-    above = ["-", "best", "alone", "+-", "s.e."]
+    above = ["above", "the", "best", "member", "+-", "s.e."]
     assert rows[0] == ["task", "metric", "who", "value", "+-", "s.e.", "n", *above]
     assert [row[:3] for row in rows[1:4]] == [["nq", "exact_match", who] for who in ("ensemble", "member", "member")]
     assert len(rows) == 7 and all("3" in (row[-1], row[-3]) for row in rows[1:])
@@ -235,7 +235,7 @@ def test_rules_by_name_and_how_far_each_is_above_the_best_member(evaluate):
     folders = ["member-1", "member-2", "method-span", "method-word-geometric-3-1", "method-word-gate-0.5"]
     assert sorted(path.name for path in evaluate.output.iterdir() if path.is_dir()) == sorted(folders)
     scores = out.partition("\n\n")[0].splitlines()
-    assert scores[0].split()[-5:] == ["-", "best", "alone", "+-", "s.e."]
+    assert scores[0].split()[-6:] == ["above", "the", "best", "member", "+-", "s.e."]
     of = {folder: lines_of(evaluate.output / folder / "samples_nq.jsonl") for folder in folders}
     for metric in ("exact_match", "f1"):
         values = {folder: [sample[metric] for sample in samples] for folder, samples in of.items()}

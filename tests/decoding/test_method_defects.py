@@ -210,3 +210,33 @@ def test_whole_answers_are_judged_as_far_as_the_caller_gets_them(method, second)
                     assert stop not in before and not candidate.ends
                     num_cut += 1
     assert num_cut >= 2
+
+
+class Narrow(SpanStrategy):
+    """As somebody writes it who has not read the base class."""
+
+    def choose(self, candidates):
+        return Choice(0, [], [])
+
+
+class Proposes(SpanStrategy):
+    def make_proposer(self, member):
+        return None
+
+
+class Tokens(TokenStrategy):
+    choose = None
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Narrow, r"`cls\.choose` must take \(self, candidates, weights, own\), but that of Narrow does not: too many"),
+        (Proposes, r"`cls\.make_proposer` must take \(self, member_index, members, rule\), but that of Proposes"),
+        (Tokens, r"`cls\.choose` must be a method, but is None in Tokens"),
+    ],
+)
+def test_a_method_of_ones_own_is_looked_at_when_it_is_registered(cls, message):
+    with pytest.raises(ValueError, match=message):
+        register_strategy("own", cls)
+    assert "own" not in STRATEGIES

@@ -45,7 +45,7 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
         cls (`type`): a subclass of [`SpanStrategy`] or [`TokenStrategy`]; its keyword arguments are the options.
 
     Raises:
-        ValueError: the name is none or taken, or the class is no method.
+        ValueError: the name is none or taken, or the class is no method, or its methods take other arguments.
     """
     if not isinstance(name, str) or not name or "," in name or name != name.strip():
         raise ValueError(
@@ -56,11 +56,38 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
     known = STRATEGIES.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"`name` must be new, but {name!r} is {known.__qualname__} already. Choose another one.")
+    for method, arguments in _called_with(cls).items():
+        _check_signature(cls, method, arguments)
     fields = {one.name for one in dataclasses.fields(AdaFuseConfig)}
     taken = sorted(fields.intersection(inspect.signature(cls).parameters))
     if taken:
         raise ValueError(f"`cls` must have options of new names, but has {taken} of AdaFuseConfig. Rename them.")
     STRATEGIES[name] = cls
+
+
+def _called_with(cls: type[Any]) -> dict[str, tuple[str, ...]]:
+    """The arguments with which the methods of a strategy are called, by position."""
+    if issubclass(cls, TokenStrategy):
+        return {"choose": ("members", "weights"), "asks": ("main",)}
+    return {
+        "choose": ("candidates", "weights", "own"),
+        "make_proposer": ("member_index", "members", "rule"),
+        "fuse": ("texts",),
+        "draft_method": (),
+    }
+
+
+def _check_signature(cls: type[Any], method: str, arguments: tuple[str, ...]) -> None:
+    found = getattr(cls, method, None)
+    if not callable(found):
+        raise ValueError(f"`cls.{method}` must be a method, but is {found!r} in {cls.__qualname__}. Define it.")
+    try:
+        inspect.signature(found).bind(None, *arguments)
+    except TypeError as error:
+        shown = ", ".join(("self", *arguments))
+        raise ValueError(
+            f"`cls.{method}` must take ({shown}), but that of {cls.__qualname__} does not: {error}. Mend it."
+        ) from None
 
 
 def options_of(method: str) -> dict[str, Any]:
