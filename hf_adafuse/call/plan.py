@@ -111,6 +111,8 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         for participant, ids, cache, eos in zip(participants, prompts, caches, all_eos, strict=True)
     ]
     members = [replace(member, backend=member.participant.choose_backend()) for member in members]
+    for participant in participants:
+        participant.warn_of_foreign_tokenizer()
     _check_cache(members[0], inputs)
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None

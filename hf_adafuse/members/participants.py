@@ -14,12 +14,20 @@ from transformers import PreTrainedModel
 from ..host_internals import execution_device
 from ..servers.served_model import ServedModel
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
-from ..trees.model_call import frequency_switch, has_dropout, is_checkpointed, max_length
+from ..trees.backend import log_probs_of, to_device
+from ..trees.model_call import ModelCall, frequency_switch, has_dropout, is_checkpointed, max_length
 from ..trees.self_test import SelfTestError, choose_backend, reason_not_to_test
 from .served_checks import check_served
 from .vocabulary import Vocabulary, vocabulary_of
 
 _WARNED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+# Per model, the tokenizers with which it has read the text below.
+_LOOKED_AT: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+_ENGLISH = (
+    "The sun rises in the east and sets in the west. In winter the days are short, and the nights are long and cold."
+)
+# Models that have learned nothing are as good as chance; those that read other models' ids are some nats worse.
+_WORSE_THAN_CHANCE = 1.0
 _WARNED_OF_DROPOUT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
@@ -88,6 +96,31 @@ class Participant:
             )
         return backend
 
+    def warn_of_foreign_tokenizer(self) -> None:
+        """
+        Warn, before the prompts are read, of a model and a tokenizer that do not seem to belong together: they were not
+        loaded by the same name, and the model finds a plain English text less likely than random tokens. One forward
+        pass of some thirty tokens, once for each such pair.
+        """
+        base = base_model(self.model)
+        if self.is_served or not self._may_be_foreign(base):
+            return
+        _LOOKED_AT.setdefault(base, weakref.WeakSet()).add(self.tokenizer)
+        nll, chance = _nll_of_english(base, self.vocabulary, self.device)
+        if nll > chance + _WORSE_THAN_CHANCE:
+            warnings.warn(
+                f"{self.name} and its tokenizer ({_shown(self.tokenizer)}) do not seem to belong together: under "
+                f"{_shown(base)} a plain English text costs {nll:.1f} nats a token, and random tokens {chance:.1f}. "
+                "If the text makes no sense, pass the model's own tokenizer.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _may_be_foreign(self, base: Any) -> bool:
+        names = {getattr(one, "name_or_path", "") or "" for one in (base, self.tokenizer)}
+        is_known = len(names) == 1 and "" not in names
+        return not is_known and self.tokenizer not in _LOOKED_AT.get(base, ())
+
     def check_mode(self) -> None:
         """
         Refuse a model that, as it is now, keeps no cache.
@@ -151,6 +184,19 @@ class Participant:
             raise ValueError(f"The members must answer to token ids alone, but {self.name} {problem}")
         if not self.is_served and (reason := reason_not_to_test(base)) is not None:
             raise self.unfit(reason)
+
+
+def _nll_of_english(model: Any, vocabulary: Vocabulary, device: torch.device) -> tuple[float, float]:
+    """The mean NLL (nats per token) of a plain English text under a model, and that of random tokens."""
+    ids = to_device([vocabulary.encode_prompt(_ENGLISH)], device)
+    with torch.no_grad():
+        logits, _ = ModelCall(model)(ids, use_memory=False)
+    log_probs = log_probs_of(logits[:, :-1], ids[:, 1:])
+    return -float(log_probs.mean()), math.log(logits.shape[-1])
+
+
+def _shown(one: Any) -> str:
+    return getattr(one, "name_or_path", "") or type(one).__name__
 
 
 def assistant_name(index: int, model: Any) -> str:
