@@ -21,10 +21,11 @@ from tiny import TOKENIZERS, tiny_model
 import hf_adafuse
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.trees.columns import Columns
+from hf_adafuse.trees.kv_cache import common_length
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.self_test import BACKENDS, choose_backend
-from hf_adafuse.trees.shared_prefix import common_length, kept_prefix, worth_sharing
+from hf_adafuse.trees.shared_prefix import kept_prefix, worth_sharing
 from hf_adafuse.trees.snapshot_backend import SnapshotBackend
 
 
