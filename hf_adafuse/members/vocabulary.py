@@ -157,7 +157,7 @@ class Vocabulary:
         )
         return [] if behind and behind[-1] == begin and begin not in ends else behind
 
-    @property
+    @functools.cached_property
     def lost_in_prompts(self) -> list[str]:
         """What of `_ORDINARY_TEXTS` a prompt's ids do not say, so that their text is not that which was encoded."""
         return [name for name, text in _ORDINARY_TEXTS.items() if not self._keeps(text)]
@@ -165,12 +165,8 @@ class Vocabulary:
     def has_unknown(self, ids: list[int]) -> bool:
         """Whether a prompt holds the unknown token, in whose place the text had something else."""
         tokenizer = self.tokenizer
-        others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        return (
-            tokenizer.unk_token_id is not None
-            and tokenizer.unk_token_id not in others
-            and (tokenizer.unk_token_id in ids)
-        )
+        unknown, others = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        return unknown is not None and unknown not in (*others, tokenizer.pad_token_id) and unknown in ids
 
     def is_same_as(self, other: Vocabulary) -> bool:
         """Whether the other tokenizer gives the same ids for every text."""

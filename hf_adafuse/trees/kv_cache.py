@@ -76,8 +76,9 @@ class AdaFuseCache(DynamicCache):
         """Whether the model may have computed it. Of a copy, and where that model is gone, this is not known."""
         if self._owner is None:
             return True
-        weight, state = self._owner
-        return state == model_state(model) and weight() in (None, _first_weight(model))
+        reference, state = self._owner
+        weight = reference()
+        return state == model_state(model) and (weight is None or weight is _first_weight(model))
 
     def rows(self) -> list[State]:
         """Per row, the ids that have been read, and their keys and values."""
