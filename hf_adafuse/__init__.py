@@ -51,6 +51,7 @@ _EXPORTS = {
     "export_adafuse": "hub.export",
     "prefix_caching": "trees.shared_prefix",
     "register_strategy": "decoding.strategies.registry",
+    "text_inputs": "members.prompt_inputs",
 }
 
 __all__ = list(_EXPORTS)

@@ -9,11 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .call.arguments import member_tokenizers
 from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .host_internals import execution_device
-from .members.chat import chat_inputs, pad_left
+from .members.chat import chat_inputs
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
+from .members.prompt_inputs import text_inputs
 from .outputs import AdaFuseRound
 
 
@@ -79,7 +81,8 @@ class AdaFuseEnsemble:
             what `generate()` returns.
         """
         if isinstance(inputs, (str, list, tuple)):
-            kwargs = {**self.encode([inputs] if isinstance(inputs, str) else list(inputs)), **kwargs}
+            prompts = [inputs] if isinstance(inputs, str) else list(inputs)
+            kwargs = {**self._encode(prompts, False, self._tokenizers_of(kwargs)), **kwargs}
             inputs = None
         return self.model.generate(inputs, **kwargs)
 
@@ -104,23 +107,34 @@ class AdaFuseEnsemble:
                 template.
             kwargs: of `generate()`.
         """
-        tokenizer = self.tokenizers[0]
-        padding = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
-        kwargs = {"pad_token_id": padding[0] if padding else None, **kwargs}
-        inputs = self.encode(prompts, chat)
-        kwargs = {"use_cache": False, **kwargs}  # which is: do not hand it out
-        output = self.model.generate(**inputs, return_dict_in_generate=True, **kwargs)
+        tokenizers = self._tokenizers_of(kwargs)
+        padding = [token for token in (tokenizers[0].pad_token_id, tokenizers[0].eos_token_id) if token is not None]
+        inputs = self._encode(prompts, chat, tokenizers)
+        # Not to use a cache is not to hand it out.
+        kwargs = {"pad_token_id": padding[0] if padding else None, "use_cache": False, **inputs, **kwargs}
+        output = self.model.generate(return_dict_in_generate=True, **kwargs)
         return list(output.rounds)
 
     def encode(self, prompts: Sequence[str], chat: bool = False) -> Mapping[str, Any]:
-        """Prompts in the main model's ids, padded on the left; with `chat` in every member's, as users' messages."""
+        """Prompts in every member's own ids, as of [`text_inputs`]; with `chat` as users' messages, as of
+        [`chat_inputs`]."""
+        return self._encode(prompts, chat, self.tokenizers)
+
+    def _tokenizers_of(self, kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The tokenizers of the members that a call of `generate()` is made with: it may name others."""
+        if not any(kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")):
+            return self.tokenizers
+        found = member_tokenizers(self.model, kwargs, kwargs.get("generation_config"), self.tokenizers[0])
+        return self.tokenizers if found is None else found
+
+    def _encode(self, prompts: Sequence[str], chat: bool, tokenizers: Sequence[Any]) -> Mapping[str, Any]:
         wrong = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
         if wrong is not None or not prompts:
             raise ValueError(f"`inputs` must be texts or a tensor of ids, but holds {wrong!r}. Pass texts.")
         if chat:
-            inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], self.tokenizers)
+            inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], tokenizers)
         else:
-            inputs = pad_left([self.tokenizers[0](prompt)["input_ids"] for prompt in prompts], self.tokenizers[0])
+            inputs = text_inputs(prompts, tokenizers)
         encoded: Mapping[str, Any] = inputs.to(execution_device(self.model))
         return encoded
 

@@ -23,6 +23,7 @@ from .call.arguments import (
     resolve_participants,
 )
 from .call.inputs import HostCall
+from .call.new_ids import read_new_ids
 from .call.plan import plan_call
 from .call.run import run_call
 from .call.sampling import sampling_asked
@@ -72,7 +73,12 @@ class AdaFuseGenerationMixin(GenerationMixin):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
-        return super().generate(inputs, generation_config, *args, **kwargs)
+        is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
+        new_ids = read_new_ids(inputs, kwargs) if is_ours else None
+        if new_ids is None:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        made = super().generate(None, generation_config, *args, **new_ids.arguments(kwargs))
+        return new_ids.output(made)
 
     def _adafuse_arguments(
         self, call: Mapping[str, Any], generation_config: Any = None

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.text_generation import Chat, TextGenerationPipeline
 
-from .call.arguments import resolve_participants
+from .call.arguments import member_tokenizers
 from .generation import enable_adafuse
 from .members.chat import chat_inputs
+from .members.prompt_inputs import text_inputs
 from .members.vocabulary import vocabulary_of
 
 TASK = "adafuse-text-generation"
 
 # Arguments of `apply_chat_template` that are the main tokenizer's own affair.
-_OF_THE_MAIN = ("chat_template", "padding", "return_tensors", "return_dict", "tokenize")
+_OF_THE_MAIN = ("padding", "return_tensors", "return_dict", "tokenize")
 
 
 class AdaFusePipeline(TextGenerationPipeline):
     """
     [`~transformers.TextGenerationPipeline`] for an ensemble. It gives `generate()` the tokenizer, renders a chat with
-    each member's own chat template, keeps the space at the start of a continuation, and enables the model with
+    each member's own chat template, encodes a text with each member's own tokenizer, leaves out an end token that the
+    main tokenizer appends to a text, keeps the space at the start of a continuation, and enables the model with
     [`enable_adafuse`] where that has not been done.
 
     Example:
@@ -57,35 +60,59 @@ class AdaFusePipeline(TextGenerationPipeline):
             enable_adafuse(self.model)
 
     def preprocess(self, prompt_text: Any, **kwargs: Any) -> Any:
-        """Tokenize a prompt or render a chat for the main model; a chat keeps how, for the assistants."""
+        """Tokenize a prompt or render a chat for the main model; both keep what the assistants' own prompts are made
+        of: a chat how it was rendered, a prompt its text, where all of it has been kept."""
         inputs = super().preprocess(prompt_text, **kwargs)
+        encoding = kwargs.get("tokenizer_encode_kwargs") or {}
         if isinstance(prompt_text, Chat):
-            options = {key: kwargs.get(key) for key in ("continue_final_message", "tools", "documents")}
-            encoding = kwargs.get("tokenizer_encode_kwargs") or {}
+            options = {key: kwargs.get(key) for key in ("continue_final_message", "tools", "documents", "truncation")}
             options.update({key: value for key, value in encoding.items() if key not in _OF_THE_MAIN})
             inputs["prompt_text"] = _TemplatedChat(prompt_text.messages, options)
+        elif isinstance(prompt_text, str):
+            added = encoding.get("add_special_tokens", kwargs.get("add_special_tokens")) is not False
+            inputs = self._without_appended(inputs, kwargs.get("prefix", "") + prompt_text, added)
+        return inputs
+
+    def _without_appended(self, inputs: Any, text: str, has_special_tokens: bool) -> Any:
+        """The inputs of a text that is to go on, without the end token that some tokenizers append to every text."""
+        vocabulary = vocabulary_of(self.tokenizer)
+        width = inputs["input_ids"].shape[-1]
+        kept = width - vocabulary.num_appended(text) if has_special_tokens else width
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and value.shape[-1] == width:
+                inputs[name] = value[..., :kept]
+        # Truncation may have cut it, or the pipeline's way with long prompts.
+        read = vocabulary.prompt_text(inputs["input_ids"][0].tolist())
+        is_whole = read == vocabulary.prompt_text(vocabulary.encode_prompt(text))
+        inputs["prompt_text"] = _KnownText(inputs["prompt_text"], text if is_whole else None)
         return inputs
 
     def _forward(self, model_inputs: Any, **generate_kwargs: Any) -> Any:
         generate_kwargs["tokenizer"] = generate_kwargs.get("tokenizer") or self.tokenizer
         prompts = model_inputs["prompt_text"]
-        chats = prompts if isinstance(prompts, list) else [prompts]
-        if isinstance(chats[0], _TemplatedChat) and generate_kwargs.get("assistant_inputs") is None:
-            inputs = self._assistant_inputs(chats, generate_kwargs)
+        prompts = prompts if isinstance(prompts, list) else [prompts]
+        if generate_kwargs.get("assistant_inputs") is None:
+            inputs = self._assistant_inputs(prompts, generate_kwargs)
             if inputs is not None:
                 generate_kwargs["assistant_inputs"] = inputs
         return super()._forward(model_inputs, **generate_kwargs)
 
-    def _assistant_inputs(self, chats: list[Any], generate_kwargs: dict[str, Any]) -> list[Any] | None:
-        """The chats as each assistant reads them; `None` where there is none to read them."""
-        asked = self.model._adafuse_arguments(generate_kwargs, generate_kwargs.get("generation_config"))
-        if asked is None or not asked[0].assistant_models:
+    def _assistant_inputs(self, prompts: list[Any], generate_kwargs: dict[str, Any]) -> list[Any] | None:
+        """The prompts as each assistant reads them; `None` where there is none to read them, and where they are to be
+        made of the main model's ids."""
+        texts = [prompt.whole for prompt in prompts if isinstance(prompt, _KnownText) and prompt.whole]
+        is_chat = isinstance(prompts[0], _TemplatedChat)
+        if not is_chat and len(texts) < len(prompts):
             return None
-        arguments, _ = asked
-        arguments.tokenizer = generate_kwargs["tokenizer"]
-        tokenizers = [participant.tokenizer for participant in resolve_participants(self.model, arguments)]
-        messages = [chat.messages for chat in chats]
-        return list(chat_inputs(messages, tokenizers, **chats[0].options)["assistant_inputs"])
+        config, own = generate_kwargs.get("generation_config"), generate_kwargs["tokenizer"]
+        tokenizers = member_tokenizers(self.model, generate_kwargs, config, own)
+        if tokenizers is None or len(tokenizers) == 1:
+            return None
+        if is_chat:
+            made = chat_inputs([chat.messages for chat in prompts], tokenizers, **prompts[0].options)
+        else:
+            made = text_inputs(texts, tokenizers)
+        return list(made["assistant_inputs"])
 
     def postprocess(self, model_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The records of the host's pipeline, with the space that decoding the new ids alone may have lost."""
@@ -111,6 +138,17 @@ class AdaFusePipeline(TextGenerationPipeline):
             return text[: len(text) - len(alone)] + space + alone if text.endswith(alone) else text
         *messages, last = text
         return [*messages, {**last, "content": self._with_space(last["content"], new_ids)}]
+
+
+class _KnownText(str):
+    """A prompt with all of the text that the main model reads; `whole` is `None` where a part of it was cut."""
+
+    whole: str | None
+
+    def __new__(cls, prompt: str, whole: str | None = None) -> _KnownText:
+        text = super().__new__(cls, prompt)
+        text.whole = whole
+        return text
 
 
 class _TemplatedChat(Chat):

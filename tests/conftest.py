@@ -13,7 +13,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees import skinny_linear
 from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
@@ -73,18 +72,6 @@ def look_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     fix(0)
     return fix
-
-
-@pytest.fixture(autouse=True)
-def _any_tokenizer(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The tests' models have learned no English: whether their tokenizers are their own is not looked at."""
-    if "looks_at_tokenizers" not in request.fixturenames:
-        monkeypatch.setattr(Participant, "warn_of_foreign_tokenizer", lambda self: None)
-
-
-@pytest.fixture
-def looks_at_tokenizers() -> None:
-    """Whether a tokenizer is a model's own is looked at, as in use."""
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ HOUSE = (
     ("trees", "pass_policy shared_prefix static_shapes"),
     ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend"),
     ("trees", "self_test"),
-    ("members", "templates vocabulary examples structured chat forks histories processors processor_request"),
+    ("members", "templates vocabulary examples structured prompt_inputs chat"),
+    ("members", "forks histories processors processor_request"),
     (
         "members",
         "readings reader sparse_readings loading served_checks participants prompts prompt_nll passes drafts member",
@@ -33,7 +34,10 @@ HOUSE = (
     ("decoding.strategies", "token_strategy unite gac deepen registry"),
     ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler places committer"),
     ("decoding", "word_sampler sampled_rounds token_rounds decoder"),
-    ("call", "answering batch_columns sampling served_limits arguments inputs continuation stopping plan output run"),
+    (
+        "call",
+        "answering batch_columns sampling served_limits arguments new_ids inputs continuation stopping plan output run",
+    ),
     ("", "logits_process stopping_criteria generation"),
     ("hub", "flatten exported repository generate modeling_adafuse"),
     ("hub", "model_card export"),

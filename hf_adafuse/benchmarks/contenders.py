@@ -15,8 +15,8 @@ from ..call.arguments import EnsembleArguments, resolve_participants
 from ..config import AdaFuseConfig
 from ..generation import disable_adafuse, enable_adafuse
 from ..host_internals import CACHE_NAME, takes_keys
-from ..members.chat import pad_left
 from ..members.participants import Participant
+from ..members.prompt_inputs import pad_left
 from ..members.prompts import assistant_prompts
 from ..trees.model_call import ModelCall
 from ..trees.pass_policy import Policy
@@ -57,8 +57,8 @@ class Ensemble:
 
     def prompts(self, texts: list[str]) -> Prompts:
         """The members' own ids of these texts."""
-        main = [list(self.tokenizer(text)["input_ids"]) for text in texts]
-        return [main, *assistant_prompts(self.participants, main, None)]
+        main = [self.participants[0].vocabulary.encode_prompt(text) for text in texts]
+        return [main, *assistant_prompts(self.participants, main, None)]  # as `generate()` makes them
 
     def measurement(self, prompt_tokens: int, batch: int, branches: int, new_tokens: int) -> Measurement:
         """An empty one."""

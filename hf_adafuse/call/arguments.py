@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -203,6 +203,27 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
     for participant in participants:
         participant.check()
     return participants
+
+
+def member_tokenizers(model: Any, call: Mapping[str, Any], generation_config: Any, tokenizer: Any) -> list[Any] | None:
+    """
+    The tokenizers of the members that take part in a call of `generate()`, the main model's first; `None` for an
+    ordinary call.
+
+    Args:
+        model (`PreTrainedModel`): the main model, enabled.
+        call (`dict`), generation_config (`GenerationConfig`, *optional*): the arguments of the call.
+        tokenizer (`PreTrainedTokenizerBase`): the main model's, where the call names none.
+
+    Raises:
+        ValueError: as of [`resolve_participants`].
+    """
+    asked = model._adafuse_arguments(call, generation_config)
+    if asked is None:
+        return None
+    arguments, _ = asked
+    arguments = replace(arguments, tokenizer=call.get("tokenizer") or tokenizer)
+    return [participant.tokenizer for participant in resolve_participants(model, arguments)]
 
 
 def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:

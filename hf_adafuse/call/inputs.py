@@ -10,7 +10,7 @@ import torch
 from ..host_internals import CACHE_ARGUMENTS, CACHE_NAME, given_cache, num_cached
 from ..members.processor_request import ProcessorRequest
 from ..members.prompts import unpadded_rows
-from ..trees.kv_cache import KeysValues, adopt_cache
+from ..trees.kv_cache import AdaFuseCache, KeysValues, adopt_cache, kept_beginnings
 
 # What `generate()` hands over that AdaFuse makes itself or has no use for.
 _EXPECTED = {
@@ -69,18 +69,22 @@ class MainInputs:
         padded (`list[list[int]]`): the ids of each prompt as the caller sees them.
         prompts (`list[list[int]]`): the same without their padding.
         past: the caller's cache; `None` where it holds nothing.
-        cache (`KeysValues`, *optional*): its keys and values, without the columns that are padding in every row.
+        cache (`KeysValues`, *optional*): its keys and values of the first columns of the left-padded prompts.
+        cached_length (`int`): how many tokens the longest text had when these were computed.
+        going_on (`list[bool]`): per prompt, whether it is the text that the call which returned `past` ended with.
     """
 
     padded: list[list[int]]
     prompts: list[list[int]]
     past: Any
     cache: KeysValues | None
+    cached_length: int
+    going_on: list[bool]
 
 
-def read_inputs(call: HostCall) -> MainInputs:
+def read_inputs(call: HostCall, model: Any) -> MainInputs:
     """
-    Read the inputs of a call.
+    Read the inputs of a call of the main model.
 
     Raises:
         ValueError: they cannot be used.
@@ -91,28 +95,45 @@ def read_inputs(call: HostCall) -> MainInputs:
     prompts = unpadded_rows(ids, mask, "input_ids")
     _check_positions(ids, mask, kwargs.get("position_ids"))
     past = given_cache(kwargs)
+    if isinstance(past, AdaFuseCache) and past.texts:
+        return _with_known_ids(ids.tolist(), prompts, past, model)
     num_columns = num_cached(past)
+    nowhere = [False] * len(prompts)
     if num_columns == 0:
-        return MainInputs(ids.tolist(), prompts, past, None)
+        return MainInputs(ids.tolist(), prompts, past, None, 0, nowhere)
     cache = _read_cache(past, num_columns, ids)
     num_padding = ids.shape[1] - max(map(len, prompts))
     rest = [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in cache]
-    return MainInputs(ids.tolist(), prompts, past, rest if num_columns > num_padding else None)
+    cached = rest if num_columns > num_padding else None
+    return MainInputs(ids.tolist(), prompts, past, cached, num_columns - num_padding, nowhere)
+
+
+def _with_known_ids(padded: list[list[int]], prompts: list[list[int]], past: AdaFuseCache, model: Any) -> MainInputs:
+    """Inputs with a cache that knows its ids: what the prompts do not begin with is left out of it."""
+    _check_batch_size(len(past.texts), len(prompts))
+    is_usable = all(prompts) and past.may_be_of(model)
+    cache = kept_beginnings(past.rows(), prompts) if is_usable else None
+    going_on = [text.ids == ids for text, ids in zip(past.texts, prompts, strict=True)]
+    return MainInputs(padded, prompts, past, cache, max(text.length for text in past.texts), going_on)
 
 
 def _read_cache(past: Any, num_columns: int, ids: torch.Tensor) -> KeysValues:
     cache = adopt_cache(past, num_columns)
-    if len(past.layers[0].keys) != len(ids):
-        raise ValueError(
-            f"`{CACHE_NAME}` must be of the batch size of `input_ids`, {len(ids)}, but is of "
-            f"{len(past.layers[0].keys)}. Pass the cache of the same prompts."
-        )
+    _check_batch_size(len(past.layers[0].keys), len(ids))
     if num_columns >= ids.shape[1]:
         raise ValueError(
             f"`{CACHE_NAME}` must hold fewer tokens than `input_ids`, but holds {num_columns} of {ids.shape[1]}. "
             "Pass all ids, the last one not in the cache."
         )
     return cache
+
+
+def _check_batch_size(cached: int, given: int) -> None:
+    if cached != given:
+        raise ValueError(
+            f"`{CACHE_NAME}` must be of the batch size of `input_ids`, {given}, but is of {cached}. Pass the cache of "
+            "the same prompts."
+        )
 
 
 def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:

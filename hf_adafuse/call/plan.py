@@ -14,13 +14,13 @@ from ..members.histories import has_history
 from ..members.participants import Participant
 from ..members.processor_request import ProcessorRequest, assistant_processors, main_processors
 from ..members.processors import PromptProcessors
-from ..members.prompts import assistant_prompts, check_prompts, warn_of_lost_templates
+from ..members.prompts import assistant_prompts, check_prompts, warn_of_damaged_prompts
 from ..members.structured import compile_grammar
 from ..trees.adapters import base_model
-from ..trees.kv_cache import KeysValues
+from ..trees.kv_cache import KeysValues, kept_beginnings
 from ..trees.self_test import keeps_keys
 from .arguments import Ensemble
-from .continuation import assistant_states
+from .continuation import assistant_states, resumed_ids
 from .inputs import HostCall, MainInputs, read_inputs
 from .sampling import Warper, warper_of
 from .served_limits import check_served_call
@@ -94,7 +94,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     Raises:
         ValueError: inputs that cannot be used, or a model that no backend can run.
     """
-    inputs = read_inputs(call)
+    inputs = read_inputs(call, ensemble.participants[0].model)
     _check_criteria(call, ensemble.config)
     stop_check = StopCheck(call.stopping_criteria, len(inputs.prompts), call.input_ids.device, call.gives_scores)
     request = replace(call.processors, assistants=ensemble.assistant_processors)
@@ -107,7 +107,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         check_prompts(participant, ids)
     all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in participants[1:])]
     members = [
-        MemberPlan(participant, ids, _usable(participant, ids, cache), _known(eos, participant), [], "")
+        MemberPlan(participant, ids, cache, _known(eos, participant), [], "")
         for participant, ids, cache, eos in zip(participants, prompts, caches, all_eos, strict=True)
     ]
     members = [replace(member, backend=member.participant.choose_backend()) for member in members]
@@ -132,14 +132,17 @@ def _prompts(
     prompts = [inputs.prompts, *assistant_prompts(participants, inputs.prompts, given, repeats)]
     # Trust that follows from the prompt needs all of it to be read.
     is_read_anew = isinstance(ensemble.config.model_weights, str)
-    caches: list[KeysValues | None] = [None if is_read_anew else inputs.cache, *[None] * (len(prompts) - 1)]
-    unread = [index for index in range(1, len(prompts)) if given is None or given[index - 1] is None]
-    if given is None:
-        for index, (ids, cache) in assistant_states(inputs.past, call.input_ids, participants).items():
-            prompts[index], caches[index] = ids, None if is_read_anew else cache
-            unread.remove(index)
-    warn_of_lost_templates(participants, inputs.prompts, unread)
-    return prompts, caches
+    caches: list[KeysValues | None] = [_usable(participants[0], inputs.prompts, inputs.cache, inputs.cached_length)]
+    unread = []
+    for index, (assistant, rows) in enumerate(zip(participants[1:], prompts[1:], strict=True)):
+        is_given = given is not None and given[index] is not None
+        states = assistant_states(inputs.past, index, assistant, len(rows))
+        if not is_given and (states is None or not resumed_ids(inputs.past, inputs.going_on, states, rows)):
+            unread.append(index + 1)
+        cache = None if states is None or not all(rows) else kept_beginnings(states, rows)
+        caches.append(_usable(assistant, rows, cache, max((len(ids) for ids, _ in states or []), default=0)))
+    warn_of_damaged_prompts(participants, prompts, unread)
+    return prompts, [None] * len(prompts) if is_read_anew else caches
 
 
 def _check_criteria(call: HostCall, config: AdaFuseConfig) -> None:
@@ -158,10 +161,13 @@ def _check_criteria(call: HostCall, config: AdaFuseConfig) -> None:
         )
 
 
-def _usable(participant: Participant, prompts: list[list[int]], cache: KeysValues | None) -> KeysValues | None:
-    """A cache, or `None` where its keys are of other rotary frequencies than the prompts are read by now."""
+def _usable(
+    participant: Participant, prompts: list[list[int]], cache: KeysValues | None, length: int
+) -> KeysValues | None:
+    """A cache of a text of `length` tokens, or `None` where its keys are of other rotary frequencies than those by
+    which the prompts are read now."""
     switch = participant.frequency_switch
-    if cache and switch is not None and cache[0][0].shape[2] <= switch < max(map(len, prompts)):
+    if switch is not None and (length <= switch) != (max(map(len, prompts)) <= switch):
         return None
     return cache
 

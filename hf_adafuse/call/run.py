@@ -17,7 +17,6 @@ from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
 from ..trees.self_test import BACKENDS
 from ..trees.shared_prefix import prefix_caching
-from .continuation import goes_on
 from .output import make_output, pad_right, rounds_of
 from .plan import CallPlan, MemberPlan
 from .sampling import Warper, random_streams
@@ -31,8 +30,8 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         AdaFuseDecodingError: a member failed; carries the text committed so far.
     """
     call = plan.call
-    going_on = goes_on(plan.inputs.past, call.input_ids)
-    prompts = [Prompt(index, list(ids), goes_on=going_on) for index, ids in enumerate(plan.inputs.padded)]
+    rows = zip(plan.inputs.padded, plan.inputs.going_on, strict=True)
+    prompts = [Prompt(index, list(ids), goes_on=is_same) for index, (ids, is_same) in enumerate(rows)]
     members = [_make_member(member) for member in plan.members]
     try:
         num_top = max(2, plan.config.num_branches)

@@ -92,16 +92,15 @@ def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer
 
     from ..generation import enable_adafuse
     from ..host_internals import execution_device
+    from ..members.prompt_inputs import text_inputs
 
     (model, tokenizer), *assistants = members
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    device = execution_device(model)
+    inputs = text_inputs(prompt, [tokenizer for _, tokenizer in members])
     config = adafuse_config(args, model)
     if config.do_sample:  # torch begins with the same seed in every process
         torch.manual_seed(torch.seed() if args.seed is None else args.seed)
     return enable_adafuse(model).generate(
-        input_ids=inputs["input_ids"].to(device).long(),
-        attention_mask=inputs["attention_mask"].to(device),
+        **inputs.to(execution_device(model)),
         tokenizer=tokenizer,
         assistant_models=[assistant for assistant, _ in assistants],
         assistant_tokenizers=[tokenizer for _, tokenizer in assistants],

@@ -8,10 +8,7 @@ import torch
 
 from ..members.member import MemberError
 from ..outputs import AdaFuseRound
-from ..trees.kv_cache import KeysValues
-
-# A member's ids of a prompt, and their keys and values where its backend keeps them.
-State = tuple[list[int], KeysValues | None]
+from ..trees.kv_cache import State
 
 
 class AdaFuseDecodingError(RuntimeError):

@@ -22,7 +22,8 @@ from typing import Any
 from ..call.answering import cut_at
 from ..generation import enable_adafuse
 from ..host_internals import execution_device
-from ..members.chat import chat_inputs, pad_left
+from ..members.chat import chat_inputs
+from ..members.prompt_inputs import text_inputs
 from ..members.vocabulary import vocabulary_of
 from .candidates import Candidate
 
@@ -91,10 +92,11 @@ class Panel:
         return [cut_at(text, self._asking.stop) for text in texts]
 
     def _inputs(self, prompts: Sequence[str], tokenizers: Sequence[Any]) -> Any:
-        """For the main model and, of a chat, for the assistants; of a plain prompt these find their own."""
+        """For the main model and, where there are some, for the assistants."""
         if not self._asking.chat:
-            return pad_left([tokenizers[0](prompt)["input_ids"] for prompt in prompts], tokenizers[0])
-        inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], tokenizers)
+            inputs = text_inputs(prompts, tokenizers)
+        else:
+            inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], tokenizers)
         if len(tokenizers) == 1:
             del inputs["assistant_inputs"]
         return inputs

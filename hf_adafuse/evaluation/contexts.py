@@ -23,14 +23,15 @@ def chat_context(messages: Sequence[dict[str, str]], add_generation_prompt: bool
 
 def prompt_rows(context: str, tokenizers: Sequence[Any]) -> list[list[int]]:
     """
-    The ids of one prompt for each member, with the special tokens that its tokenizer adds.
+    The ids of one prompt for each member, with the special tokens that its tokenizer puts before a text; those that it
+    puts behind one are left out, here and below, as the text goes on.
 
     Raises:
         ValueError: a chat, and a member without a template for it.
     """
     chat = _read_chat(context)
     if chat is None:
-        return [list(tokenizer(context)["input_ids"]) for tokenizer in tokenizers]
+        return [vocabulary_of(tokenizer).encode_prompt(context) for tokenizer in tokenizers]
     messages, opens = chat
     inputs = chat_inputs(messages, tokenizers, add_generation_prompt=opens, continue_final_message=not opens)
     return [made["input_ids"][0].tolist() for made in (inputs, *inputs["assistant_inputs"])]
@@ -104,7 +105,8 @@ def _read_chat(context: str) -> tuple[list[dict[str, str]], bool] | None:
     return messages, opens
 
 
-def _encode(text: str, tokenizer: Any, **options: bool) -> list[int]:
-    if not options and text.startswith(tokenizer.decode([prefix_id(tokenizer)])):
-        options = {"add_special_tokens": False}  # a chat template has written it already
-    return list(tokenizer(text, **options)["input_ids"])
+def _encode(text: str, tokenizer: Any, add_special_tokens: bool = True) -> list[int]:
+    # A chat template may have written the beginning of a sequence already.
+    if add_special_tokens and not text.startswith(tokenizer.decode([prefix_id(tokenizer)])):
+        return vocabulary_of(tokenizer).encode_prompt(text)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -29,7 +29,7 @@ from ..call.arguments import Ensemble, EnsembleArguments, resolve_participants
 from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
 from ..generation import enable_adafuse
-from ..members.chat import pad_left
+from ..members.prompt_inputs import pad_left
 from ..outputs import AdaFuseRound
 from ..trees.shared_prefix import prefix_caching
 from .batches import batches, told_apart

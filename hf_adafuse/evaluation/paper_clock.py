@@ -13,7 +13,7 @@ from typing import Any
 from ..benchmarks.contenders import Ensemble, Prompts
 from ..benchmarks.instruments import timed
 from ..generation import disable_adafuse
-from ..members.chat import pad_left
+from ..members.prompt_inputs import pad_left
 from .candidates import Candidate
 from .contexts import prompt_rows
 from .paired import Mean, mean

@@ -17,13 +17,38 @@ Members were trained on different chat formats: a prompt that one template made 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from transformers import BatchEncoding
 
+from .prompt_inputs import check_tokenizer_list, pad_left
+
 _PROBE = "hf-adafuse"
+
+# Arguments of `apply_chat_template`, of tokenizers and processors, that are no variables of a template: the values
+# that ask for what is done here anyway, the rule, and what to do instead of another value.
+_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    "tokenize": ((True,), "be True", "`chat_inputs` makes ids; for the text call each tokenizer's own method."),
+    "return_dict": ((True,), "be True", "`chat_inputs` returns ids and masks by name."),
+    "return_tensors": ((None, "pt"), 'be "pt"', "`generate()` takes torch's tensors."),
+    "padding": (
+        (True, False, None, "longest", "do_not_pad"),
+        'be True or "longest"',
+        "The chats are padded on the left to the longest one, as `generate()` needs them.",
+    ),
+    "truncation": (
+        (False, None, "do_not_truncate"),
+        "be False",
+        "Each member's tokenizer would cut the chat at another place. Leave out messages instead.",
+    ),
+    "max_length": ((None,), "be left out", "Chats are not cut. Leave out messages instead."),
+    "return_assistant_tokens_mask": ((False, None), "be False", "It is for training; `generate()` does not take it."),
+    "tokenizer_kwargs": ((None, {}), "be left out", "The ids are those of the members' tokenizers as they are."),
+    "processor_kwargs": ((None, {}), "be left out", "It is for processors; pass their tokenizers and leave it out."),
+    "load_audio_from_video": ((False, None), "be False", "It is for processors of audio; members read text."),
+}
 
 
 def chat_inputs(
@@ -31,9 +56,10 @@ def chat_inputs(
     tokenizers: Sequence[Any],
     *,
     add_generation_prompt: bool | None = None,
-    continue_final_message: bool | None = None,
+    continue_final_message: bool | str | None = None,
     tools: Sequence[Any] | None = None,
     documents: Sequence[Any] | None = None,
+    chat_template: str | None = None,
     **template_kwargs: Any,
 ) -> Any:
     """
@@ -44,65 +70,114 @@ def chat_inputs(
         tokenizers (`list[PreTrainedTokenizerBase]`): one per member, the main model's first.
         add_generation_prompt (`bool`, *optional*): open an answer behind the last message. By default unless that
             message is continued.
-        continue_final_message (`bool`, *optional*): go on from the text of the last message. By default where that is
-            the assistant's.
-        tools, documents, template_kwargs (*optional*): for every member's `apply_chat_template`.
+        continue_final_message (`bool` or `str`, *optional*): go on from the text of the last message, or from the field
+            of it that is named. By default where that message is the assistant's.
+        tools, documents (*optional*): for every member's `apply_chat_template`.
+        chat_template (`str`, *optional*): the name of one of the main tokenizer's templates, `"tool_use"` say: another
+            member whose tokenizer has a template of that name takes that one, all others take their default. Or the
+            text of a template: it is the main model's alone.
+        template_kwargs (*optional*): variables of the templates (`enable_thinking=False`), for every member. Of the
+            other arguments of `apply_chat_template`, those that ask for what is done here anyway are taken
+            (`tokenize=True`, `return_dict=True`, `return_tensors="pt"`, `padding=True`), and
+            `sanitize_control_tokens` where the installed transformers has it. The others are refused by name.
 
     Returns:
         `BatchEncoding`: `input_ids` and `attention_mask` of shape `(batch_size, sequence_length)`, padded on the left,
         for the main model, and `assistant_inputs`, a list of the same for each assistant.
 
     Raises:
-        ValueError: no conversation, a tokenizer without a chat template, or a template that refuses the messages.
+        ValueError: no conversation, a tokenizer without a chat template, a template that refuses the messages, or an
+            argument that cannot be honoured.
     """
     opens, continues = add_generation_prompt, continue_final_message
     if opens and continues:
         raise ValueError(
             "`add_generation_prompt` must be False with `continue_final_message`, but is True. Choose one of the two."
         )
-    template_kwargs |= {"tools": tools and list(tools), "documents": documents and list(documents)}
+    check_tokenizer_list(tokenizers)
+    variables = _template_variables(template_kwargs, tokenizers)
+    variables |= {"tools": tools and list(tools), "documents": documents and list(documents)}
     conversations = _conversations(messages)
-    _check_tokenizers(tokenizers)
+    templates = _templates(tokenizers, chat_template)
     made = []
-    for index, tokenizer in enumerate(tokenizers):
-        rows = [_render(tokenizer, index, chat, opens, continues, template_kwargs) for chat in conversations]
+    for index, (tokenizer, template) in enumerate(zip(tokenizers, templates, strict=True)):
+        options = variables if template is None else {**variables, "chat_template": template}
+        rows = [_render(tokenizer, index, chat, opens, continues, options) for chat in conversations]
         made.append(pad_left(rows, tokenizer))
     return BatchEncoding({**made[0], "assistant_inputs": made[1:]})
 
 
-def pad_left(rows: Sequence[Sequence[int]], tokenizer: Any) -> Any:
-    """
-    Rows of ids as a left-padded `BatchEncoding`, whatever the tokenizer's own settings; it need not have padding.
+def _template_variables(given: dict[str, Any], tokenizers: Sequence[Any]) -> dict[str, Any]:
+    """What of the further arguments the templates get: not those that say what is done here anyway."""
+    for name, (taken, rule, advice) in _ARGUMENTS.items():
+        if name in given and not any(given[name] is value or given[name] == value for value in taken):
+            raise ValueError(f"`{name}` must {rule}, but is {given[name]!r}. {advice}")
+    sanitizes = given.get("sanitize_control_tokens")
+    for tokenizer in tokenizers if sanitizes else ():
+        if "sanitize_control_tokens" not in inspect.signature(tokenizer.apply_chat_template).parameters:
+            raise ValueError(
+                "`sanitize_control_tokens` must be False where a tokenizer or the installed transformers does not know "
+                f"it, but is {sanitizes!r}, and {_name(tokenizer)} ({type(tokenizer).__name__}) does not. Check the "
+                "messages for special tokens yourself."
+            )
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in _ARGUMENTS and (sanitizes or name != "sanitize_control_tokens")
+    }
 
-    Raises:
-        ValueError: all are empty.
-    """
-    filler = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-    width = max(map(len, rows))
-    if not width:
+
+def _templates(tokenizers: Sequence[Any], chosen: str | None) -> list[str | None]:
+    """Each member's template, by name or as text; `None` for its default."""
+    main, *others = ([*templates] if isinstance(templates, dict) else None for templates in map(_template, tokenizers))
+    is_name = main is not None and chosen in main
+    if chosen is not None and not is_name and not (isinstance(chosen, str) and ("{{" in chosen or "{%" in chosen)):
+        known = "has one template without a name" if main is None else f"has {sorted(main)}"
         raise ValueError(
-            "The prompts must be at least one token each, but all are empty (the main tokenizer adds no "
-            "beginning-of-sequence token). Pass prompts."
+            "`chat_template` must be a template or the name of one of the main tokenizer's, but is "
+            f"{chosen!r}, and {_name(tokenizers[0])} {known}. Choose one of these, or leave it out for each member's "
+            "default."
         )
-    ids = [[filler] * (width - len(row)) + list(row) for row in rows]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    return BatchEncoding(
-        {"input_ids": torch.tensor(ids, dtype=torch.long), "attention_mask": torch.tensor(mask, dtype=torch.long)}
-    )
+    templates = [chosen, *(chosen if is_name and names and chosen in names else None for names in others)]
+    for index, (tokenizer, template) in enumerate(zip(tokenizers, templates, strict=True)):
+        if template is None and not _template(tokenizer):
+            raise ValueError(
+                f"`tokenizers[{index}]` must have a chat template, but {_name(tokenizer)} has none. Set its "
+                "`chat_template`, or pass that member's prompt yourself (`assistant_inputs`)."
+            )
+    return templates
 
 
-def loses_template(tokenizer: Any, prompt: Sequence[int], other: Any, is_same_vocabulary: bool) -> bool:
+def _template(tokenizer: Any) -> Any:
+    """A tokenizer's chat template, or its templates by name; `None` where it has none."""
+    return getattr(tokenizer, "chat_template", None)
+
+
+def loses_template(tokenizer: Any, prompt: Sequence[int], other: Any, other_prompt: Sequence[int]) -> bool:
     """
-    Whether `prompt` looks like a chat that the template of `tokenizer` made, and `other`, whose member is to read it
-    in its own ids, has a template that would make another prompt.
+    Whether `prompt` looks like a chat that the template of `tokenizer` made, and `other_prompt`, in which the member of
+    `other` reads the same text, is not what that tokenizer's own template makes of a chat.
     """
-    template, others = getattr(tokenizer, "chat_template", None), getattr(other, "chat_template", None)
-    if not template or not others:
+    if not _template(tokenizer) or not _template(other):
         return False
-    # The same template without special tokens is the same text, which the other member reads in its own ids.
-    if template == others and (is_same_vocabulary or not _special_marks(tokenizer)):
-        return False
-    return _is_rendered(tokenizer, prompt)
+    return _is_rendered(tokenizer, prompt) and not _is_rendered(other, other_prompt)
+
+
+def is_same_text(tokenizer: Any, prompt: Sequence[int], other: Any, other_prompt: Sequence[int]) -> bool:
+    """Whether two prompts say the same, special tokens included that one of the tokenizers reads as characters."""
+    return _bare_text(tokenizer, prompt) == _bare_text(other, other_prompt)
+
+
+def _bare_text(tokenizer: Any, prompt: Sequence[int]) -> str:
+    """The text of a prompt without white space, which tokenizers put around special tokens, and without the token that
+    begins a sequence."""
+    text = _whole_text(tokenizer, prompt).removeprefix(tokenizer.bos_token or "")
+    return "".join(text.split())
+
+
+def _whole_text(tokenizer: Any, prompt: Sequence[int]) -> str:
+    """The text of a prompt, special tokens included."""
+    return str(tokenizer.decode(list(prompt), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _ordinary_marks(tokenizer: Any) -> set[str | None]:
@@ -124,7 +199,7 @@ def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
         marks.append(rendered.partition(_PROBE)[2].strip())
     except Exception:  # a template may refuse a bare user message in any way it likes: then nothing more is known
         pass
-    text = tokenizer.decode(list(prompt), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = _whole_text(tokenizer, prompt)
     return any(len(mark) > 2 and mark not in ordinary and mark in text for mark in marks)
 
 
@@ -145,22 +220,13 @@ def _conversations(messages: Sequence[Any]) -> list[list[Any]]:
     return [list(conversation) for conversation in batch]
 
 
-def _check_tokenizers(tokenizers: Sequence[Any]) -> None:
-    if isinstance(tokenizers, (str, bytes)) or not isinstance(tokenizers, Sequence) or not tokenizers:
-        raise ValueError(
-            "`tokenizers` must be a list with one tokenizer per member, but is "
-            f"{'empty' if tokenizers == [] else type(tokenizers).__name__}. Put the main model's first."
-        )
-    for index, tokenizer in enumerate(tokenizers):
-        if not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                f"`tokenizers[{index}]` must have a chat template, but {_name(tokenizer)} has none. Set its "
-                "`chat_template`, or pass that member's prompt yourself (`assistant_inputs`)."
-            )
-
-
 def _render(
-    tokenizer: Any, index: int, chat: list[Any], opens: bool | None, continues: bool | None, options: dict[str, Any]
+    tokenizer: Any,
+    index: int,
+    chat: list[Any],
+    opens: bool | None,
+    continues: bool | str | None,
+    options: dict[str, Any],
 ) -> list[int]:
     if continues is None:
         continues = not opens and chat[-1]["role"] == "assistant"

@@ -98,9 +98,9 @@ class Participant:
 
     def warn_of_foreign_tokenizer(self) -> None:
         """
-        Warn, before the prompts are read, of a model and a tokenizer that do not seem to belong together: they were not
-        loaded by the same name, and the model finds a plain English text less likely than random tokens. One forward
-        pass of some thirty tokens, once for each such pair.
+        Warn, before the prompts are read, of a model and a tokenizer that do not seem to belong together: they were
+        loaded by two names, and the model finds a plain English text less likely than random tokens. One forward pass
+        of some thirty tokens, once for each such pair.
         """
         base = base_model(self.model)
         if self.is_served or not self._may_be_foreign(base):
@@ -117,9 +117,8 @@ class Participant:
             )
 
     def _may_be_foreign(self, base: Any) -> bool:
-        names = {getattr(one, "name_or_path", "") or "" for one in (base, self.tokenizer)}
-        is_known = len(names) == 1 and "" not in names
-        return not is_known and self.tokenizer not in _LOOKED_AT.get(base, ())
+        names = {str(getattr(one, "name_or_path", "") or "") for one in (base, self.tokenizer)}
+        return "" not in names and len(names) == 2 and self.tokenizer not in _LOOKED_AT.get(base, ())
 
     def check_mode(self) -> None:
         """

@@ -8,10 +8,15 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from .chat import loses_template
+from .chat import is_same_text, loses_template
 from .participants import Participant
 
 logger = logging.get_logger(__name__)
+
+_REMEDY = (
+    "Make the inputs of all members with `hf_adafuse.text_inputs(texts, [tokenizer, *assistant_tokenizers])`, or pass "
+    "texts to `hf_adafuse.AdaFuseEnsemble`."
+)
 
 
 def assistant_prompts(
@@ -44,20 +49,45 @@ def assistant_prompts(
     return prompts
 
 
-def warn_of_lost_templates(
-    participants: Sequence[Participant], main_prompts: list[list[int]], assistants: Sequence[int]
+def warn_of_damaged_prompts(
+    participants: Sequence[Participant], prompts: Sequence[list[list[int]]], unread: Sequence[int]
 ) -> None:
-    """Warn once where these members (by number) get a chat that only the main model's template has rendered."""
-    main = participants[0]
-    for k in assistants:
-        other = participants[k]
-        is_same = other.vocabulary.is_same_as(main.vocabulary)
-        if any(loses_template(main.tokenizer, ids, other.tokenizer, is_same) for ids in main_prompts):
+    """
+    Warn, once for each case, where a member does not read the prompt that the caller means.
+
+    Args:
+        participants (`list[Participant]`): the main model first.
+        prompts (`list[list[list[int]]]`): of each, its ids of each prompt.
+        unread (`list[int]`): the assistants, by number, whose prompts have been made of the main model's ids.
+    """
+    main, main_prompts = participants[0], prompts[0]
+    for k, other in enumerate(participants):
+        ends = other.vocabulary.appended
+        is_given = k not in unread
+        if is_given and ends and any(len(ids) > len(ends) and ids[-len(ends) :] == ends for ids in prompts[k]):
+            logger.warning_once(
+                f"The prompt of {other.name} ends with {other.tokenizer.decode(ends)!r}, which its tokenizer appends "
+                f"to every text: the model reads a text that has ended. {_REMEDY}"
+            )
+        if k == 0:
+            continue
+        pairs = [(main.tokenizer, ids, other.tokenizer, own) for ids, own in zip(main_prompts, prompts[k], strict=True)]
+        if any(loses_template(*pair) and (not is_given or is_same_text(*pair)) for pair in pairs):
             logger.warning_once(
                 f"The prompt looks like a chat that the main model's chat template has rendered, but {other.name} has "
                 "a template of its own and gets only the text of that prompt. Make the inputs of all members with "
                 "`hf_adafuse.chat_inputs(messages, [tokenizer, *assistant_tokenizers])`, or use "
                 '`pipeline("adafuse-text-generation", ...)` (`hf_adafuse.AdaFusePipeline`).'
+            )
+    if any(not participants[k].vocabulary.is_same_as(main.vocabulary) for k in unread):
+        lost = main.vocabulary.lost_in_prompts
+        if not lost and any(map(main.vocabulary.has_unknown, main_prompts)):
+            lost = ["characters that are not in its vocabulary"]
+        if lost:
+            logger.warning_once(
+                "The other members get the prompt as the main model's tokenizer decodes it, and that tokenizer "
+                f"({type(main.tokenizer).__name__} of {main.tokenizer.name_or_path or 'no name'}) does not keep "
+                f"{', '.join(lost)}: where the prompt had any, the others do not read them. {_REMEDY}"
             )
 
 

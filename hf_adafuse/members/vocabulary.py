@@ -7,6 +7,7 @@ continuation*, and they must decode back to exactly that span.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import itertools
 import json
@@ -19,6 +20,16 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
 # nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
 _ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
+
+# What ordinary prompts hold and some tokenizers do not keep: XGLM's makes a space of a newline and "1" of "¹", BERT's
+# makes small letters of capitals and leaves out what is not in its vocabulary.
+_ORDINARY_TEXTS = {
+    "line breaks": "b\nc",
+    "runs of spaces": "b   c",
+    "capitals": "Bc",
+    "accents": "bé",
+    "characters like '²' and '…'": "b² c…",
+}
 
 # What a fast tokenizer's core is made of beside its model; and the text of one without any of it, and without words.
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -122,9 +133,40 @@ class Vocabulary:
         return self._decode(ids)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """A prompt's ids, with the tokenizer's own special tokens."""
-        with _ENCODING:
-            return list(self.tokenizer(text)["input_ids"])
+        """
+        A prompt's ids, with the special tokens that the tokenizer puts before a text and without those that it puts
+        behind one: `[1, 306, 2]` of a tokenizer that appends its end token 2 is `[1, 306]`. The model is to go on with
+        the text, and behind an end token it would begin another one. An end token that the text itself ends with stays.
+        """
+        ids = self._with_special_tokens(text)
+        return ids[: len(ids) - self._count_appended(text, ids)]
+
+    def num_appended(self, text: str) -> int:
+        """How many special tokens the tokenizer puts behind a text that is to go on, which [`encode_prompt`] omits."""
+        return self._count_appended(text, self._with_special_tokens(text))
+
+    @functools.cached_property
+    def appended(self) -> list[int]:
+        """
+        The special tokens that the tokenizer puts behind a text: its end token, a separator like BERT's `[SEP]`. None
+        where the last of them begins a sequence: GLM's `<sop>` stands behind the prompt, and opens what is to come.
+        """
+        _, behind = self._frame
+        begin, *ends = (
+            getattr(self.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "sep_token_id")
+        )
+        return [] if behind and behind[-1] == begin and begin not in ends else behind
+
+    @functools.cached_property
+    def lost_in_prompts(self) -> list[str]:
+        """What of `_ORDINARY_TEXTS` a prompt's ids do not say, so that their text is not that which was encoded."""
+        return [name for name, text in _ORDINARY_TEXTS.items() if not self._keeps(text)]
+
+    def has_unknown(self, ids: list[int]) -> bool:
+        """Whether a prompt holds the unknown token, in whose place the text had something else."""
+        tokenizer = self.tokenizer
+        unknown, others = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        return unknown is not None and unknown not in (*others, tokenizer.pad_token_id) and unknown in ids
 
     def is_same_as(self, other: Vocabulary) -> bool:
         """Whether the other tokenizer gives the same ids for every text."""
@@ -140,6 +182,40 @@ class Vocabulary:
                 state = json.dumps([type(self.tokenizer).__name__, self.tokenizer.get_vocab()], sort_keys=True)
             self._fingerprint = hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()
         return self._fingerprint
+
+    @functools.cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before a text and behind it."""
+        for text in ("a", "A", "1", "."):
+            ids, own = self._with_special_tokens(text), self._without_special_tokens(text)
+            places = [at for at in range(len(ids) - len(own) + 1) if own and ids[at : at + len(own)] == own]
+            if places:
+                return ids[: places[0]], ids[places[0] + len(own) :]
+        return [], []
+
+    def _count_appended(self, text: str, ids: list[int]) -> int:
+        """Of a text's ids, how many at their end the tokenizer has put there."""
+        if not self.appended:
+            return 0
+        own, (before, behind) = self._without_special_tokens(text), self._frame
+        # Some tokenizers put no special token where the text has it already: then its ids begin elsewhere.
+        for start in (len(before), *range(len(ids) - len(own) + 1)):
+            if ids[start : start + len(own)] == own:
+                num_appended: int = len(ids) - start - len(own)
+                return num_appended
+        return len(behind) if ids[-len(behind) :] == behind else 0
+
+    def _keeps(self, text: str) -> bool:
+        return text in self._decode(self._without_special_tokens(f"a {text}"))
+
+    def _with_special_tokens(self, text: str) -> list[int]:
+        with _ENCODING:
+            return list(self.tokenizer(text)["input_ids"])
+
+    def _without_special_tokens(self, text: str) -> list[int]:
+        """The ids of a text alone; a special token that the text spells out is that token, as in a prompt."""
+        with _ENCODING:
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _decode(self, ids: list[int]) -> str:
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -202,15 +278,23 @@ def _shared_start(one: str, other: str) -> int:
 
 
 def vocabulary_of(tokenizer: Any, vocab_size: int | None = None) -> Vocabulary:
-    """The `Vocabulary` of a tokenizer, made once for as long as the tokenizer lives and does not grow."""
+    """The `Vocabulary` of a tokenizer, made once for as long as the tokenizer lives, does not grow and puts the same
+    special tokens around a text."""
     known = _VOCABULARIES.setdefault(tokenizer, {})
-    key = (len(tokenizer), vocab_size)
+    key = (len(tokenizer), vocab_size, _special_token_settings(tokenizer))
     if key not in known:
         known[key] = Vocabulary(tokenizer, vocab_size)
     return known[key]
 
 
-_VOCABULARIES: weakref.WeakKeyDictionary[Any, dict[tuple[int, int | None], Vocabulary]] = weakref.WeakKeyDictionary()
+_VOCABULARIES: weakref.WeakKeyDictionary[Any, dict[Any, Vocabulary]] = weakref.WeakKeyDictionary()
+
+
+def _special_token_settings(tokenizer: Any) -> Any:
+    """What says which special tokens a tokenizer puts around a text; its user may change that at any time."""
+    processor = getattr(getattr(tokenizer, "backend_tokenizer", None), "post_processor", None)
+    template = None if processor is None else processor.__getstate__()
+    return template, *(getattr(tokenizer, name, None) for name in ("add_bos_token", "add_eos_token"))
 
 
 def _copied(tokenizer: Any) -> Any:

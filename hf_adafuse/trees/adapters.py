@@ -137,6 +137,17 @@ def weak_reference(model: Any) -> Callable[[], Any]:
     return revive
 
 
+def model_state(model: Any) -> Any:
+    """What else the keys and values of a model follow from: its adapter, or those that are switched on; where and in
+    which type its weights are."""
+    weights = next(base_model(model).parameters(), None)
+    kept = () if weights is None else (weights.dtype, weights.device)
+    if isinstance(model, AdaptedModel):
+        return (*kept, model.adapter)
+    layers = [module for module in base_model(model).modules() if is_adapter_layer(module)]
+    return (*kept, *{str([getattr(layer, switch) for switch in ADAPTER_SWITCHES]) for layer in layers})
+
+
 def adapter_problem(model: Any) -> str | None:
     """What makes a model with adapters need more than token ids, or `None`; with a remedy."""
     configs = adapter_configs(model)

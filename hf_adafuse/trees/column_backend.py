@@ -16,13 +16,12 @@ import torch
 
 from .backend import Backend, ForwardError, log_probs_of
 from .columns import Columns
-from .kv_cache import KeysValues, join_rows
+from .kv_cache import KeysValues, common_length, join_rows
 from .model_call import ModelCall
 from .nodes import Node
 from .pass_policy import Policy
 from .shared_prefix import (
     SharedPrefix,
-    common_length,
     is_caching,
     keep_prefix,
     kept_prefix,

@@ -6,14 +6,40 @@ A cache here holds every key of every layer (no sliding window drops any: the ma
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
 from ..host_internals import CACHE_NAME, holds_all_keys
+from .adapters import base_model, model_state
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
+# A member's ids of a prompt, and their keys and values where its backend keeps them.
+State = tuple[list[int], KeysValues | None]
+
+
+@dataclass(frozen=True)
+class CachedText:
+    """
+    What a cache knows of one row of its batch.
+
+    Attributes:
+        ids (`list[int]`): of the text, without padding.
+        start (`int`): the column of the first of them.
+        num_read (`int`): of how many of them, from the first on, the cache holds keys and values.
+        length (`int`): how many tokens the text had when these were computed: LongRoPE's follow from it.
+        is_whole (`bool`): whether the assistants' ids say all of the text.
+    """
+
+    ids: list[int]
+    start: int
+    num_read: int
+    length: int
+    is_whole: bool
 
 
 class AdaFuseCache(DynamicCache):
@@ -22,32 +48,138 @@ class AdaFuseCache(DynamicCache):
     too. It also carries each assistant's own ids and keys, so that a later AdaFuse call goes on as one longer call.
     Where a model keeps no keys (a recurrent one), it holds the ids alone, and only AdaFuse can continue from it.
 
+    It knows its ids. So an AdaFuse call may have another text, a chat whose template has left out the thinking of the
+    turns before, say, or the same texts with other padding: what a text and the cached one begin with alike is kept,
+    the rest is read again. And a call may give the new ids alone, with the attention mask of the whole text.
+
     Attributes:
-        sequences (`torch.LongTensor`): the ids it belongs to.
-        assistants (`list`): per assistant, a weak reference to it, its tokenizer's fingerprint, and per prompt its ids
-            and its keys and values. Copies of the cache are without them.
+        sequences (`torch.LongTensor` of shape `(batch_size, sequence_length)`): the ids it belongs to; `None` where
+            they are not known any more: its rows have been reordered, selected or repeated.
+        texts (`list[CachedText]`): the same by row; empty where they are not known any more.
+        assistants (`list`): per assistant, a weak reference to it, what else its keys follow from, and per prompt its
+            ids and its keys and values. Copies of the cache are without them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.sequences: torch.Tensor | None = None
+        self.texts: list[CachedText] = []
+        self._owner: tuple[Callable[[], Any], Any] | None = None
         self.assistants: list[Any] = []
 
-    def belongs_to(self, sequences: torch.Tensor) -> bool:
-        """Whether it is the cache of exactly these ids."""
-        return self.sequences is not None and torch.equal(self.sequences, sequences.cpu())
+    def set_owner(self, model: Any) -> None:
+        """Note the model that has computed it: by a weight, which views of the model have too, and its state."""
+        weight = _first_weight(model)
+        self._owner = (_nothing if weight is None else weakref.ref(weight)), model_state(model)
 
-    def states_of(self, index: int, model: Any, fingerprint: str) -> list[tuple[list[int], KeysValues | None]] | None:
-        """The ids and keys and values per prompt of assistant `index`, where it is this model with this tokenizer; of
-        the first that is, where the assistants have changed places."""
+    def may_be_of(self, model: Any) -> bool:
+        """Whether the model may have computed it. Of a copy, and where that model is gone, this is not known."""
+        if self._owner is None:
+            return True
+        reference, state = self._owner
+        weight = reference()
+        return state == model_state(model) and (weight is None or weight is _first_weight(model))
+
+    def rows(self) -> list[State]:
+        """Per row, the ids that have been read, and their keys and values."""
+        layers = adopt_cache(self, self.get_seq_length()) if self.layers else []
+        found: list[State] = []
+        for row, text in enumerate(self.texts):
+            columns = slice(text.start, text.start + text.num_read)
+            own = [(keys[row : row + 1, :, columns], values[row : row + 1, :, columns]) for keys, values in layers]
+            found.append((text.ids[: text.num_read], own))
+        return found
+
+    def states_of(self, index: int, model: Any, kind: Any) -> list[State] | None:
+        """The ids and keys and values per prompt of assistant `index`, where it is this model of this kind; of the
+        first that is, where the assistants have changed places."""
         own = self.assistants[index : index + 1]
-        for reference, tokenizer, states in [*own, *self.assistants]:
-            if reference() == model and tokenizer == fingerprint:
+        for reference, known, states in [*own, *self.assistants]:
+            if reference() == model and known == kind:
                 return states  # type: ignore[no-any-return]
         return None
 
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        super().crop(*args, **kwargs)
+        length = self.get_seq_length()
+        if self.sequences is not None:
+            self.sequences = self.sequences[:, :length]
+        self.texts = [
+            replace(text, ids=text.ids[:left], num_read=min(text.num_read, left), is_whole=False)
+            for text, left in ((text, max(0, length - text.start)) for text in self.texts)
+        ]
+
+    def reset(self) -> None:
+        self._forget()
+        super().reset()
+
+    def reorder_cache(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super().reorder_cache(*args, **kwargs)
+
+    def batch_repeat_interleave(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super().batch_repeat_interleave(*args, **kwargs)
+
+    def batch_select_indices(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super().batch_select_indices(*args, **kwargs)
+
+    def _forget(self) -> None:
+        """Its rows are others from here on: it is what any other cache is."""
+        self.sequences, self.texts, self.assistants = None, [], []
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "assistants": []}
+        return {**self.__dict__, "_owner": None, "assistants": []}
+
+
+def kept_beginnings(states: Sequence[State], prompts: Sequence[list[int]]) -> KeysValues | None:
+    """
+    The keys and values of what each prompt and the text that has been read in its row begin with alike, but for the
+    prompt's last token, which is always read.
+
+    Args:
+        states (`list[State]`): per row, ids that have been read, and their keys and values.
+        prompts (`list[list[int]]`): per row, ids without padding.
+
+    Returns:
+        those of the first columns of the left-padded prompts, as many as are known in every row; `None` for none.
+    """
+    width = max(map(len, prompts))
+    pads = [width - len(ids) for ids in prompts]
+    known = [
+        min(common_length([read[: _num_columns(layers)], ids]), len(ids) - 1)
+        for (read, layers), ids in zip(states, prompts, strict=True)
+    ]
+    length = min(pad + number for pad, number in zip(pads, known, strict=True))
+    if length <= 0:
+        return None
+    rows = [
+        [(keys[:, :, : max(0, length - pad)], values[:, :, : max(0, length - pad)]) for keys, values in layers or []]
+        for (_, layers), pad in zip(states, pads, strict=True)
+    ]
+    return join_rows(rows, [min(pad, length) for pad in pads], length)
+
+
+def common_length(rows: Sequence[list[int]]) -> int:
+    """How many first ids all rows share."""
+    first, last = min(rows), max(rows)  # all others lie between them
+    length = 0
+    while length < min(len(first), len(last)) and first[length] == last[length]:
+        length += 1
+    return length
+
+
+def _first_weight(model: Any) -> Any:
+    return next(base_model(model).parameters(), None)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _num_columns(layers: KeysValues | None) -> int:
+    return layers[0][0].shape[2] if layers else 0
 
 
 def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> DynamicCache:

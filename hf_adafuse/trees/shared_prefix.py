@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from ..host_internals import ADAPTER_SWITCHES, is_adapter_layer
-from .adapters import AdaptedModel, base_model
+from .adapters import base_model, model_state
+from .kv_cache import common_length
 from .pass_policy import Policy
 
 
@@ -80,39 +80,19 @@ def is_caching() -> bool:
 def kept_prefix(model: Any, is_text: bool = False) -> SharedPrefix | None:
     """What the model has kept, if anything: of prompts, or all of a text that has ended."""
     kept = _kept.get()
-    return None if kept is None else kept.get(base_model(model), {}).get((is_text, _state(model)))
+    return None if kept is None else kept.get(base_model(model), {}).get((is_text, model_state(model)))
 
 
 def keep_prefix(model: Any, prefix: SharedPrefix, is_text: bool = False) -> None:
     """Keep what the model has read, instead of what it has kept so far."""
     kept = _kept.get()
     if kept is not None:
-        kept.setdefault(base_model(model), {})[is_text, _state(model)] = prefix
+        kept.setdefault(base_model(model), {})[is_text, model_state(model)] = prefix
 
 
 def kept_prefixes(model: Any) -> list[SharedPrefix]:
     """All that the model has kept."""
     return [one for one in (kept_prefix(model), kept_prefix(model, is_text=True)) if one is not None]
-
-
-def _state(model: Any) -> Any:
-    """What else the keys and values of a model follow from: its adapter, or those that are switched on; where and in
-    which type its weights are."""
-    weights = next(base_model(model).parameters(), None)
-    kept = () if weights is None else (weights.dtype, weights.device)
-    if isinstance(model, AdaptedModel):
-        return (*kept, model.adapter)
-    layers = [module for module in base_model(model).modules() if is_adapter_layer(module)]
-    return (*kept, *{str([getattr(layer, switch) for switch in ADAPTER_SWITCHES]) for layer in layers})
-
-
-def common_length(rows: Sequence[list[int]]) -> int:
-    """How many first ids all rows share."""
-    first, last = min(rows), max(rows)  # all others lie between them
-    length = 0
-    while length < min(len(first), len(last)) and first[length] == last[length]:
-        length += 1
-    return length
 
 
 def worth_sharing(prompts: Sequence[list[int]], num_known: int) -> int:

@@ -11,7 +11,7 @@ from calls import BYTES, CHARS, FORM, LEFT, arguments, assert_refused, inputs_of
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
-from hf_adafuse import enable_adafuse
+from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.members import loading
 
 
@@ -46,7 +46,7 @@ def test_an_assistant_by_name_is_loaded_once(folder, loads):
         assert torch.equal(main.generate(**given), expected)
     assert torch.equal(main.generate(**given | {"assistant_tokenizers": [CHARS]}), expected)
     assert loads == [str(folder)]
-    enable_adafuse(main, [str(folder)], tokenizer=BYTES)
+    enable_adafuse(main, [str(folder)], tokenizer=BYTES, adafuse_config=AdaFuseConfig())
     assert torch.equal(main.generate(**inputs_of(BYTES), max_new_tokens=6, do_sample=False), expected)
     assert loads == [str(folder)]
 
@@ -107,7 +107,7 @@ def test_tokenizers_by_name_are_loaded_once(as_path, tmp_path, tokenizer_loads):
         given = arguments(tokenizer=names[0], assistant_tokenizers=[names[1]], max_new_tokens=6)
         assert torch.equal(main.generate(**given), expected)
     assert tokenizer_loads == list(map(str, folders))
-    bound = enable_adafuse(own(), given["assistant_models"], [names[1]], names[0])
+    bound = enable_adafuse(own(), given["assistant_models"], [names[1]], names[0], AdaFuseConfig())
     assert torch.equal(bound.generate(**inputs_of(BYTES), max_new_tokens=6, do_sample=False), expected)
     stopped = main.generate(**arguments(tokenizer=names[0], assistant_tokenizers=[names[1]], stop_strings=["zqz"]))
     assert torch.equal(stopped, main.generate(**arguments()))

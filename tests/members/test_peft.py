@@ -15,7 +15,7 @@ from releases import cache_of, with_cache
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
-from hf_adafuse import AdaFuseDecodingError, AdaFuseOutput, enable_adafuse
+from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseOutput, enable_adafuse
 from hf_adafuse.generation import AdaFuseGenerationMixin
 from hf_adafuse.trees.adapters import weak_reference
 
@@ -123,13 +123,14 @@ def test_adapters_of_an_enabled_model_are_saved_and_loaded(native, tmp_path):
 def test_a_cache_resumes_the_same_adapter_only():
     model = with_adapters()
     main = enable_adafuse(base_of(model))
-    whole = call(main, [(model, "tales")], max_new_tokens=24)
+    paper = dict(adafuse_config=AdaFuseConfig())
+    whole = call(main, [(model, "tales")], max_new_tokens=24, **paper)
     length = sum(committed.num_tokens for committed in whole.rounds[0][:2])
-    start = call(main, [(model, "tales")], max_new_tokens=length)
+    start = call(main, [(model, "tales")], max_new_tokens=length, **paper)
 
     def go_on(adapter, with_its_cache=True):
         cache = cache_of(start) if with_its_cache else None
-        return call(main, [(model, adapter)], start.sequences, 8, **with_cache(cache))
+        return call(main, [(model, adapter)], start.sequences, 8, **paper, **with_cache(cache))
 
     resumed, again = go_on("tales"), go_on("tales", with_its_cache=False)
     assert resumed.sequences[0].tolist() == whole.sequences[0, : resumed.sequences.shape[1]].tolist()

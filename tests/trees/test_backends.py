@@ -91,6 +91,16 @@ def test_continuing_from_the_returned_cache(name, role):
     assert torch.equal(second.sequences, full.sequences)
 
 
+@pytest.mark.parametrize("role", ["main", "assistant"])
+@pytest.mark.parametrize("name", ["bloom", "qwen3_next", "bart", *(["mamba"] if CACHE_NAME == "cache" else [])])
+def test_another_text_than_that_of_the_returned_cache(name, role):
+    """With keys (bloom) what both begin with is kept; without, all of it is read."""
+    case = case_of(model_of(name), role, n=8)
+    cache = cache_of(case.fast())
+    case.prompts = ["Once upon a tree", "She was there", "The capital of Peru is"][: len(case.prompts)]
+    assert torch.equal(case.fast(**with_cache(cache)).sequences, case.fast().sequences)
+
+
 @pytest.mark.parametrize("name", ["mamba", "rwkv"])
 def test_a_model_whose_forward_takes_no_such_argument_returns_no_cache(name):
     takes_it = CACHE_NAME in inspect.signature(type(model_of(name)).forward).parameters  # Mamba since transformers 5.24

@@ -9,7 +9,7 @@ import torch
 from cases import Case, assert_equal
 from kinds import BYTES, peaked
 from reference import reference_decode
-from releases import with_cache
+from releases import cache_of, with_cache
 from tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
 
@@ -75,3 +75,13 @@ def test_a_cache_of_the_other_frequencies_is_not_used():
     with torch.no_grad():
         phi()(ids[:, :SWITCH], **with_cache(past))
     assert torch.equal(case.fast(**with_cache(past)).sequences, case.fast().sequences)
+
+
+@pytest.mark.parametrize("role", ["main", "assistant"])
+def test_keys_of_a_long_text_are_of_no_use_for_a_short_one(role):
+    """A returned cache of another text, which begins like it."""
+    case = case_of(role, [LONG])
+    cache = cache_of(case.fast())
+    case.prompts, case.max_new_tokens = [LONG[:5]], 3
+    assert max(len(tok(case.prompts[0]).input_ids) for tok in case.tokenizers) + 3 <= SWITCH
+    assert torch.equal(case.fast(**with_cache(cache)).sequences, case.fast().sequences)

@@ -21,10 +21,11 @@ from tiny import TOKENIZERS, tiny_model
 import hf_adafuse
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.trees.columns import Columns
+from hf_adafuse.trees.kv_cache import common_length
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.self_test import BACKENDS, choose_backend
-from hf_adafuse.trees.shared_prefix import common_length, kept_prefix, worth_sharing
+from hf_adafuse.trees.shared_prefix import kept_prefix, worth_sharing
 from hf_adafuse.trees.snapshot_backend import SnapshotBackend
 
 
@@ -148,7 +149,14 @@ def test_a_callers_cache_is_not_kept(same_main):
     cache = cache_of(model(**prompt))
     ids = torch.cat([prompt.input_ids, prompt.input_ids[:, :1]], dim=1)
     with hf_adafuse.prefix_caching():
-        model.generate(ids, **with_cache(cache), adafuse_config=True, max_new_tokens=2, pad_token_id=0, tokenizer=BYTES)
+        model.generate(
+            ids,
+            **with_cache(cache),
+            adafuse_config=hf_adafuse.AdaFuseConfig(),
+            max_new_tokens=2,
+            pad_token_id=0,
+            tokenizer=BYTES,
+        )
         assert kept_prefix(model) is None
 
 
