@@ -16,7 +16,7 @@ from .host_internals import execution_device
 from .members.chat import chat_inputs
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
 from .members.prompt_inputs import text_inputs
-from .outputs import AdaFuseRound
+from .rounds.round_lists import AdaFuseRoundsBatch
 
 
 class AdaFuseEnsemble:
@@ -81,43 +81,45 @@ class AdaFuseEnsemble:
             what `generate()` returns.
         """
         if isinstance(inputs, (str, list, tuple)):
-            prompts = [inputs] if isinstance(inputs, str) else list(inputs)
-            kwargs = {**self._encode(prompts, False, self._tokenizers_of(kwargs)), **kwargs}
+            kwargs = {**self._encode(inputs, False, self._tokenizers_of(kwargs)), **kwargs}
             inputs = None
         return self.model.generate(inputs, **kwargs)
 
-    def texts(self, prompts: str | Sequence[str], **kwargs: Any) -> list[str]:
+    def texts(self, prompts: Any, **kwargs: Any) -> list[str]:
         """
         What comes after each prompt.
 
         Args:
-            prompts (`str` or `list[str]`)
-            kwargs: of `rounds()`.
+            prompts (`str` or `list`), kwargs: as of [`~AdaFuseEnsemble.rounds`].
         """
-        made = self.rounds([prompts] if isinstance(prompts, str) else prompts, **kwargs)
-        return ["".join(committed.text for committed in rounds) for rounds in made]
+        return [rounds.text for rounds in self.rounds(prompts, **kwargs)]
 
-    def rounds(self, prompts: Sequence[str], chat: bool = False, **kwargs: Any) -> list[list[AdaFuseRound]]:
+    def rounds(self, prompts: Any, chat: bool = False, **kwargs: Any) -> AdaFuseRoundsBatch:
         """
         The rounds of each prompt.
 
         Args:
-            prompts (`list[str]`)
-            chat (`bool`, *optional*, defaults to `False`): whether each is a user's message, in each member's own chat
+            prompts (`str` or `list`): texts. With `chat` each prompt is a user's message, or a conversation: a list of
+                messages like `{"role": "user", "content": "Who wrote Faust?"}`.
+            chat (`bool`, *optional*, defaults to `False`): whether each member reads the prompts in its own chat
                 template.
             kwargs: of `generate()`.
+
+        Returns:
+            [`AdaFuseRoundsBatch`]: one [`AdaFuseRounds`] per prompt. Each has the `text` and the `finish_reason`,
+            prints as a trace, and makes a page by `to_html()`.
         """
         tokenizers = self._tokenizers_of(kwargs)
         padding = [token for token in (tokenizers[0].pad_token_id, tokenizers[0].eos_token_id) if token is not None]
         inputs = self._encode(prompts, chat, tokenizers)
         # Not to use a cache is not to hand it out.
         kwargs = {"pad_token_id": padding[0] if padding else None, "use_cache": False, **inputs, **kwargs}
-        output = self.model.generate(return_dict_in_generate=True, **kwargs)
-        return list(output.rounds)
+        rounds: AdaFuseRoundsBatch = self.model.generate(return_dict_in_generate=True, **kwargs).rounds
+        return rounds
 
-    def encode(self, prompts: Sequence[str], chat: bool = False) -> Mapping[str, Any]:
-        """Prompts in every member's own ids, as of [`text_inputs`]; with `chat` as users' messages, as of
-        [`chat_inputs`]."""
+    def encode(self, prompts: Any, chat: bool = False) -> Mapping[str, Any]:
+        """Prompts as of [`~AdaFuseEnsemble.rounds`] in every member's own ids: with `chat` as [`chat_inputs`] makes
+        them, else as [`text_inputs`] does."""
         return self._encode(prompts, chat, self.tokenizers)
 
     def _tokenizers_of(self, kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -127,16 +129,46 @@ class AdaFuseEnsemble:
         found = member_tokenizers(self.model, kwargs, kwargs.get("generation_config"), self.tokenizers[0])
         return self.tokenizers if found is None else found
 
-    def _encode(self, prompts: Sequence[str], chat: bool, tokenizers: Sequence[Any]) -> Mapping[str, Any]:
-        wrong = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
-        if wrong is not None or not prompts:
-            raise ValueError(f"`inputs` must be texts or a tensor of ids, but holds {wrong!r}. Pass texts.")
-        if chat:
-            inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], tokenizers)
-        else:
-            inputs = text_inputs(prompts, tokenizers)
-        encoded: Mapping[str, Any] = inputs.to(execution_device(self.model))
+    def _encode(self, prompts: Any, chat: bool, tokenizers: Sequence[Any]) -> Mapping[str, Any]:
+        made = chat_inputs(as_chats(prompts), tokenizers) if chat else text_inputs(_as_texts(prompts), tokenizers)
+        encoded: Mapping[str, Any] = made.to(execution_device(self.model))
         return encoded
+
+
+def as_chats(prompts: Any) -> list[Any]:
+    """
+    Prompts as conversations: a text is a user's message.
+
+    Args:
+        prompts (`str` or `list`): a text, a conversation (a list of messages), or a list of these.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(prompts, (list, tuple)) and prompts and isinstance(prompts[0], Mapping):
+        prompts = [prompts]
+    chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in _as_list(prompts)]
+    wrong = next((one for one in chats if not isinstance(one, (list, tuple))), None)
+    if wrong is not None:
+        raise ValueError(f"`prompts` must be texts or conversations, but hold {wrong!r}. Pass a list of messages.")
+    return chats
+
+
+def _as_texts(prompts: Any) -> list[str]:
+    texts = _as_list(prompts)
+    wrong = next((one for one in texts if not isinstance(one, str)), None)
+    if wrong is not None:
+        advice = "Pass `chat=True`." if isinstance(wrong, (list, tuple, Mapping)) else "Pass texts."
+        raise ValueError(f"`prompts` must be texts, but hold {wrong!r}. {advice}")
+    return texts
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, (list, tuple)) or not prompts:
+        raise ValueError(f"`prompts` must be a text or a list of texts, but is {prompts!r}. Pass texts.")
+    return list(prompts)
 
 
 def check_members(members: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 from chats import members as chat_members
 from jobs import NEW, PAIR, SETTINGS, answers_to, direct, lines_of, questions, write_lines
 from stand_in import StandIn, serving
-from tiny import TOKENIZERS, tiny_model
+from tiny import TOKENIZERS
 
 import hf_adafuse
 from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor, batch, ensemble
@@ -361,8 +361,10 @@ def test_a_chat_is_rendered_by_each_members_own_template():
     both = AdaFuseEnsemble(members, {"max_word_tokens": 4})
     assert answered["text"] == both.texts(given["prompt"], chat=True, max_new_tokens=6)
     assert answered["text"] != both.texts(given["prompt"], max_new_tokens=6)
-    members[1] = (tiny_model("qwen3", "sentencepiece", 1), TOKENIZERS["sentencepiece"]())
-    with pytest.raises(ValueError, match=r"`tokenizers\[1\]` must have a chat template"):
+    members = [
+        (model, TOKENIZERS[name]()) for (model, _), name in zip(members, ["byte_level", "sentencepiece"], strict=True)
+    ]
+    with pytest.raises(ValueError, match=r"`tokenizers\[0\]` must have a chat template"):
         AdaFusePredictor(members, chat=True)
 
 

@@ -165,11 +165,15 @@ def test_a_bound_model_and_one_switched_off():
     assert off == alone[0, len(width) :].tolist()
 
 
-def test_an_assistant_without_a_template_is_an_error():
+def test_an_assistant_without_a_template_reads_plain_text():
     pair = members()
     pair[1] = (pair[1][0], TOKENIZERS["sentencepiece"]())
-    with pytest.raises(ValueError, match=r"`tokenizers\[1\]` must have a chat template"):
-        adafuse_pipeline(pair)(QUESTION)
+    inputs = chat_inputs(QUESTION, [tokenizer for _, tokenizer in pair])
+    expected = direct(pair, **inputs)
+    assert (
+        new_ids(adafuse_pipeline(pair, max_new_tokens=6)(QUESTION, return_tensors=True), inputs["input_ids"][0])
+        == expected
+    )
 
 
 def test_saved_and_loaded_by_its_task(tmp_path):

@@ -145,7 +145,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, dest=field, help=help, choices=CHOICES.get(field), **options)
 
     group.add_argument(
-        "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: paper)"
+        "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: robust)"
     )
     group.add_argument("--method", metavar="NAME", help="how the members decode together (default: adafuse)")
     group.add_argument(

@@ -22,8 +22,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import BatchEncoding
+from transformers.utils import logging
 
 from .prompt_inputs import check_tokenizer_list, pad_left
+from .vocabulary import vocabulary_of
+
+logger = logging.get_logger(__name__)
+
+# How a member reads a chat whose tokenizer has no chat template: a base model beside an instruct model, say. The answer
+# begins on a line of its own, as in most templates, so that its first word is the same text for all members.
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '### ' + message['role'] | capitalize + ':\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] or [] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{{ '\\n\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### Assistant:\\n' }}{% endif %}"
+)
 
 _PROBE = "hf-adafuse"
 
@@ -65,6 +81,10 @@ def chat_inputs(
     """
     The inputs of all members for a chat, each rendered with the member's own chat template.
 
+    A member whose tokenizer has none (a base model beside an instruct model) reads a plain rendering, and a warning
+    says so once. Of `[{"role": "user", "content": "Who wrote Faust?"}]` it is `"### User:\\nWho wrote Faust?\\n\\n###
+    Assistant:\\n"`.
+
     Args:
         messages (`list[dict]` or `list[list[dict]]`): a conversation, or a batch of them; each message has a `role`.
         tokenizers (`list[PreTrainedTokenizerBase]`): one per member, the main model's first.
@@ -86,8 +106,9 @@ def chat_inputs(
         for the main model, and `assistant_inputs`, a list of the same for each assistant.
 
     Raises:
-        ValueError: no conversation, a tokenizer without a chat template, a template that refuses the messages, or an
-            argument that cannot be honoured.
+        ValueError: no conversation, no tokenizer with a chat template, a template that refuses the messages, an
+            argument that cannot be honoured, or tools, documents or contents without text for a member that has no
+            template.
     """
     opens, continues = add_generation_prompt, continue_final_message
     if opens and continues:
@@ -102,6 +123,9 @@ def chat_inputs(
     made = []
     for index, (tokenizer, template) in enumerate(zip(tokenizers, templates, strict=True)):
         options = variables if template is None else {**variables, "chat_template": template}
+        if template is None and not _template(tokenizer):
+            _check_plain(tokenizer, index, conversations, variables)
+            options = {"chat_template": PLAIN_TEMPLATE}
         rows = [_render(tokenizer, index, chat, opens, continues, options) for chat in conversations]
         made.append(pad_left(rows, tokenizer))
     return BatchEncoding({**made[0], "assistant_inputs": made[1:]})
@@ -139,13 +163,39 @@ def _templates(tokenizers: Sequence[Any], chosen: str | None) -> list[str | None
             "default."
         )
     templates = [chosen, *(chosen if is_name and names and chosen in names else None for names in others)]
-    for index, (tokenizer, template) in enumerate(zip(tokenizers, templates, strict=True)):
-        if template is None and not _template(tokenizer):
-            raise ValueError(
-                f"`tokenizers[{index}]` must have a chat template, but {_name(tokenizer)} has none. Set its "
-                "`chat_template`, or pass that member's prompt yourself (`assistant_inputs`)."
-            )
+    if not any(template or _template(tokenizer) for tokenizer, template in zip(tokenizers, templates, strict=True)):
+        raise ValueError(
+            f"`tokenizers[0]` must have a chat template, or another member's must, but {_name(tokenizers[0])} has none "
+            "(base models have none). Set its `chat_template`, or pass a text."
+        )
     return templates
+
+
+def _check_plain(tokenizer: Any, index: int, conversations: Sequence[list[Any]], variables: Mapping[str, Any]) -> None:
+    """
+    Say, once per tokenizer, that its model reads chats in the plain rendering.
+
+    Raises:
+        ValueError: the chat has something that this rendering cannot hold.
+    """
+    given = [f"`{name}`" for name in ("tools", "documents") if variables[name]]
+    given += [
+        f"a message of type {part.get('type')!r}"
+        for chat in conversations
+        for message in chat
+        for part in (message["content"] if isinstance(message.get("content"), list) else [])
+        if part.get("type") != "text"
+    ]
+    if given:
+        raise ValueError(
+            f"`tokenizers[{index}]` must have a chat template for {given[0]}, but {_name(tokenizer)} has none. Set its "
+            "`chat_template`, or leave that out."
+        )
+    logger.warning_once(
+        f"The tokenizer of member {index} ({_name(tokenizer)}) has no chat template: that model reads chats as plain "
+        "text, each message behind a line like '### User:'. Where it was trained on another format, set its "
+        "`chat_template`."
+    )
 
 
 def _template(tokenizer: Any) -> Any:
@@ -236,6 +286,9 @@ def _render(
         "continue_final_message": continues,
     }
     try:
+        if options.get("chat_template") is PLAIN_TEMPLATE:
+            text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+            return vocabulary_of(tokenizer).encode_prompt(text)
         rendered = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True, **options)
     except ImportError:
         raise  # the template engine is missing: its message says what to install

@@ -94,7 +94,20 @@ def refusing():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda toks: chat_inputs(QUESTION, [toks[0], TOKENIZERS["unigram"]()]), r"`tokenizers\[1\]` must have a chat"),
+        (
+            lambda toks: chat_inputs(QUESTION, [TOKENIZERS["unigram"]()] * 2),
+            r"`tokenizers\[0\]` must have a chat template, or another member's must",
+        ),
+        (
+            lambda toks: chat_inputs(QUESTION, [toks[0], TOKENIZERS["unigram"]()], tools=[{"name": "look"}]),
+            r"`tokenizers\[1\]` must have a chat template for `tools`",
+        ),
+        (
+            lambda toks: chat_inputs(
+                [{"role": "user", "content": [{"type": "image"}]}], [TOKENIZERS["unigram"](), toks[0]]
+            ),
+            r"`tokenizers\[0\]` must have a chat template for a message of type 'image'",
+        ),
         (lambda toks: chat_inputs(QUESTION, toks[0]), "`tokenizers` must be a list"),
         (lambda toks: chat_inputs(QUESTION, []), "`tokenizers` must be a list"),
         (lambda toks: chat_inputs([], toks), "`messages` must be a list of messages"),
@@ -115,6 +128,38 @@ def refusing():
 def test_chat_inputs_refuse(call, message):
     with pytest.raises(ValueError, match=message):
         call([tokenizer for _, tokenizer in members()])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_member_without_a_template_reads_plain_text_and_that_is_said_once(index, caplog):
+    """A base model beside an instruct model."""
+    pair = members()
+    pair[index] = (pair[index][0], TOKENIZERS["sentencepiece"]())
+    tokenizers = [tokenizer for _, tokenizer in pair]
+    warning_once.cache_clear()
+    with caplog.at_level(logging.WARNING), propagating():
+        made = [chat_inputs(chat, tokenizers) for chat in (LONGER, PREFILLED)]
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert message.startswith(f"The tokenizer of member {index} (") and "has no chat template" in message
+    expected = [
+        "### User:\nwas there a cat\n\n### Assistant:\nthere was a big cat\n\n### User:\nshe was there\n\n"
+        "### Assistant:\n",
+        "### User:\nwhat is the capital of Peru\n\n### Assistant:\nThe capital of Peru is",
+    ]
+    for inputs, text in zip(made, expected, strict=True):
+        own = [inputs, *inputs["assistant_inputs"]][index]["input_ids"][0].tolist()
+        assert own == tokenizers[index](text).input_ids
+    other = pair[1 - index][1].apply_chat_template(LONGER, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert [made[0], *made[0]["assistant_inputs"]][1 - index]["input_ids"][0].tolist() == other
+
+
+def test_parts_of_a_message_are_plain_text_one_after_the_other():
+    chat = [{"role": "user", "content": [{"type": "text", "text": "was there"}, {"type": "text", "text": " a cat"}]}]
+    tokenizers = [templated("byte_level", "{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}")]
+    tokenizers.append(TOKENIZERS["sentencepiece"]())
+    inputs = chat_inputs(chat, tokenizers)
+    expected = "### User:\nwas there a cat\n\n### Assistant:\n"
+    assert inputs["assistant_inputs"][0]["input_ids"][0].tolist() == tokenizers[1](expected).input_ids
 
 
 def warned(caplog, pair, inputs, times=2) -> list[str]:

@@ -1,0 +1,60 @@
+"""An ensemble as one object: what it takes as prompts, and what it gives back."""
+
+from __future__ import annotations
+
+import pydoc
+
+import pytest
+from chats import LONGER, QUESTION, by_hand, direct, members
+
+import hf_adafuse
+from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, AdaFuseRoundsBatch, demo
+
+PERU = "Question: What is the capital of Peru?\nAnswer:"
+
+
+@pytest.fixture
+def ensemble():
+    return AdaFuseEnsemble(demo.load_pair())
+
+
+def test_one_text_is_one_prompt(ensemble):
+    rounds = ensemble.rounds(PERU, max_new_tokens=6)
+    assert isinstance(rounds, AdaFuseRoundsBatch)
+    assert [one.text for one in rounds] == [" Lima"] == ensemble.texts(PERU, max_new_tokens=6)
+    assert rounds[0].finish_reason == "stop"
+    assert str(rounds).startswith("Members  0: the main model")
+    assert rounds.to_html("Peru").count("<title>Peru</title>") == 1
+    assert ensemble.encode(PERU)["input_ids"].tolist() == ensemble.encode([PERU])["input_ids"].tolist()
+
+
+def test_a_prompt_of_a_chat_is_a_message_or_a_conversation():
+    pair = members()
+    chat = AdaFuseEnsemble(pair, AdaFuseConfig(max_word_tokens=4))
+    main = pair[0][1]
+    texts = [main.decode(direct(pair, **by_hand(pair, one)), skip_special_tokens=True) for one in (QUESTION, LONGER)]
+    for prompts in (QUESTION[0]["content"], QUESTION, [QUESTION], [QUESTION[0]["content"]]):
+        assert chat.texts(prompts, chat=True, max_new_tokens=6) == texts[:1]
+    assert chat.texts([QUESTION[0]["content"], LONGER], chat=True, max_new_tokens=6) == texts
+
+
+@pytest.mark.parametrize(
+    ("prompts", "chat", "message"),
+    [
+        ([], False, r"`prompts` must be a text or a list of texts, but is \[\]"),
+        (None, True, "`prompts` must be a text or a list of texts, but is None"),
+        ([PERU, 7], False, "`prompts` must be texts, but hold 7. Pass texts."),
+        (QUESTION, False, "`prompts` must be texts, but hold {'role': .* Pass `chat=True`."),
+        ([PERU, 7], True, "`prompts` must be texts or conversations, but hold 7"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(ensemble, prompts, chat, message):
+    with pytest.raises(ValueError, match=message):
+        ensemble.rounds(prompts, chat=chat)
+
+
+def test_the_public_names_are_found_by_completion_and_help():
+    assert set(hf_adafuse.__all__) <= set(dir(hf_adafuse))
+    shown = pydoc.render_doc(hf_adafuse, renderer=pydoc.plaintext)
+    for name in ("class AdaFuseEnsemble", "class AdaFuseConfig", "enable_adafuse(model", "chat_inputs(messages"):
+        assert name in shown
