@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .call.arguments import member_tokenizers
@@ -16,6 +16,7 @@ from .host_internals import execution_device
 from .members.chat import chat_inputs
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
 from .members.prompt_inputs import text_inputs
+from .members.thoughts import Thoughts, check_thinking, thinking_inputs
 from .rounds.round_lists import AdaFuseRoundsBatch
 
 
@@ -61,29 +62,64 @@ class AdaFuseEnsemble:
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
+        self._assistants = [model for model, _ in others]
         stored = getattr(getattr(main, "generation_config", None), "adafuse_config", None)
         config = next(given for given in (adafuse_config, stored, True) if given is not None)
         # A view of the same weights: other ensembles of this model, and the caller, keep theirs.
-        self.model = enable_adafuse(
-            copy.copy(main), [model for model, _ in others], self.tokenizers[1:], tokenizer, config
-        )
+        self.model = enable_adafuse(copy.copy(main), self._assistants, self.tokenizers[1:], tokenizer, config)
 
-    def generate(self, inputs: Any = None, **kwargs: Any) -> Any:
+    def generate(
+        self,
+        inputs: Any = None,
+        chat: bool = False,
+        thinking: str | None = None,
+        max_thinking_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """
         The main model's `generate()`.
 
         Args:
-            inputs (`str`, `list[str]` or `torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-                prompts, as texts or in the main model's ids.
+            inputs (`str`, `list` or `torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*): prompts,
+                as texts or in the main model's ids. With `chat` each prompt is a user's message, or a conversation: a
+                list of messages like `{"role": "user", "content": "Who wrote Faust?"}`.
+            chat (`bool`, *optional*, defaults to `False`): whether each member reads the prompts in its own chat
+                template.
+            thinking (`str`, *optional*, defaults to `"apart"`): for chats with thinking models, whose templates mark
+                thoughts, like `<think>`. `"apart"`: each of them writes its own thoughts alone, and the answer behind
+                them is fused. `"main"`: only the main model thinks. `"off"`: none does.
+            max_thinking_tokens (`int`, *optional*, defaults to 1024): the most tokens of one member's thoughts, which
+                are cut off there.
             kwargs: of `generate()`.
 
         Returns:
-            what `generate()` returns.
+            what `generate()` returns; the `thoughts` of each prompt are in its `rounds`, not in the text.
+
+        Raises:
+            ValueError: prompts or settings that cannot be used.
         """
-        if isinstance(inputs, (str, list, tuple)):
-            kwargs = {**self._encode(inputs, False, self._tokenizers_of(kwargs)), **kwargs}
-            inputs = None
-        return self.model.generate(inputs, **kwargs)
+        check_thinking(thinking, max_thinking_tokens)
+        if not chat and (thinking is not None or max_thinking_tokens is not None):
+            raise ValueError("`thinking` must be left out without `chat`, but is given. Pass `chat=True`, or drop it.")
+        tokenizers = self._tokenizers_of(kwargs)
+        if not chat:
+            if isinstance(inputs, (str, list, tuple)):
+                kwargs = {**self._encode(inputs, False, tokenizers), **kwargs}
+                inputs = None
+            return self.model.generate(inputs, **kwargs)
+        models = [self.model, *(kwargs.get("assistant_models") or self._assistants)]
+        drawn = ("do_sample", "temperature", "top_p", "top_k")
+        sampling: dict[str, Any] = {name: kwargs[name] for name in drawn if name in kwargs}
+        members = list(zip(models, tokenizers, strict=True))
+        made, thoughts = thinking_inputs(as_chats(inputs), members, thinking, max_thinking_tokens, sampling)
+        kwargs = {**made.to(execution_device(self.model)), **kwargs}
+        if kwargs.get("on_answer") is not None:
+            kwargs["on_answer"] = _with_thoughts(kwargs["on_answer"], thoughts)
+        output = self.model.generate(**kwargs)
+        rows = getattr(output, "rounds", [])
+        for row, rounds in enumerate(rows):
+            rounds.thoughts = thoughts[row * len(thoughts) // len(rows)]
+        return output
 
     def texts(self, prompts: Any, **kwargs: Any) -> list[str]:
         """
@@ -94,27 +130,23 @@ class AdaFuseEnsemble:
         """
         return [rounds.text for rounds in self.rounds(prompts, **kwargs)]
 
-    def rounds(self, prompts: Any, chat: bool = False, **kwargs: Any) -> AdaFuseRoundsBatch:
+    def rounds(self, prompts: Any, **kwargs: Any) -> AdaFuseRoundsBatch:
         """
         The rounds of each prompt.
 
         Args:
-            prompts (`str` or `list`): texts. With `chat` each prompt is a user's message, or a conversation: a list of
-                messages like `{"role": "user", "content": "Who wrote Faust?"}`.
-            chat (`bool`, *optional*, defaults to `False`): whether each member reads the prompts in its own chat
-                template.
-            kwargs: of `generate()`.
+            prompts (`str` or `list`), kwargs: as of [`~AdaFuseEnsemble.generate`].
 
         Returns:
             [`AdaFuseRoundsBatch`]: one [`AdaFuseRounds`] per prompt. Each has the `text` and the `finish_reason`,
             prints as a trace, and makes a page by `to_html()`.
         """
-        tokenizers = self._tokenizers_of(kwargs)
-        padding = [token for token in (tokenizers[0].pad_token_id, tokenizers[0].eos_token_id) if token is not None]
-        inputs = self._encode(prompts, chat, tokenizers)
+        first = self._tokenizers_of(kwargs)[0]
+        padding = [token for token in (first.pad_token_id, first.eos_token_id) if token is not None]
         # Not to use a cache is not to hand it out.
-        kwargs = {"pad_token_id": padding[0] if padding else None, "use_cache": False, **inputs, **kwargs}
-        rounds: AdaFuseRoundsBatch = self.model.generate(return_dict_in_generate=True, **kwargs).rounds
+        kwargs = {"pad_token_id": padding[0] if padding else None, "use_cache": False, **kwargs}
+        inputs = prompts if kwargs.get("chat") else _as_texts(prompts)
+        rounds: AdaFuseRoundsBatch = self.generate(inputs, return_dict_in_generate=True, **kwargs).rounds
         return rounds
 
     def encode(self, prompts: Any, chat: bool = False) -> Mapping[str, Any]:
@@ -133,6 +165,16 @@ class AdaFuseEnsemble:
         made = chat_inputs(as_chats(prompts), tokenizers) if chat else text_inputs(_as_texts(prompts), tokenizers)
         encoded: Mapping[str, Any] = made.to(execution_device(self.model))
         return encoded
+
+
+def _with_thoughts(on_answer: Callable[[int, Any], Any], thoughts: Thoughts) -> Callable[[int, Any], Any]:
+    """`on_answer`, told rounds that have the thoughts of their prompt."""
+
+    def tell(row: int, rounds: Any) -> Any:
+        rounds.thoughts = thoughts[row]
+        return on_answer(row, rounds)
+
+    return tell
 
 
 def as_chats(prompts: Any) -> list[Any]:

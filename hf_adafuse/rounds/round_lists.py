@@ -23,6 +23,10 @@ class AdaFuseRounds(list[AdaFuseRound]):
         threshold (`float`, *optional*): the margin below which a word was uncertain; `None`: no word was.
         finish_reason (`str`, *optional*): why the text ends: `"stop"` (an end-of-sequence token, a stop string or
             another criterion), or `"length"` (the most tokens or seconds of the call, or a member's context).
+
+    Attributes:
+        thoughts (`list[str]`, *optional*): what each member thought before the answer, which is no part of the text;
+            `None` of a member that did not think. `None` where the call knew of no thinking.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class AdaFuseRounds(list[AdaFuseRound]):
         super().__init__(rounds)
         self.names = _names(names, [self])
         self.threshold, self.finish_reason = threshold, finish_reason
+        self.thoughts: list[str | None] | None = None
 
     @property
     def text(self) -> str:

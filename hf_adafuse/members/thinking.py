@@ -1,0 +1,97 @@
+"""How thinking models mark what they think: `<think>` and its like, as their chat templates say. Knows tokenizers; runs
+no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Variables of chat templates that switch thinking: Qwen3 and most others, Granite and DeepSeek-V3.1.
+SWITCHES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True)
+class ThinkingFormat:
+    """
+    The texts around what a model thinks before it answers.
+
+    Attributes:
+        opening (`str`): stands before the thoughts: `"<think>"`. Some templates write it at the end of the prompt, else
+            the model does.
+        closing (`str`): stands after them: `"</think>"`.
+        separator (`str`): stands between `closing` and the answer: `"\\n\\n"`.
+        cut (`str`): stands before `closing` where thoughts are cut off: `"\\n"`.
+    """
+
+    opening: str
+    closing: str
+    separator: str = ""
+    cut: str = ""
+
+
+# Of the tags, the separator is that of Qwen3 and DeepSeek-R1. The last is that of gpt-oss: its thoughts are a message
+# of their own, and the answer is the next one.
+_FORMATS = (
+    ThinkingFormat("<think>", "</think>", "\n\n", "\n"),
+    ThinkingFormat("<thought>", "</thought>", "\n\n", "\n"),
+    ThinkingFormat("<seed:think>", "</seed:think>", "", "\n"),
+    ThinkingFormat("[THINK]", "[/THINK]"),
+    ThinkingFormat("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkingFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+)
+
+
+def thinking_format(tokenizer: Any) -> ThinkingFormat | None:
+    """How the model of this tokenizer thinks, as its chat template says; `None` of one that answers at once."""
+    templates = getattr(tokenizer, "chat_template", None)
+    text = "".join(templates.values()) if isinstance(templates, dict) else templates or ""
+    if "<|channel|>" in text and "analysis" in text:
+        return _FORMATS[-1]
+    return next((one for one in _FORMATS if one.opening in text and one.closing in text), None)
+
+
+def is_open(prompt: str, form: ThinkingFormat) -> bool:
+    """Whether a rendered prompt ends within thoughts that are still to be written."""
+    return prompt.rstrip().endswith(form.opening)
+
+
+def is_closed(prompt: str, form: ThinkingFormat) -> bool:
+    """Whether a rendered prompt ends behind thoughts, which may be empty: the answer is next."""
+    return prompt.rstrip().endswith(form.closing.rstrip())
+
+
+def closed_at_once(prompt: str, form: ThinkingFormat) -> str:
+    """What follows a rendered prompt so that its model answers without thinking."""
+    if is_closed(prompt, form):
+        return ""
+    if form is _FORMATS[-1]:  # a message of thoughts may be left out
+        return form.closing.removeprefix("<|end|><|start|>assistant")
+    empty = form.cut + form.closing + form.separator
+    return empty if is_open(prompt, form) else form.opening + form.cut + empty
+
+
+def thoughts_of(new: str, prompt: str, form: ThinkingFormat) -> str | None:
+    """
+    The thoughts in what a model has written behind its prompt; `None` where it has answered at once.
+
+    Args:
+        new (`str`): with the special tokens, up to and with `closing` where it was written.
+        prompt (`str`): as rendered.
+        form (`ThinkingFormat`)
+    """
+    if not is_open(prompt, form):
+        if not new.lstrip().startswith(form.opening):
+            return None
+        new = new.lstrip().removeprefix(form.opening)
+    return new.partition(form.closing)[0].strip()
+
+
+def whole_text(tokenizer: Any, ids: list[int]) -> str:
+    """The text of ids, special tokens included."""
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def encode_marks(tokenizer: Any, text: str) -> list[int]:
+    """The ids of marks, of which some are special tokens; no beginning or end of a sequence."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []

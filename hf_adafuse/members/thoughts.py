@@ -1,0 +1,159 @@
+"""Think apart, answer together: each thinking member writes its own thoughts alone, behind its own prompt, and the
+ensemble fuses the answer that follows. Thoughts are never shared with another member or voted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import BatchEncoding
+
+from ..host_internals import execution_device
+from ..servers.served_model import ServedModel
+from .chat import chat_inputs
+from .prompt_inputs import pad_left
+from .thinking import (
+    SWITCHES,
+    ThinkingFormat,
+    closed_at_once,
+    encode_marks,
+    is_closed,
+    thinking_format,
+    thoughts_of,
+    whole_text,
+)
+
+MODES = ("apart", "main", "off")
+DEFAULT_BUDGET = 1024
+
+# Per prompt, each member's thoughts; `None` of a member that had none.
+Thoughts = list[list[str | None]]
+
+
+def check_thinking(thinking: str | None, max_thinking_tokens: int | None) -> None:
+    """Raises `ValueError` where they are not what [`thinking_inputs`] takes."""
+    if thinking is not None and thinking not in MODES:
+        raise ValueError(f'`thinking` must be "apart", "main" or "off", but is {thinking!r}. Choose one of these.')
+    number = max_thinking_tokens
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+        raise ValueError(f"`max_thinking_tokens` must be a whole number of at least 0, but is {number!r}. Give one.")
+    if number is not None and thinking == "off":
+        raise ValueError(f'`max_thinking_tokens` must be left out with `thinking="off"`, but is {number}. Drop it.')
+
+
+def thinking_inputs(
+    chats: Sequence[Sequence[Mapping[str, Any]]],
+    members: Sequence[tuple[Any, Any]],
+    thinking: str | None = None,
+    max_thinking_tokens: int | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    **template_kwargs: Any,
+) -> tuple[BatchEncoding, Thoughts]:
+    """
+    The inputs of all members for chats, behind whatever each member thinks.
+
+    A member thinks where its chat template marks thoughts (`<think>`, the channels of gpt-oss, and their like). It
+    writes them by its own `generate()`. Where they are longer than `max_thinking_tokens`, they are cut off there and
+    closed. A member that answers without having thought begins with an empty answer, like all others.
+
+    Args:
+        chats (`list[list[dict]]`): conversations.
+        members (`list`): each a model and its tokenizer, the main model first.
+        thinking (`str`, *optional*, defaults to `"apart"`): `"apart"`: each thinking member thinks. `"main"`: the main
+            model does, the others do not. `"off"`: none does.
+        max_thinking_tokens (`int`, *optional*, defaults to 1024): the most tokens of one member's thoughts.
+        sampling (`dict`, *optional*): arguments of `generate()` that say how thoughts are drawn (`do_sample`,
+            `temperature`); by default they are greedy.
+        template_kwargs: of [`chat_inputs`].
+
+    Returns:
+        the inputs as of [`chat_inputs`], and per prompt each member's thoughts.
+
+    Raises:
+        ValueError: a member behind a server would have to think.
+    """
+    check_thinking(thinking, max_thinking_tokens)
+    tokenizers = [tokenizer for _, tokenizer in members]
+    forms = [thinking_format(tokenizer) for tokenizer in tokenizers]
+    if not any(forms):
+        return chat_inputs(chats, tokenizers, **template_kwargs), [[None] * len(members) for _ in chats]
+    thinks = [form is not None and thinking != "off" and (thinking != "main" or k == 0) for k, form in enumerate(forms)]
+    for k, (model, _) in enumerate(members):
+        if thinks[k] and isinstance(model, ServedModel):
+            raise ValueError(
+                f'`thinking` must be "off" or "main" where a member behind a server thinks, but is '
+                f'{thinking or "apart"!r}, and member {k} does. Pass `thinking="off"`, or load that model here.'
+            )
+    rendered = {
+        is_on: chat_inputs(chats, tokenizers, **{**dict.fromkeys(SWITCHES, is_on), **template_kwargs})
+        for is_on in (True, False)
+    }
+    made, thoughts = [], []
+    for k, ((model, tokenizer), form) in enumerate(zip(members, forms, strict=True)):
+        inputs = rendered[thinks[k]]
+        rows = _unpadded(inputs if k == 0 else inputs["assistant_inputs"][k - 1])
+        own: list[str | None] = [None] * len(rows)
+        if thinks[k]:
+            budget = DEFAULT_BUDGET if max_thinking_tokens is None else max_thinking_tokens
+            rows, own = _think(model, tokenizer, form, rows, budget, sampling or {})  # type: ignore[arg-type]
+        elif form is not None:
+            rows = [row + encode_marks(tokenizer, closed_at_once(whole_text(tokenizer, row), form)) for row in rows]
+        made.append(pad_left(rows, tokenizer))
+        thoughts.append(own)
+    return BatchEncoding({**made[0], "assistant_inputs": made[1:]}), [list(row) for row in zip(*thoughts, strict=True)]
+
+
+def _think(
+    model: Any, tokenizer: Any, form: ThinkingFormat, rows: list[list[int]], budget: int, sampling: Mapping[str, Any]
+) -> tuple[list[list[int]], list[str | None]]:
+    """The prompts of a member with its thoughts behind them, closed, and the thoughts."""
+    written = _write(model, tokenizer, form, rows, budget, sampling) if budget else [[] for _ in rows]
+    prompts, thoughts = [], []
+    for row, new in zip(rows, written, strict=True):
+        prompt, text = whole_text(tokenizer, row), whole_text(tokenizer, new)
+        own = thoughts_of(text, prompt, form) if budget else None
+        if own is None:  # it has answered at once, or may not think
+            prompts.append(row + encode_marks(tokenizer, closed_at_once(prompt, form) if not budget else ""))
+        elif is_closed(text, form):
+            prompts.append(row + new + encode_marks(tokenizer, form.separator))
+        else:
+            prompts.append(row + new + encode_marks(tokenizer, form.cut + form.closing + form.separator))
+        thoughts.append(own)
+    return prompts, thoughts
+
+
+def _write(
+    model: Any, tokenizer: Any, form: ThinkingFormat, rows: list[list[int]], budget: int, sampling: Mapping[str, Any]
+) -> list[list[int]]:
+    """What a model writes alone behind each prompt, up to the end of its thoughts, without an end of sequence."""
+    inputs = pad_left(rows, tokenizer).to(execution_device(model))
+    ends = model.generation_config.eos_token_id
+    ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
+    closing = encode_marks(tokenizer, form.closing)
+    how: dict[str, Any] = {"do_sample": False, **sampling}
+    if len(closing) == 1:
+        how["eos_token_id"] = [*ends, closing[0]]
+    else:
+        how |= {"stop_strings": [form.closing], "tokenizer": tokenizer}
+    if hasattr(model, "_adafuse_arguments"):
+        how["adafuse_config"] = False
+    filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
+    made = model.generate(**inputs, max_new_tokens=budget, pad_token_id=filler, **how)
+    written = []
+    for row in made[:, inputs["input_ids"].shape[1] :].tolist():
+        stop = next((at for at, token in enumerate(row) if token in ends), len(row))
+        closed = _end_of(row, closing)
+        written.append(row[:stop] if closed is None else row[:closed])
+    return written
+
+
+def _end_of(row: list[int], part: list[int]) -> int | None:
+    """Where the first occurrence of `part` in `row` ends."""
+    places = range(len(row) - len(part) + 1)
+    return next((at + len(part) for at in places if row[at : at + len(part)] == part), None)
+
+
+def _unpadded(inputs: Any) -> list[list[int]]:
+    pairs = zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True)
+    return [[token for token, kept in zip(ids, mask, strict=True) if kept] for ids, mask in pairs]

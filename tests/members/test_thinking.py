@@ -1,0 +1,223 @@
+"""Think apart, answer together: what each member thinks is its own, and the answer behind it is fused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from releases import with_cache
+from tiny import TOKENIZERS, tiny_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from toys import Toy, ToyConfig
+from transformers import PreTrainedTokenizerFast
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
+from hf_adafuse.members.thinking import closed_at_once, thinking_format, thoughts_of
+
+WORDS = ["ask", "bot", "blue", "red", "dim", "sky", "rose", "gray", "far"]
+# As of Qwen3: the model opens its thoughts itself, unless they are switched off.
+QWEN = (
+    "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}bot"
+    "{% if enable_thinking is defined and enable_thinking is false %} <think></think>{% endif %}{% endif %}"
+)
+# As of DeepSeek-R1: the prompt opens the thoughts, and there is no switch.
+OPENED = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }} {% endfor %}bot <think>"
+PLAIN = "{% for m in messages %}{{ m['content'] }} {% endfor %}bot"
+
+
+class Mindful(Toy):
+    """p(next) from the last token and from all that stand before it: each word seen makes others more likely."""
+
+    def __init__(self, config, table, seen):
+        super().__init__(config, table)
+        self.seen = torch.nn.Parameter(seen, requires_grad=False)
+
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, cache=None, **_):
+        cache = past_key_values if cache is None else cache
+        keys = input_ids[:, None, :, None].float()
+        if cache is not None:
+            keys, _ = cache.update(keys, keys, 0)
+        ids, width = keys[:, 0, :, 0].long(), input_ids.shape[1]
+        if attention_mask is not None and attention_mask.dim() == 4:
+            mask = attention_mask[:, 0, -width:, : ids.shape[1]]
+            mask = (mask if mask.dtype == torch.bool else mask == 0).float()
+        else:
+            mask = torch.ones(width, ids.shape[1]).tril(ids.shape[1] - width)[None]
+            if attention_mask is not None:
+                mask = mask * attention_mask[:, None, : ids.shape[1]]
+        logits = self.table[input_ids] + torch.einsum("bqk,bkv->bqv", mask, self.seen[ids])
+        return CausalLMOutputWithPast(logits=logits, **with_cache(cache))
+
+
+def words_tokenizer(template):
+    names = ["<unk>", "</s>", "<think>", "</think>", *("▁" + word for word in WORDS)]
+    backend = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["<unk>", "</s>"])
+    backend.add_tokens(["<think>", "</think>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", pad_token="</s>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def member(template, script, seen):
+    """A member by what follows what (log-odds), and what a word that stands anywhere before makes likely."""
+    tokenizer = words_tokenizer(template)
+    number = {name.strip("▁"): index for name, index in tokenizer.get_vocab().items()}
+    table, by_seen = torch.zeros(len(number), len(number)), torch.zeros(len(number), len(number))
+    for rows, values in ((table, script), (by_seen, seen)):
+        for (before, after), odds in values.items():
+            rows[number[before], number[after]] = odds
+    config = ToyConfig(vocab_size=len(number), eos_token_id=1, pad_token_id=1)
+    model = Mindful(config, table, by_seen).eval()
+    model.generation_config.eos_token_id = 1
+    return model, tokenizer
+
+
+ANSWERS = {("</think>", "gray"): 12.0, ("bot", "gray"): 9.0, ("sky", "</s>"): 40.0, ("rose", "</s>"): 40.0}
+ANSWERS |= {("gray", "</s>"): 40.0, ("dim", "</think>"): 30.0}
+# A thinks of blue, then of dim, and says "sky" with more certainty than B, which thinks of red, says "rose".
+A = {**ANSWERS, ("bot", "<think>"): 20.0, ("<think>", "blue"): 20.0, ("blue", "dim"): 30.0}
+B = {**ANSWERS, ("bot", "<think>"): 20.0, ("<think>", "red"): 20.0, ("red", "dim"): 30.0}
+A_SEEN, B_SEEN = {("blue", "sky"): 18.0}, {("red", "rose"): 15.0}
+CHAT = [{"role": "user", "content": "ask"}]
+
+
+def pair(first=QWEN, second=QWEN):
+    return [member(first, A, A_SEEN), member(second, B, B_SEEN)]
+
+
+def answer(members, config=None, **kwargs):
+    rounds = AdaFuseEnsemble(members, config).rounds([CHAT], chat=True, max_new_tokens=4, **kwargs)[0]
+    return rounds.text.strip(), rounds.thoughts
+
+
+@pytest.mark.parametrize("templates", [(QWEN, QWEN), (OPENED, QWEN), (OPENED, OPENED)], ids=["own", "both", "opened"])
+@pytest.mark.parametrize("config", [AdaFuseConfig(), None], ids=["paper", "robust"])
+def test_each_member_answers_behind_its_own_thoughts(templates, config):
+    """By hand: A is surer of "sky" (18 to 12) than B of "rose" (15 to 12); without thoughts both say "gray"."""
+    apart = answer(pair(*templates), config)
+    assert apart == ("sky", ["blue dim", "red dim"])
+    assert answer(pair(*templates), config, thinking="off") == ("gray", [None, None])
+    # B alone says "rose": it is A's certainty that counts, and the other way round with the weights.
+    weighted = {"model_weights": (1.0, 20.0)} if config is None else config.changed({"model_weights": (1.0, 20.0)})
+    assert answer(pair(*templates), weighted) == ("rose", ["blue dim", "red dim"])
+
+
+def test_only_the_main_model_thinks():
+    """By hand: the other one says "gray" with a little more certainty than the main model says "sky"."""
+    assert answer(pair(), thinking="main") == ("gray", ["blue dim", None])
+    assert answer(pair(), {"model_weights": (2.0, 1.0)}, thinking="main") == ("sky", ["blue dim", None])
+    assert answer(pair()[::-1], {"model_weights": (2.0, 1.0)}, thinking="main") == ("rose", ["red dim", None])
+
+
+def test_thoughts_are_cut_at_the_most_tokens():
+    """Cut in the middle: what was thought until there counts."""
+    assert answer(pair(), max_thinking_tokens=2) == ("sky", ["blue", "red"])
+    assert answer(pair(OPENED, OPENED), max_thinking_tokens=1) == ("sky", ["blue", "red"])
+    assert answer(pair(), max_thinking_tokens=0) == ("gray", [None, None])
+    assert answer(pair(OPENED, OPENED), max_thinking_tokens=0) == ("gray", [None, None])
+
+
+def test_a_member_that_does_not_think_joins_the_answer():
+    members = [pair()[0], member(PLAIN, {**ANSWERS, ("bot", "rose"): 10.0}, {})]
+    assert answer(members) == ("sky", ["blue dim", None])
+    assert answer(members[::-1]) == ("sky", [None, "blue dim"])
+    # One whose template knows of thoughts, but which answers at once.
+    silent = member(QWEN, {**ANSWERS, ("bot", "rose"): 30.0}, {})
+    assert answer([silent, pair()[1]]) == ("rose", [None, "red dim"])
+    # One that ends its text within its thoughts.
+    ended = member(QWEN, {**A, ("blue", "</s>"): 50.0}, A_SEEN)
+    assert answer([ended, pair()[1]]) == ("sky", ["blue", "red dim"])
+
+
+def test_a_batch_is_each_prompt_alone():
+    ensemble = AdaFuseEnsemble(pair())
+    chats = [CHAT, [{"role": "user", "content": "ask far red"}], "far"]
+    told = {}
+    batch = ensemble.rounds(
+        chats, chat=True, max_new_tokens=4, on_answer=lambda row, rounds: told.update({row: rounds})
+    )
+    for row, chat in enumerate(chats):
+        (alone,) = ensemble.rounds([chat], chat=True, max_new_tokens=4)
+        assert (batch[row].text, batch[row].thoughts) == (alone.text, alone.thoughts)
+        assert told[row].thoughts == alone.thoughts
+    assert batch[1].thoughts[0] == "blue dim"
+
+
+def test_random_members_equal_what_is_done_by_hand():
+    """Thoughts that never close, by the plain `generate()` of each member, and the prompts put together by hand."""
+    template = "{{ bos_token or '' }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"
+    members = []
+    for architecture, name, seed in (("llama", "byte_level", 0), ("qwen3", "sentencepiece", 1)):
+        tokenizer = TOKENIZERS[name]()
+        tokenizer.chat_template = template
+        members.append((tiny_model(architecture, name, seed), tokenizer))
+    chat, config = [{"role": "user", "content": "was there a cat"}], AdaFuseConfig(max_word_tokens=4)
+    prompts, thoughts = [], []
+    for model, tokenizer in members:
+        ids = tokenizer.apply_chat_template(chat, return_dict=True, return_tensors="pt")["input_ids"]
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
+        thoughts.append(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=False).strip())
+        closing = tokenizer("\n</think>\n\n", add_special_tokens=False, return_tensors="pt")["input_ids"]
+        prompts.append(torch.cat([made, closing], dim=1))
+    ensemble = AdaFuseEnsemble(members, config)
+    expected = ensemble.generate(
+        prompts[0],
+        attention_mask=torch.ones_like(prompts[0]),
+        assistant_inputs=[{"input_ids": prompts[1], "attention_mask": torch.ones_like(prompts[1])}],
+        max_new_tokens=6,
+        return_dict_in_generate=True,
+    )
+    rounds = ensemble.rounds([chat], chat=True, max_thinking_tokens=5, max_new_tokens=6)
+    assert rounds[0].text == expected.rounds[0].text != ""
+    assert rounds[0].thoughts == thoughts
+
+
+GPT_OSS = "{{ '<|start|>assistant' }}{# <|channel|>analysis<|message|> <|channel|>final<|message|> #}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "closed", "written", "thoughts"),
+    [
+        (QWEN, "bot", "<think>\n\n</think>\n\n", "<think>\nit is\n</think>", "it is"),
+        (QWEN, "bot <think>\n\n</think>\n\n", "", "yes", None),
+        (OPENED, "bot<think>\n", "\n</think>\n\n", "it is</think>", "it is"),
+        ("[THINK][/THINK]", "bot", "[THINK][/THINK]", "[THINK]it[/THINK]", "it"),
+        (
+            GPT_OSS,
+            "<|start|>assistant",
+            "<|channel|>final<|message|>",
+            "<|channel|>analysis<|message|>it<|end|><|start|>assistant<|channel|>final<|message|>",
+            "it",
+        ),
+        (GPT_OSS, "<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>final<|message|>yes", None),
+    ],
+)
+def test_formats(template, prompt, closed, written, thoughts):
+    tokenizer = words_tokenizer(template)
+    form = thinking_format(tokenizer)
+    assert closed_at_once(prompt, form) == closed
+    assert thoughts_of(written, prompt, form) == thoughts
+
+
+def test_templates_without_thoughts_have_no_format():
+    assert thinking_format(words_tokenizer(PLAIN)) is None
+    assert thinking_format(words_tokenizer(None)) is None
+    assert thinking_format(words_tokenizer({"default": QWEN, "rag": PLAIN})).closing == "</think>"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"chat": True, "thinking": "both"}, '`thinking` must be "apart", "main" or "off", but is \'both\''),
+        ({"chat": True, "max_thinking_tokens": -1}, "`max_thinking_tokens` must be a whole number of at least 0"),
+        ({"chat": True, "thinking": "off", "max_thinking_tokens": 5}, 'must be left out with `thinking="off"`'),
+        ({"thinking": "apart"}, "`thinking` must be left out without `chat`"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, message):
+    members = pair()
+    with pytest.raises(ValueError, match=message):
+        AdaFuseEnsemble(members).rounds("ask", **given)
