@@ -108,8 +108,8 @@ def test_each_member_answers_behind_its_own_thoughts(templates, config):
 def test_only_the_main_model_thinks():
     """By hand: the other one says "gray" with a little more certainty than the main model says "sky"."""
     assert answer(pair(), thinking="main") == ("gray", ["blue dim", None])
-    assert answer(pair(), {"model_weights": (2.0, 1.0)}, thinking="main") == ("sky", ["blue dim", None])
-    assert answer(pair()[::-1], {"model_weights": (2.0, 1.0)}, thinking="main") == ("rose", ["red dim", None])
+    assert answer(pair(), {"model_weights": (20.0, 1.0)}, thinking="main") == ("sky", ["blue dim", None])
+    assert answer(pair()[::-1], {"model_weights": (20.0, 1.0)}, thinking="main") == ("rose", ["red dim", None])
 
 
 def test_thoughts_are_cut_at_the_most_tokens():
