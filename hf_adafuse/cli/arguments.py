@@ -94,6 +94,38 @@ def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") ->
     parser.add_argument("--stop", action="append", type=stop_text, metavar="TEXT", help=help)
 
 
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a chat begins with, and who thinks before an answer; for `chat_options`."""
+    parser.add_argument("--system", type=plain_text, metavar="TEXT", help="the system's message of the chat")
+    parser.add_argument(
+        "--thinking", choices=["apart", "main", "off"],
+        help="of thinking models in a chat: each thinks alone, the main one does, or none (default: apart)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-thinking-tokens", type=int, metavar="N", help="of one member's thoughts, cut there (default: 1024)"
+    )
+
+
+def chat_options(args: argparse.Namespace) -> dict[str, Any]:
+    """
+    What `AdaFuseEnsemble.generate()` is told of a chat; nothing where the prompt is a text.
+
+    Raises:
+        ValueError: options of a chat for a text, or ones that do not go together.
+    """
+    options = {"thinking": args.thinking, "max_thinking_tokens": args.max_thinking_tokens}
+    if args.chat:
+        from ..members.thoughts import check_thinking
+
+        check_thinking(**options)
+        return {"chat": True, **options}
+    for name, value in {"system": args.system, **options}.items():
+        if value is not None:
+            flag = f"`--{name.replace('_', '-')}`"
+            raise ValueError(f"{flag} must be left out without `--chat`, but is {value!r}. Add --chat, or drop it.")
+    return {}
+
+
 def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> None:
     """What the text must be, and which of the possible texts is drawn; for `read_text_arguments`."""
     group = parser.add_argument_group("the text (structured output needs hf_adafuse[structured])")

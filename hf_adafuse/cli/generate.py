@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import (
     adafuse_config,
+    add_chat_arguments,
     add_config_arguments,
     add_member_arguments,
     add_stop_argument,
     add_text_arguments,
+    chat_options,
     member_loading,
     read_prompt,
     read_text_arguments,
@@ -22,7 +24,7 @@ from .arguments import (
 from .plain_json import with_nulls
 
 if TYPE_CHECKING:
-    from .members import Pair
+    from ..ensemble import AdaFuseEnsemble
     from .streaming import TextWriter
 
 _DESCRIPTION = """\
@@ -32,6 +34,7 @@ _EXAMPLES = """\
 examples:
   hf-adafuse generate "What is the capital of Peru?"
   hf-adafuse generate --model A --assistant B "The capital of France is"
+  hf-adafuse generate --model A --assistant B --chat --system "Be brief." "Name the capital of France."
   echo "The capital of France is" | hf-adafuse generate --model A --assistant B --trace"""
 
 
@@ -46,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--json", action="store_true", help="write one JSON object instead: prompt, text, rounds, stats")
     shape.add_argument("--trace", action="store_true", help="write [each round] in brackets, then all candidates")
     parser.add_argument("--html", metavar="FILE", help="also write a page that shows each round and its candidates")
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a user's message, read in each member's chat template"
+    )
+    add_chat_arguments(parser)
     add_member_arguments(parser)
     add_config_arguments(parser)
 
@@ -55,16 +62,19 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     adafuse_config(args)  # refuse wrong settings before models are loaded
     read_text_arguments(args)
+    chat_options(args)
 
+    from ..ensemble import AdaFuseEnsemble
     from .members import load_members
     from .streaming import SpanWriter, TextWriter
 
-    if args.model is None:
+    if args.model is None and not args.chat:
         prompt = as_question(prompt)
     members = load_members(args.model, args.assistant, **member_loading(args))
+    ensemble = AdaFuseEnsemble(members, adafuse_config(args, members[0][0]))
     writer = None if args.json else (SpanWriter if args.trace else TextWriter)(members[0][1])
     try:
-        output = _generate(args, members, prompt, writer)
+        output = answer(args, ensemble, opening(args, prompt) if args.chat else prompt, writer)
     finally:
         if writer is not None:
             writer.close()
@@ -87,24 +97,29 @@ def as_question(prompt: str) -> str:
     return prompt if prompt.startswith("Question:") else PROMPT.format(question=prompt.strip())
 
 
-def _generate(args: argparse.Namespace, members: list[Pair], prompt: str, writer: TextWriter | None) -> Any:
+def opening(args: argparse.Namespace, message: str) -> list[dict[str, str]]:
+    """A conversation that begins with a user's message, behind that of the system where there is one."""
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": message}]
+
+
+def answer(args: argparse.Namespace, ensemble: AdaFuseEnsemble, prompt: Any, writer: TextWriter | None) -> Any:
+    """
+    What the ensemble generates, as the flags say.
+
+    Args:
+        args (`Namespace`): of the command.
+        ensemble (`AdaFuseEnsemble`)
+        prompt (`str` or `list[dict]`): a text, or with `args.chat` a conversation.
+        writer (`TextWriter`, *optional*): gets the text as it comes.
+    """
     import torch
 
-    from ..generation import enable_adafuse
-    from ..host_internals import execution_device
-    from ..members.prompt_inputs import text_inputs
-
-    (model, tokenizer), *assistants = members
-    inputs = text_inputs(prompt, [tokenizer for _, tokenizer in members])
-    config = adafuse_config(args, model)
-    if config.do_sample:  # torch begins with the same seed in every process
+    if adafuse_config(args, ensemble.model).do_sample:  # torch begins with the same seed in every process
         torch.manual_seed(torch.seed() if args.seed is None else args.seed)
-    return enable_adafuse(model).generate(
-        **inputs.to(execution_device(model)),
-        tokenizer=tokenizer,
-        assistant_models=[assistant for assistant, _ in assistants],
-        assistant_tokenizers=[tokenizer for _, tokenizer in assistants],
-        adafuse_config=config,
+    return ensemble.generate(
+        [prompt],
+        **chat_options(args),
         structured=args.structured,
         max_new_tokens=args.max_new_tokens,
         stop_strings=args.stop,
@@ -118,7 +133,9 @@ def _as_json(prompt: str, output: Any) -> str:
     rounds = output.rounds[0]
     result = {
         "prompt": prompt,
-        "text": "".join(committed.text for committed in rounds),
+        "text": rounds.text,
+        **({"thoughts": rounds.thoughts} if rounds.thoughts and any(rounds.thoughts) else {}),
+        "finish_reason": rounds.finish_reason,
         "rounds": [committed.to_dict() for committed in rounds],
         "stats": output.stats,
     }

@@ -59,7 +59,7 @@ sys.exit(code or 3 * ("torch" in sys.modules or "transformers" in sys.modules))
         ),
         (["generate", "--assistant", "{main}", PROMPT], "`--model` must be given with `--assistant`"),
         (["generate", "--model", "{main}"], "standard input is"),
-        (["generate", "--model", "{main}", ""], "Pass a prompt"),
+        (["generate", "--model", "{main}", ""], "Pass prompts"),
         (["generate", "--model", "{main}", "--threshold", "-1", PROMPT], "`margin_threshold` must be"),
         (["generate", "--model", "{main}", "--threshold", "high", PROMPT], "invalid float value: 'high'"),
         (["generate", "--model", "{main}", "--weights", "1,x", PROMPT], "numbers with commas between"),
@@ -106,7 +106,7 @@ def test_exit_codes(error, code, message, folders, capsys, monkeypatch):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(generate, "_generate", fail)
+    monkeypatch.setattr(generate, "answer", fail)
     assert main(flags(folders, PROMPT)) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -114,7 +114,7 @@ def test_exit_codes(error, code, message, folders, capsys, monkeypatch):
 
 
 def test_a_bug_keeps_its_traceback(folders, monkeypatch):
-    monkeypatch.setattr(generate, "_generate", lambda *_: [][0])
+    monkeypatch.setattr(generate, "answer", lambda *_: [][0])
     with pytest.raises(IndexError):
         main(flags(folders, PROMPT))
 

@@ -15,7 +15,7 @@ import torch
 from saved_members import PROMPT, SHORT, byte_level_tokenizer, expected, flags
 from tokenizers import pre_tokenizers
 
-from hf_adafuse import AdaFuseCandidate, AdaFuseConfig, AdaFuseRound
+from hf_adafuse import AdaFuseCandidate, AdaFuseConfig, AdaFuseRound, AdaFuseRoundsBatch
 from hf_adafuse.cli import generate, main, members
 from hf_adafuse.cli.streaming import TextWriter
 from hf_adafuse.rounds.trace_text import bracketed, format_trace
@@ -108,7 +108,7 @@ def test_json(pair, capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     result = json.loads(out)
-    assert list(result) == ["prompt", "text", "rounds", "stats"]
+    assert list(result) == ["prompt", "text", "finish_reason", "rounds", "stats"]
     assert (result["prompt"], result["text"]) == (PROMPT, text)
     assert "".join(committed["text"] for committed in result["rounds"]) == text
     assert [committed["winner"] for committed in result["rounds"]] == [committed.winner for committed in rounds]
@@ -216,8 +216,8 @@ def test_trace_of_an_odd_round():
 
 
 def test_json_has_no_infinity(folders, capsys, monkeypatch):
-    output = types.SimpleNamespace(rounds=[[odd_round()]], stats={"rounds": 1})
-    monkeypatch.setattr(generate, "_generate", lambda *_: output)
+    output = types.SimpleNamespace(rounds=AdaFuseRoundsBatch([[odd_round()]]), stats={"rounds": 1})
+    monkeypatch.setattr(generate, "answer", lambda *_: output)
     assert main(flags(folders, "--json", PROMPT)) == 0
 
     def refuse(name):
