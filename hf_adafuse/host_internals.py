@@ -76,9 +76,8 @@ def cache_argument(parameters: Collection[str]) -> str | None:
 
 def returned_cache(output: Any, argument: str) -> Any:
     """The cache or state in a model's output; `argument` is the parameter that takes it. `None` where there is none."""
-    # The release's own name first: transformers 5.24 warns where an old name is read from one of its outputs.
-    cache = getattr(output, CACHE_NAME, None)
-    return getattr(output, argument, None) if cache is None else cache
+    # An output of this release holds it under the release's name; transformers 5.24 warns where an old one is read.
+    return getattr(output, CACHE_NAME if hasattr(output, CACHE_NAME) else argument, None)
 
 
 def takes_keys(argument: str | None) -> bool:

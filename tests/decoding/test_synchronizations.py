@@ -120,4 +120,4 @@ def test_a_model_alone_waits_for_nothing_else(waits):
 def test_what_transformers_stops_by_is_asked_on_the_host():
     criteria = [MaxLengthCriteria(5), MaxTimeCriteria(1e6), EosTokenCriteria(7)]
     check = StopCheck(criteria, 1, torch.device("meta"), with_scores=False)  # nothing could be read from there
-    assert [check(Prompt(0, ids)) for ids in ([1, 2], [1, 2, 3, 4, 5], [1, 7])] == [False, True, True]
+    assert [check(Prompt(0, ids)) for ids in ([1, 2], [1, 2, 3, 4, 5], [1, 7])] == [None, "length", "stop"]
