@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from releases import with_cache
@@ -151,7 +153,7 @@ def test_random_members_equal_what_is_done_by_hand():
     template = "{{ bos_token or '' }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"
     members = []
     for architecture, name, seed in (("llama", "byte_level", 0), ("qwen3", "sentencepiece", 1)):
-        tokenizer = TOKENIZERS[name]()
+        tokenizer = copy.deepcopy(TOKENIZERS[name]())
         tokenizer.chat_template = template
         members.append((tiny_model(architecture, name, seed), tokenizer))
     chat, config = [{"role": "user", "content": "was there a cat"}], AdaFuseConfig(max_word_tokens=4)
