@@ -37,7 +37,8 @@ HOUSE = (
     ("decoding", "word_sampler sampled_rounds token_rounds decoder"),
     (
         "call",
-        "answering batch_columns sampling served_limits arguments new_ids inputs continuation stopping plan output run",
+        "answering batch_columns sampling served_limits arguments new_ids inputs continuation stopping plan output run "
+        "running_batch",
     ),
     ("", "logits_process stopping_criteria generation"),
     ("hub", "flatten exported repository generate modeling_adafuse"),

@@ -4,6 +4,7 @@ for the self-test that chooses a backend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..trees.self_test import keeps_keys
 from .arguments import Ensemble
 from .continuation import assistant_states, resumed_ids
 from .inputs import HostCall, MainInputs, read_inputs
-from .sampling import Warper, warper_of
+from .sampling import RandomNumbers, Warper, random_streams, warper_of
 from .served_limits import check_served_call
 from .stopping import StopCheck
 
@@ -67,6 +68,8 @@ class CallPlan:
         call (`HostCall`)
         stop_check (`StopCheck`): asked after each committed token.
         warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn; `None`: words are not sampled.
+        streams (`list[RandomNumbers]`): per prompt, where words are sampled, what they are drawn by: it follows from
+            torch's seed when the plan is made.
         has_grammar (`bool`): whether the text must follow one.
         max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`Ensemble`].
     """
@@ -77,6 +80,7 @@ class CallPlan:
     call: HostCall
     stop_check: StopCheck
     warpers: list[Warper] | None = None
+    streams: Sequence[RandomNumbers] = ()
     has_grammar: bool = False
     max_batch_size: int | None = None
     on_answer: Any = None
@@ -117,10 +121,10 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None
     places = ensemble.max_batch_size, ensemble.on_answer
-    plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), has_grammar, *places)
+    plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), (), has_grammar, *places)
     for index, member in enumerate(members):
         check_served_call(member.participant, member.processors, plan.keeps_logits and index == 0)
-    return plan
+    return plan if plan.warpers is None else replace(plan, streams=random_streams(inputs.prompts))
 
 
 def _prompts(

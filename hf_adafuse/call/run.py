@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from ..decoding.decoder import Decoder
-from ..decoding.progress import Prompt
+from ..decoding.progress import Prompt, Sampling
 from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member
@@ -19,7 +20,21 @@ from ..trees.self_test import BACKENDS
 from ..trees.shared_prefix import prefix_caching
 from .output import make_output, pad_right, rounds_of
 from .plan import CallPlan, MemberPlan
-from .sampling import Warper, random_streams
+from .sampling import Warper
+
+_plans: ContextVar[list[CallPlan] | None] = ContextVar("planning", default=None)
+
+
+@contextmanager
+def planning() -> Iterator[list[CallPlan]]:
+    """Within this context a call of `generate()` with an ensemble is checked and planned, and not run: its plan is put
+    into the list that the context gives, and it returns the ids it was given."""
+    plans: list[CallPlan] = []
+    token = _plans.set(plans)
+    try:
+        yield plans
+    finally:
+        _plans.reset(token)
 
 
 def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
@@ -29,16 +44,13 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     Raises:
         AdaFuseDecodingError: a member failed; carries the text committed so far.
     """
-    call = plan.call
-    rows = zip(plan.inputs.padded, plan.inputs.going_on, strict=True)
-    prompts = [Prompt(index, list(ids), goes_on=is_same) for index, (ids, is_same) in enumerate(rows)]
-    members = [_make_member(member) for member in plan.members]
+    call, plans = plan.call, _plans.get()
+    if plans is not None:
+        plans.append(plan)
+        return call.input_ids
+    prompts = make_prompts(plan)
+    members = make_members(plan)
     try:
-        num_top = max(2, plan.config.num_branches)
-        for member, planned in zip(members, plan.members, strict=True):
-            weights = plan.config.model_weights
-            weighting = weights if isinstance(weights, str) else None
-            member.start(planned.prompts, planned.processors, num_top, planned.cache, weighting, planned.can_share)
         # Prompts that are read later need not read again what all begin with.
         has_later = plan.max_batch_size is not None and plan.max_batch_size < len(prompts)
         with prefix_caching() if has_later else nullcontext():
@@ -50,23 +62,50 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     return make_output(sequences, plan, members, prompts) if call.returns_dict else sequences
 
 
+def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
+    """The prompts of a plan, which are counted from `first_index` on."""
+    samplings = _samplings(plan)
+    return [
+        Prompt(
+            first_index + row,
+            list(ids),
+            goes_on=plan.inputs.going_on[row],
+            max_length=plan.call.generation_config.max_length,
+            keeps_logits=plan.keeps_logits,
+            is_strict=plan.has_grammar,
+            sampling=samplings[row],
+        )
+        for row, ids in enumerate(plan.inputs.padded)
+    ]
+
+
+def make_members(plan: CallPlan) -> list[Member]:
+    """The members, which have been given the prompts and have read none."""
+    members = [_make_member(member) for member in plan.members]
+    num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
+    weighting = weights if isinstance(weights, str) else None
+    for member, planned in zip(members, plan.members, strict=True):
+        member.start(planned.prompts, planned.processors, num_top, planned.cache, weighting, planned.can_share)
+    return members
+
+
+def prompt_nlls(plan: CallPlan, members: Sequence[Member]) -> list[list[float]]:
+    """As of [`Judge`]: they grow as prompts are read."""
+    return [member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else []
+
+
 def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> Decoder:
-    call = plan.call
     return Decoder(
         members=members,
         prompts=prompts,
         config=plan.config,
-        strategies=_strategies(plan),
+        strategies=make_strategies(plan),
         should_stop=plan.stop_check,
-        on_commit=_streaming(call.streamer),
-        max_length=call.generation_config.max_length,
-        keep_logits=plan.keeps_logits,
-        keep_cache=call.returns_cache,
-        prompt_nlls=[member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else [],
-        is_strict=plan.has_grammar,
+        on_commit=_streaming(plan.call.streamer),
+        keep_cache=plan.call.returns_cache,
+        prompt_nlls=prompt_nlls(plan, members),
         max_batch_size=plan.max_batch_size,
         on_answer=_telling(plan, prompts),
-        **_sampling(plan),
     )
 
 
@@ -76,7 +115,7 @@ def _telling(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | N
     return None if on_answer is None else lambda index: on_answer(index, rounds_of(prompts[index], plan))
 
 
-def _strategies(plan: CallPlan) -> list[Strategy]:
+def make_strategies(plan: CallPlan) -> list[Strategy]:
     """The method of each prompt, told what the prompt says."""
     main, made = plan.members[0].participant, []
     for ids in plan.inputs.prompts:
@@ -102,15 +141,12 @@ def _make_member(plan: MemberPlan) -> Member:
     )
 
 
-def _sampling(plan: CallPlan) -> dict[str, Any]:
-    """What the decoder needs to sample words."""
+def _samplings(plan: CallPlan) -> list[Sampling | None]:
+    """Per prompt, how its text is drawn, where the call samples."""
     if plan.warpers is None:
-        return {}
-    return {
-        "draws": [_draw(warper) for warper in plan.warpers],
-        "streams": random_streams(plan.inputs.prompts),
-        "is_greedy": all(warper.is_greedy for warper in plan.warpers),
-    }
+        return [None] * len(plan.inputs.prompts)
+    draws, is_greedy = [_draw(warper) for warper in plan.warpers], all(warper.is_greedy for warper in plan.warpers)
+    return [Sampling(draws, numbers, is_greedy) for numbers in plan.streams]
 
 
 def _draw(warper: Warper) -> Callable[..., int]:
@@ -120,7 +156,7 @@ def _draw(warper: Warper) -> Callable[..., int]:
     return draw
 
 
-def _streaming(streamer: Any) -> Callable[[list[int]], None]:
+def _streaming(streamer: Any) -> Callable[[Prompt, list[int]], None]:
     if streamer is None:
-        return lambda ids: None
-    return lambda ids: streamer.put(torch.tensor(ids))
+        return lambda prompt, ids: None
+    return lambda prompt, ids: streamer.put(torch.tensor(ids))

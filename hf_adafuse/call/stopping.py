@@ -43,17 +43,22 @@ class StopCheck:
             check_forks([one for one in criteria if has_history(one)], "stopping_criteria")
         self._criteria = [[self._own(one) for one in criteria] for _ in range(num_prompts)]
 
-    def __call__(self, prompt: Prompt) -> str | None:
+    def __call__(self, prompt: Prompt, row: int | None = None) -> str | None:
         """
         Why the prompt stops: `"length"` where only the most tokens or seconds of the call are reached, `"stop"` where
         another criterion says so; `None` where it goes on. All are asked, as in the ordinary loop.
+
+        Args:
+            prompt (`Prompt`)
+            row (`int`, *optional*): which of the prompts of the call it is; by default its index.
         """
+        row = prompt.index if row is None else row
         ids, reasons = torch.tensor([prompt.ids]), list[str]()
-        for criterion, num_rows in self._criteria[prompt.index]:
-            scores = tuple(row.expand(num_rows, -1) for row in prompt.scores) if self._with_scores else None
+        for criterion, num_rows in self._criteria[row]:
+            scores = tuple(one.expand(num_rows, -1) for one in prompt.scores) if self._with_scores else None
             rows = ids if is_of_transformers(type(criterion)) else ids.to(self._device)
             rows = rows if num_rows == 1 else rows.repeat(num_rows, 1)
-            if _answer(criterion(rows, scores), prompt.index):
+            if _answer(criterion(rows, scores), row):
                 reasons.append("length" if isinstance(criterion, _LIMITS) else "stop")
         return max(reasons, default=None)  # "stop" is the greater one
 

@@ -20,22 +20,17 @@ class Committer:
     Args:
         members (`list[Member]`): the main model first.
         should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
-        on_commit (`Callable`): told the new ids of a prompt after each round.
-        keep_logits (`bool`): keep the scores and logits of each committed token.
-        is_strict (`bool`): nothing is committed that the main model's processors rule out: there is a grammar.
+        on_commit (`Callable`): told a prompt and its new ids after each round.
     """
 
     def __init__(
         self,
         members: Sequence[Member],
         should_stop: Callable[[Prompt], str | None],
-        on_commit: Callable[[list[int]], None],
-        keep_logits: bool,
-        is_strict: bool = False,
+        on_commit: Callable[[Prompt, list[int]], None],
     ) -> None:
         self._members = members
-        self._should_stop, self._on_commit, self._keep_logits = should_stop, on_commit, keep_logits
-        self._is_strict = is_strict
+        self._should_stop, self._on_commit = should_stop, on_commit
 
     def commit(self, prompt: Prompt, pool: Pool, winner: Candidate) -> None:
         """
@@ -85,7 +80,7 @@ class Committer:
         nodes = main.path(prompt.index, ids)
         tokens = ids if end_token is None else [*ids, end_token]
         pairs = zip(nodes, tokens, strict=False)
-        if self._is_strict and any(node.reading and node.reading.forbids(token) for node, token in pairs):
+        if prompt.is_strict and any(node.reading and node.reading.forbids(token) for node, token in pairs):
             raise MemberError(main, "it has no word that its grammar and its other logits processors allow")
         num_taken = self._append(prompt, tokens, nodes, ends=end_token is not None)
         is_whole = num_taken == len(tokens)
@@ -93,14 +88,14 @@ class Committer:
             prompt.finish("stop")
         prompt.rounds.append(record(num_taken, is_whole))
         main.commit(prompt.index, ids[:num_taken])
-        self._on_commit(tokens[:num_taken])
+        self._on_commit(prompt, tokens[:num_taken])
         return is_whole
 
     def _append(self, prompt: Prompt, tokens: list[int], nodes: list[Node], ends: bool) -> int:
         """Take the tokens one by one until a criterion fires; returns how many were taken."""
         for taken, (token, node) in enumerate(zip(tokens, nodes, strict=False), start=1):
             prompt.ids.append(token)
-            if self._keep_logits:
+            if prompt.keeps_logits:
                 # Copies: each is a row of a tensor of the whole pass.
                 prompt.scores.append(node.reading.scores.clone())
                 prompt.logits.append(node.logits.clone())  # type: ignore[union-attr]

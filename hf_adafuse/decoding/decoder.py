@@ -7,7 +7,7 @@ How members take their turns is in `turns`, what a method makes of the scores in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from .fused_drafts import FusedDrafts
 from .judge import Judge
 from .places import Places
 from .pool import Candidate, Pool
-from .progress import AdaFuseDecodingError, Prompt
+from .progress import AdaFuseDecodingError, Prompt, Sampling
 from .proposer import Proposals
 from .requests import Read, Requests
 from .sampled_rounds import SampledRounds
@@ -41,7 +41,8 @@ from .words import WordRule
 @dataclass
 class Decoder:
     """
-    Decodes a batch of prompts with an ensemble.
+    Decodes a batch of prompts with an ensemble. Prompts may differ in their length, stops, processors and sampling;
+    where drafts are sampled, the first one's sampling is that of all.
 
     Args:
         members (`list[Member]`): the main model first; all have the prompts, and have read none.
@@ -49,31 +50,20 @@ class Decoder:
         config (`AdaFuseConfig`)
         strategies (`list`): the method that the settings name, a [`SpanStrategy`] or [`TokenStrategy`] per prompt.
         should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
-        on_commit (`Callable`): told the new ids of a prompt after each round.
-        max_length (`int`, *optional*): how many ids a prompt has at the end, if nothing stops it before.
-        keep_logits (`bool`): keep the scores and logits of each committed token.
+        on_commit (`Callable`): told a prompt and its new ids after each round.
         keep_cache (`bool`): keep the members' keys and values of each prompt.
-        draws (`list[Callable]`, *optional*), streams (`list[RandomNumbers]`), is_greedy (`bool`): as of
-            [`WordSampler`] and [`DraftSampler`], where the call samples.
         prompt_nlls (`list[list[float]]`, *optional*): as of [`Judge`].
-        is_strict (`bool`): as of [`Committer`].
         max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`Places`].
     """
 
     members: list[Member]
     prompts: list[Prompt]
     config: AdaFuseConfig
-    strategies: Sequence[Any]
+    strategies: list[Any]
     should_stop: Callable[[Prompt], str | None]
-    on_commit: Callable[[list[int]], None] = lambda ids: None
-    max_length: int | None = None
-    keep_logits: bool = False
+    on_commit: Callable[[Prompt, list[int]], None] = lambda prompt, ids: None
     keep_cache: bool = False
-    draws: Sequence[Callable[..., int]] | None = None
-    streams: Sequence[Any] = ()
-    is_greedy: bool = False
     prompt_nlls: Sequence[Sequence[float]] = ()
-    is_strict: bool = False
     max_batch_size: int | None = None
     on_answer: Callable[[int], None] | None = None
 
@@ -84,30 +74,28 @@ class Decoder:
         self._proposers = [method.make_proposer(index, self.members, rule) for index in indices]
         self._foresights = [Foresight(proposer) for proposer in self._proposers]
         self._vocabularies = [member.vocabulary for member in self.members]
-        self._committer = Committer(self.members, self.should_stop, self.on_commit, self.keep_logits, self.is_strict)
+        self._committer = Committer(self.members, self.should_stop, self.on_commit)
         self._judge = Judge(self._vocabularies, self.config, self.strategies, rule, self.prompt_nlls)
-        self._turns = Turns(self.members, self._proposers, self._foresights, self.max_length, method.needs_logits)
+        self._turns = Turns(self.members, self._proposers, self._foresights, method.needs_logits)
         self._fused_answers = FusedAnswers(self.members, self._turns, self._judge)
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
-            if self.draws is not None and isinstance(proposer, DraftedText):
-                draw = self.draws[proposer.member_index]
-                proposer.draft = DraftSampler(proposer.member_index, draw, self.streams)
+            sampling = self.prompts[0].sampling
+            if sampling is not None and isinstance(proposer, DraftedText):
+                draw = sampling.draws[proposer.member_index]
+                proposer.draft = DraftSampler(proposer.member_index, draw, self._numbers)
                 proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
-        # Where words are sampled, others than the main model may have had the last ones.
-        reads_to_end = self.draws is not None
-        self._places = Places(
-            self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache, reads_to_end
-        )
+        self._places = Places(self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache)
+        likely = [foresight.add_likely_nodes for foresight in self._foresights] or [_nothing] * len(self.members)
+        self._scheduler = Scheduler(self.members, likely, self._move_on, self._num_left)
 
     def _answer_stops(self) -> AnswerStops:
         return AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
 
     def _make_fused_drafts(self, rule: WordRule) -> FusedDrafts | None:
         """What the members write together, where the method reranks that beside their own answers."""
-        spans = (one.draft_method() for one in self.strategies if isinstance(one, SpanStrategy))
-        methods = [method for method in spans if method is not None]
+        self._draft_methods = methods = [found for one in self.strategies if (found := _draft_method(one)) is not None]
         if not methods:
             return None
         proposers = [methods[0].make_proposer(index, self.members, rule) for index in range(len(self.members))]
@@ -115,24 +103,50 @@ class Decoder:
         return FusedDrafts(self.members, proposers, judge, self._answer_stops())
 
     def run(self) -> None:
+        """As of `steps`, to the end."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[None]:
         """
-        Every prompt runs its own rounds; those that finish leave the batch, and waiting ones come into it.
+        Every prompt runs its own rounds; those that finish leave the batch, and waiting ones come into it. Yields
+        before each pass: there prompts may be added and left out.
 
         Raises:
             AdaFuseDecodingError: a member failed.
         """
-        likely = [foresight.add_likely_nodes for foresight in self._foresights] or [_nothing] * len(self.members)
-        scheduler = Scheduler(self.members, likely, self._move_on, self._num_left)
         try:
-            scheduler.run(self._move_on())
+            yield from self._scheduler.steps(self._move_on())
         except MemberError as error:
-            served = [] if self._places.is_reading else scheduler.served
+            served = [] if self._places.is_reading else self._scheduler.served
             number = max((len(self.prompts[index].rounds) + 1 for index in served), default=0)
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
 
+    def add(self, prompt: Prompt, strategy: Any) -> None:
+        """A further prompt, which all members have been given; it waits for a place. `strategy` is its method."""
+        self.prompts.append(prompt)
+        self.strategies.append(strategy)
+        if (method := _draft_method(strategy)) is not None:
+            self._draft_methods.append(method)
+        self._places.add(prompt)
+
+    def leave_out(self, prompt: Prompt) -> bool:
+        """Between two passes: a prompt is decoded no further. Whether it could be done now; see [`Scheduler`]."""
+        if not self._scheduler.leave_out(prompt.index):
+            return False
+        prompt.finish("stop")
+        return True
+
     def _num_left(self, prompt_index: int) -> int | None:
         """How many ids a prompt may get yet, where the call limits them."""
-        return None if self.max_length is None else self.max_length - len(self.prompts[prompt_index].ids)
+        prompt = self.prompts[prompt_index]
+        return None if prompt.max_length is None else prompt.max_length - len(prompt.ids)
+
+    def _numbers(self, prompt_index: int) -> Any:
+        """The random numbers of a prompt."""
+        sampling = self.prompts[prompt_index].sampling
+        assert sampling is not None
+        return sampling.numbers
 
     def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:
         """Of these prompts, those that are finished leave; what those that come in their place do."""
@@ -143,8 +157,8 @@ class Decoder:
         """What one prompt does, by the method."""
         if isinstance(self.strategies[0], TokenStrategy):
             return self._decode_tokens(prompt)
-        if self.draws is not None and self.strategies[0].samples == "words":
-            return self._sample(prompt)
+        if prompt.sampling is not None and self.strategies[0].samples == "words":
+            return self._sample(prompt, prompt.sampling)
         return self._decode(prompt)
 
     def _decode(self, prompt: Prompt) -> Requests[None]:
@@ -176,11 +190,11 @@ class Decoder:
             yield from rounds.run_round()
         rounds.finish()
 
-    def _sample(self, prompt: Prompt) -> Requests[None]:
+    def _sample(self, prompt: Prompt, sampling: Sampling) -> Requests[None]:
         """The rounds of one prompt where words are sampled: one member's word, committed by all."""
-        weights, numbers = self._judge.trust(prompt).weights, self.streams[prompt.index]
-        sampler = WordSampler(prompt.index, self._proposers, weights, self.draws or [], self.is_greedy, numbers)
-        rounds = SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit, self.keep_logits)
+        weights, draws = self._judge.trust(prompt).weights, sampling.draws
+        sampler = WordSampler(prompt.index, self._proposers, weights, draws, sampling.is_greedy, sampling.numbers)
+        rounds = SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit)
         while self._has_room(prompt):
             pool, winner = yield from rounds.draw(prompt)
             if winner.dropped is None:
@@ -245,6 +259,10 @@ class Decoder:
             UserWarning,
             stacklevel=2,
         )
+
+
+def _draft_method(strategy: Any) -> SpanStrategy | None:
+    return strategy.draft_method() if isinstance(strategy, SpanStrategy) else None
 
 
 def _nothing(prompt_index: int) -> list[Node]:

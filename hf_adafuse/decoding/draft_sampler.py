@@ -7,7 +7,7 @@ members took their turns, changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..trees.nodes import Node
@@ -21,16 +21,16 @@ class DraftSampler:
     Args:
         member_index (`int`)
         draw (`Callable`): `draw(node, numbers, None)`: a token after a node that has been read, by random numbers.
-        streams (`list[RandomNumbers]`): per prompt.
+        numbers (`Callable`): `numbers(prompt_index)`: the random numbers of a prompt.
     """
 
-    def __init__(self, member_index: int, draw: Callable[..., int], streams: Sequence[Any]) -> None:
-        self._member_index, self._draw, self._streams = member_index, draw, streams
+    def __init__(self, member_index: int, draw: Callable[..., int], numbers: Callable[[int], Any]) -> None:
+        self._member_index, self._draw, self._numbers = member_index, draw, numbers
         self._counts: Counter[int] = Counter()  # of the drafts of each prompt
 
     def __call__(self, prompt_index: int) -> NextToken:
         """What draws the tokens of a new draft: after each node one, however often it is asked."""
-        numbers: Iterator[float] = self._streams[prompt_index].branch(self._member_index, self._counts[prompt_index])
+        numbers: Iterator[float] = self._numbers(prompt_index).branch(self._member_index, self._counts[prompt_index])
         self._counts[prompt_index] += 1
         drawn: dict[Node, int] = {}
 

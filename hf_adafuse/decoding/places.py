@@ -22,7 +22,6 @@ class Places:
         number (`int`, *optional*): how many places there are; one for each prompt by default.
         on_answer (`Callable`, *optional*): told the index of each prompt that leaves.
         keep_cache (`bool`): keep the members' keys and values of each prompt.
-        reads_to_end (`bool`): whether the main model has yet to read the end of a prompt whose cache is kept.
 
     Attributes:
         is_reading (`bool`): whether prompts are being read.
@@ -35,12 +34,15 @@ class Places:
         number: int | None,
         on_answer: Callable[[int], None] | None,
         keep_cache: bool,
-        reads_to_end: bool,
     ) -> None:
         self._members, self._prompts, self._waiting = members, prompts, list(prompts)
-        self._number = len(prompts) if number is None else number
-        self._on_answer, self._keep_cache, self._reads_to_end = on_answer, keep_cache, reads_to_end
+        self._number = number
+        self._on_answer, self._keep_cache = on_answer, keep_cache
         self.is_reading = False
+
+    def add(self, prompt: Prompt) -> None:
+        """A further prompt waits; all members have been given it."""
+        self._waiting.append(prompt)
 
     def fill(self) -> list[Prompt]:
         """
@@ -49,7 +51,8 @@ class Places:
         Raises:
             MemberError: a forward pass failed.
         """
-        num_free = self._number - self._members[0].num_active
+        number = len(self._prompts) if self._number is None else self._number
+        num_free = number - self._members[0].num_active
         admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
         if admitted:
             self.is_reading = True
@@ -69,8 +72,9 @@ class Places:
     def leave(self, paused: Iterable[int]) -> None:
         """Of these prompts, those that are finished leave the batch."""
         finished = {index for index in paused if self._prompts[index].is_finished}
-        if self._keep_cache and self._reads_to_end:
-            self._members[0].read_to_end(finished)
+        if self._keep_cache:
+            # Where words are sampled, others than the main model may have had the last ones.
+            self._members[0].read_to_end({index for index in finished if self._prompts[index].sampling is not None})
         for member in self._members:
             if self._keep_cache:
                 for index in sorted(finished):

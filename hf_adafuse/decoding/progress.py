@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -41,6 +43,21 @@ class AdaFuseDecodingError(RuntimeError):
         return cls(error.member.name, str(error), round_number, texts, sequences)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """
+    How the text of a prompt is drawn.
+
+    Args:
+        draws (`list[Callable]`), is_greedy (`bool`): as of [`WordSampler`].
+        numbers (`RandomNumbers`): the prompt's own, from 0 to 1.
+    """
+
+    draws: Sequence[Callable[..., int]]
+    numbers: Any
+    is_greedy: bool = False
+
+
 @dataclass
 class Prompt:
     """One row of the batch: the main model's ids as the caller sees them (padding included), and what became of it."""
@@ -53,6 +70,10 @@ class Prompt:
     states: list[State] = field(default_factory=list)  # per member
     finish_reason: str | None = None  # "stop" or "length"; `None` while it is decoded
     goes_on: bool = False  # with a text that an earlier call has begun
+    max_length: int | None = None  # how many ids it has at the end, if nothing stops it before
+    keeps_logits: bool = False  # whether the scores and logits of each committed token are kept
+    is_strict: bool = False  # whether nothing is committed that the main model's processors rule out: a grammar
+    sampling: Sampling | None = None  # where the call samples
 
     @property
     def is_finished(self) -> bool:

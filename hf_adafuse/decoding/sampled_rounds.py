@@ -28,7 +28,6 @@ class SampledRounds:
         members (`list[Member]`), proposers (`list[Proposer]`): the main model first.
         sampler (`WordSampler`)
         drop_unfit (`Callable`): `drop_unfit(prompt, pool)` marks candidates that cannot be committed.
-        reads_all (`bool`): whether the main model must have read every token that is committed.
     """
 
     def __init__(
@@ -37,10 +36,9 @@ class SampledRounds:
         proposers: Sequence[Proposer],
         sampler: WordSampler,
         drop_unfit: Callable[[Prompt, Pool], None],
-        reads_all: bool,
     ) -> None:
         self._members, self._proposers, self._sampler = members, proposers, sampler
-        self._drop_unfit, self._reads_all = drop_unfit, reads_all
+        self._drop_unfit = drop_unfit
 
     def draw(self, prompt: Prompt) -> Requests[tuple[Pool, Candidate]]:
         """A candidate, alone in its pool; `dropped` where it does not fit into a context."""
@@ -75,7 +73,7 @@ class SampledRounds:
         main = self._members[0]
         if not candidate.reaches_caller or -math.inf in log_probs:
             return False
-        if not (main.has_processors or self._reads_all or candidate.ends):
+        if not (main.has_processors or prompt.keeps_logits or candidate.ends):
             return True
         span = Span(pool.encode_for(0, candidate), candidate.ends)
         if needed := main.needed_to_score(prompt.index, [span]):

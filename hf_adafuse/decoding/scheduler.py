@@ -4,7 +4,7 @@ and members that can work at the same time do. Knows who waits for what; neither
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,11 +66,17 @@ class Scheduler:
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._places = [member.place for member in members]
         self._last: dict[Any, int] = {}  # per place, whose pass was the last one
+        self._left_out: list[int] = []  # the prompts that were taken out since the last pass
         self.served: list[int] = []
 
     def run(self, prompts: Mapping[int, Requests[None]]) -> None:
+        """As of `steps`, to the end."""
+        for _ in self.steps(prompts):
+            pass
+
+    def steps(self, prompts: Mapping[int, Requests[None]]) -> Iterator[None]:
         """
-        Run them all, and those that come while they run.
+        Run them all, and those that come while they run; yields before each pass.
 
         Args:
             prompts (`dict`): by the prompt's index, what it does.
@@ -82,12 +88,25 @@ class Scheduler:
         while True:
             for task in ready:
                 self._advance(task)
-            ready = _tasks(self._on_pause([task.prompt_index for task in ready]))
+            paused = [*self._left_out, *(task.prompt_index for task in ready)]
+            self._left_out = []
+            ready = _tasks(self._on_pause(paused))
             if ready:
                 continue
             if not self._running and not any(self._waiting):
                 return
-            ready = self._serve()
+            yield
+            ready = self._serve() if self._running or any(self._waiting) else []
+
+    def leave_out(self, prompt_index: int) -> bool:
+        """Between two passes: a prompt does no more, and those that are told of pauses are told of it. Not while a
+        server reads for it: whether it could be done."""
+        if any(prompt_index in waiting for _, _, waiting in self._running.values()):
+            return False
+        for waiting in self._waiting:
+            waiting.pop(prompt_index, None)
+        self._left_out.append(prompt_index)
+        return True
 
     def _advance(self, task: _Task | None) -> None:
         """Let a task go on until it waits, and those that wait for it."""

@@ -29,7 +29,6 @@ class Turns:
 
     Args:
         members (`list[Member]`), proposers (`list[Proposer]`), foresights (`list[Foresight]`): the main model first.
-        max_length (`int`, *optional*): how many ids a prompt has at the end.
         needs_logits (`bool`): whether candidates are given the logits of their ids.
     """
 
@@ -38,10 +37,9 @@ class Turns:
         members: Sequence[Member],
         proposers: Sequence[Proposer],
         foresights: Sequence[Foresight],
-        max_length: int | None,
         needs_logits: bool = False,
     ) -> None:
-        self.members, self.max_length = members, max_length
+        self.members = members
         self._needs_logits = needs_logits
         self._proposers, self._foresights = proposers, foresights
         self._vocabularies = [member.vocabulary for member in members]
@@ -98,7 +96,7 @@ class Turns:
 
         def is_last(texts: list[str]) -> bool:
             length = len(prompt.ids) + sum(len(self._vocabularies[0].encode(text).ids) for text in texts)
-            return self.max_length is not None and length >= self.max_length
+            return prompt.max_length is not None and length >= prompt.max_length
 
         is_alone = self.members[first].num_active == 1
         if not (others and sizes and is_alone and self._proposers[first].looks_ahead):

@@ -102,8 +102,13 @@ class Member:
             weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, `"prompt"` or `"examples"`.
         """
         self._reader = reader_of(self.backend, self.eos_ids, processors, num_top)
-        self._prompts, self._cache, self._weighting, self._can_share = prompts, cache, weighting, can_share
+        self._prompts, self._cache, self._weighting, self._can_share = list(prompts), cache, weighting, can_share
         self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
+
+    def add_prompts(self, prompts: list[list[int]], processors: list[PromptProcessors]) -> None:
+        """Take further prompts while others go on; as of `start`."""
+        self._prompts += prompts
+        self._reader.add_prompts(processors)
 
     def read_prompts(self, number: int) -> None:
         """

@@ -49,6 +49,11 @@ class Reader:
         for node, row, found in zip(nodes, scores, numbers_of(scores, largest, self._num_top, asked), strict=True):
             node.reading = Reading(row, *found[:3], states.get(node), node in forbidden, found[3])
 
+    def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
+        """The processors of further prompts."""
+        self._processors = [*self._processors, *processors]
+        self.has_processors = self.has_processors or any(processors)
+
     def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
         """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
         return [node for node in path if node.reading is None]

@@ -5,6 +5,7 @@ asked is unknown, never taken for impossible. Knows nodes; no server.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ..trees.nodes import Node
 from .readings import log_sum
@@ -53,6 +54,9 @@ class SparseReader:
 
     def remember(self, path: list[Node]) -> None:
         """This path becomes part of the prefix."""
+
+    def add_prompts(self, processors: Sequence[Any]) -> None:
+        """No logits processor acts on a member behind a server."""
 
     def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
         """Of the nodes above these tokens, each above its own, and one more where the text ends after them, those of
