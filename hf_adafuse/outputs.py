@@ -63,6 +63,10 @@ class AdaFuseRound:
         weights (`list[float]`): how much each member counted, as shares of 1.
         criterion (`str`): the quantity by which the winner was found: `"fused NLL"`, `"mean probability"`.
         highest_wins (`bool`): whether the highest value of it wins, else the lowest.
+        confidences (`list[float]`): per word committed, the weighted mean of the members' probabilities of the word,
+            from 0 to 1; `None` of a word that no member has scored. Where tokens are fused, of the token.
+        confidence (`float`): of a whole answer whose method is calibrated, the probability that it is right; else
+            `None`.
     """
 
     text: str
@@ -77,6 +81,8 @@ class AdaFuseRound:
     weights: list[float] = field(default_factory=list)
     criterion: str = "fused NLL"
     highest_wins: bool = False
+    confidences: list[float | None] = field(default_factory=list)
+    confidence: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The round as plain JSON values."""
@@ -105,10 +111,14 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
         rounds (`AdaFuseRoundsBatch`): per prompt, its rounds; lists that print as text and, in a notebook, as a table.
         stats (`dict`): `rounds` (over all prompts), `words_per_round` (mean), `shares` (of rounds by number of words),
             and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`.
+        confidence (`list[float]`): per prompt, how sure the members are of the text, from 0 to 1: the geometric mean of
+            the `confidences` of its words. This is a score. Only of a calibrated method it is the probability that the
+            answer is right. `None` of a text whose words have no confidences.
     """
 
     rounds: Sequence[Sequence[AdaFuseRound]] | None = None
     stats: dict[str, Any] | None = None
+    confidence: Sequence[float | None] | None = None
 
 
 def cut_words(words: list[str], text: str) -> list[str]:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "hf_adafuse"
 HOUSE = (
     ("settings", "config_checks"),
     ("", "config outputs host_internals"),
-    ("confidence", "ridge calibration"),
+    ("confidence", "ridge calibration word_confidence"),
     ("rounds", "trace_text trace_html round_lists"),
     ("servers", "daemons queries turnstile addresses patience connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend race pass_costs"),

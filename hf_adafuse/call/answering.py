@@ -32,6 +32,7 @@ class Answer:
             `"length"` (the most tokens, or a member's context) or `"error"`.
         error (`Exception`, *optional*): why there is no answer.
         rounds (`list[AdaFuseRound]`): empty with an error.
+        confidence (`float`, *optional*): how sure the members are of all that was generated, as of [`AdaFuseOutput`].
     """
 
     text: str
@@ -39,6 +40,7 @@ class Answer:
     finish_reason: str = "error"
     error: Exception | None = None
     rounds: Sequence[AdaFuseRound] = ()
+    confidence: float | None = None
 
     @classmethod
     def of(cls, made: AdaFuseRounds | Exception, stops: Sequence[str] | None = None) -> Answer:
@@ -48,7 +50,7 @@ class Answer:
             is_begun = isinstance(made, AdaFuseDecodingError) and bool(made.texts)
             return cls(made.texts[0] if is_begun else "", error=made)  # type: ignore[attr-defined]
         words = sum(len(committed.words) for committed in made)
-        return cls(cut_at(made.text, stops), words, made.finish_reason or "stop", rounds=made)
+        return cls(cut_at(made.text, stops), words, made.finish_reason or "stop", None, made, made.confidence)
 
     @property
     def reason(self) -> str:

@@ -42,6 +42,7 @@ def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], 
         logits=_stack([prompt.logits for prompt in prompts], new_tokens) if config.output_logits else None,
         rounds=rounds,
         stats={**count_words(rounds), "members": [_stats(member) for member in members]},
+        confidence=[of_prompt.confidence for of_prompt in rounds],
         **{CACHE_NAME: final_cache(sequences, members, prompts) if plan.call.returns_cache else None},
     )
 

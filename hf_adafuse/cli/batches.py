@@ -61,10 +61,19 @@ class Answerer:
         return any(on_record(self._record(question, Answer.of(error))) for question, error in failed)
 
     def _record(self, question: Question, answer: Answer) -> dict[str, Any]:
-        record = {"line": question.line, "input": question.record, "prompt": question.prompt, "text": answer.text}
+        record: dict[str, Any] = {
+            "line": question.line,
+            "input": question.record,
+            "prompt": question.prompt,
+            "text": answer.text,
+        }
         if answer.error is not None:
             return {**record, "finish_reason": answer.finish_reason, "error": answer.reason}
-        record |= {"words": answer.words, "finish_reason": answer.finish_reason}
+        record |= {
+            "words": answer.words,
+            "finish_reason": answer.finish_reason,
+            "confidence": _rounded(answer.confidence),
+        }
         if self._args.rounds:
             record["rounds"] = with_nulls([span.to_dict() for span in answer.rounds])
         return record
@@ -93,6 +102,11 @@ class Answerer:
             max_batch_size=args.batch_size,
             on_answer=tell,
         )
+
+
+def _rounded(confidence: float | None) -> float | None:
+    """To three digits: what comes after them depends on which prompts shared a pass."""
+    return None if confidence is None else round(confidence, 3)
 
 
 @dataclass(frozen=True)

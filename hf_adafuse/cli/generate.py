@@ -48,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="write one JSON object instead: prompt, text, rounds, stats")
     shape.add_argument("--trace", action="store_true", help="write [each round] in brackets, then all candidates")
+    parser.add_argument(
+        "--confidence",
+        action="store_true",
+        help="also write how sure the members are of the text and of each word, from 0 to 1 (--json always does)",
+    )
     parser.add_argument("--html", metavar="FILE", help="also write a page that shows each round and its candidates")
     parser.add_argument(
         "--chat", action="store_true", help="the prompt is a user's message, read in each member's chat template"
@@ -86,8 +91,24 @@ def run(args: argparse.Namespace) -> int:
         from ..rounds.trace_text import format_trace
 
         sys.stdout.write("\n" + format_trace(output.rounds[0], [_name(model) for model, _ in members], output.stats))
+    if args.confidence and not args.json:
+        sys.stdout.write("\n" + show_confidence(output.rounds[0]))
     sys.stdout.flush()
     return 0
+
+
+def show_confidence(rounds: Any) -> str:
+    """How sure the members are of a text, and of each word: a line each."""
+    if rounds.confidence is None:
+        return "confidence  -\n"
+    from ..rounds.trace_text import on_one_line, show_confidences
+
+    meaning = "the probability that the answer is right" if rounds.is_calibrated else "a score, not a probability"
+    lines = [f"confidence  {rounds.confidence:.2f}  ({meaning})"]
+    for committed in rounds:
+        for word, value in zip(committed.words, committed.confidences, strict=True):
+            lines.append(f"      {show_confidences([value]).rjust(4)}  {on_one_line(word).strip(' ')}")
+    return "\n".join(lines) + "\n"
 
 
 def as_question(prompt: str) -> str:
@@ -136,6 +157,7 @@ def _as_json(prompt: str, output: Any) -> str:
         "text": rounds.text,
         **({"thoughts": rounds.thoughts} if rounds.thoughts and any(rounds.thoughts) else {}),
         "finish_reason": rounds.finish_reason,
+        "confidence": rounds.confidence,
         "rounds": [committed.to_dict() for committed in rounds],
         "stats": output.stats,
     }

@@ -45,9 +45,11 @@ examples:
   torchrun --nproc-per-node 2 -m hf_adafuse run questions.jsonl --output answers.jsonl
 
 an answer:
-  {"line": 1, "input": {"question": ...}, "prompt": ..., "text": ..., "words": 2, "finish_reason": "stop"}
+  {"line": 1, "input": {"question": ...}, "prompt": ..., "text": ..., "words": 2, "finish_reason": "stop",
+   "confidence": 0.731}
 `finish_reason`: "stop" (the text came to its end, or to a --stop, which is not in it), "length" or "error". With an
-error there is also "error", which says why, and the text until there. --rounds adds "rounds", as `generate --json`
+error there is also "error", which says why, and the text until there. `confidence`: how sure the members are, from 0
+to 1, or null; a score, and only of a calibrated method a probability. --rounds adds "rounds", as `generate --json`
 writes them. `hf-adafuse compare` sets two such files side by side."""
 
 

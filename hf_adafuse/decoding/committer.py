@@ -107,10 +107,10 @@ class Committer:
 
 
 def _record(pool: Pool, winner: Candidate, text: str, num_taken: int, is_whole: bool) -> AdaFuseRound:
-    ranked = pool.ranked()
+    ranked, words = pool.ranked(), cut_words(list(winner.words), text)
     return AdaFuseRound(
         text=text,
-        words=cut_words(list(winner.words), text),
+        words=words,
         ends=winner.ends and is_whole,
         proposer=min(winner.proposers, default=None),
         winner=ranked.index(winner) if winner in ranked else None,
@@ -121,4 +121,6 @@ def _record(pool: Pool, winner: Candidate, text: str, num_taken: int, is_whole: 
         weights=pool.weights,
         criterion=pool.criterion,
         highest_wins=pool.highest_wins,
+        confidences=winner.confidences[: len(words)] + [None] * (len(words) - len(winner.confidences)),
+        confidence=winner.confidence,
     )

@@ -20,7 +20,7 @@ from .draft_sampler import DraftSampler
 from .foresight import Foresight
 from .fused_answers import FusedAnswers
 from .fused_drafts import FusedDrafts
-from .judge import Judge
+from .judge import Judge, confidences_of
 from .places import Places
 from .pool import Candidate, Pool
 from .progress import AdaFuseDecodingError, Prompt, Sampling
@@ -219,7 +219,9 @@ class Decoder:
         scored = Span(winner.ids[0], winner.ends)
         if needed := main.needed_to_score(prompt.index, [scored]):  # of the end only the most likely id is known
             yield Read(0, needed)
-        winner.nlls[0] = span_nll(main.log_probs(prompt.index, [scored])[0])
+        (log_probs,) = main.log_probs(prompt.index, [scored])
+        winner.nlls[0] = span_nll(log_probs)
+        winner.confidences = confidences_of(winner, [log_probs], self._vocabularies[:1], [1.0])
         winner.score = winner.nlls[0] or 0.0
         winner.decided_by = [winner.score]
         sure.criterion = "NLL under the main model, which is certain"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+from ..confidence.word_confidence import word_confidences
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
 from .fusion import END, Choice, ScoredSpan, units
@@ -70,7 +71,10 @@ class Judge:
             )
         pool.weights = shares(weights if choice.weights is None else choice.weights)
         pool.criterion, pool.highest_wins = strategy.criterion, strategy.highest_wins
-        return pool.settle(candidates, choice)
+        winner = pool.settle(candidates, choice)
+        if winner is not None:
+            self._note_confidences(winner, scored, pool.weights)
+        return winner
 
     def fused_text(self, prompt: Prompt, pool: Pool, winner: Candidate) -> str | None:
         """What the method writes itself of the candidates that could be committed; `None`: nothing."""
@@ -89,6 +93,7 @@ class Judge:
         fused.nlls = dict(enumerate(nlls))
         if span.is_possible:
             fused.score = -math.inf
+            self._note_confidences(fused, scored, self.trust(prompt).weights)
         else:
             fused.dropped = "logits processors of a member forbid it"
         return span.is_possible
@@ -104,6 +109,11 @@ class Judge:
             nlls = [of_member[prompt.index] for of_member in self._prompt_nlls]
             self._trusts[prompt.index] = Trust(self._config, nlls, len(self._vocabularies))
         return self._trusts[prompt.index]
+
+    def _note_confidences(self, candidate: Candidate, scored: Scored, weights: Sequence[float]) -> None:
+        """What is to be committed gets the confidences of its words."""
+        log_probs = [of_member.get(candidate, []) for of_member in scored]
+        candidate.confidences = confidences_of(candidate, log_probs, self._vocabularies, weights)
 
     def _scored_span(self, candidate: Candidate, scored: Scored, is_first: bool = False) -> ScoredSpan:
         words = units(self._rule.split(candidate.text), self._config) if candidate.text else []
@@ -132,6 +142,31 @@ class Judge:
             return [[[*candidate.ids[k], _END_TOKEN]] if candidate.ends else [] for k, _ in members]
         ids = [by_word(words, candidate.ids[k], candidate.ids[k], one) for k, one in members]
         return [[*of_words, [_END_TOKEN]] for of_words in ids] if candidate.ends else ids
+
+
+def confidences_of(
+    candidate: Candidate,
+    log_probs: Sequence[Sequence[float]],
+    vocabularies: Sequence[Vocabulary],
+    weights: Sequence[float],
+) -> list[float | None]:
+    """
+    How sure members are of each word of a candidate.
+
+    Args:
+        candidate (`Candidate`)
+        log_probs (`list[list[float]]`): per member, the log-probabilities (nats) of its ids of the candidate; empty for
+            one that has not scored it.
+        vocabularies (`list[Vocabulary]`), weights (`list[float]`): of the members.
+    """
+    words = list(candidate.words)
+    if not words:
+        return []
+    of_words = [
+        by_word(words, candidate.ids.get(k, []), values, vocabulary)
+        for k, (values, vocabulary) in enumerate(zip(log_probs, vocabularies, strict=True))
+    ]
+    return word_confidences(of_words, weights)
 
 
 def by_word(

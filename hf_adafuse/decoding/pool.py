@@ -48,6 +48,8 @@ class Candidate:
     decided_by: list[float] = field(default_factory=list)
     note: str | None = None
     end_token: int | None = None
+    confidences: list[float | None] = field(default_factory=list)
+    confidence: float | None = None
 
     @property
     def reaches_caller(self) -> bool:

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+from ..confidence.word_confidence import word_confidences
 from ..members.member import Member, Span
 from .pool import Candidate, Pool
 from .progress import Prompt
@@ -58,6 +59,9 @@ class SampledRounds:
                 candidate.end_token = word.end_token
             if member_index == 0 or (yield from self._is_accepted(prompt, pool, candidate, log_probs)):
                 candidate.nlls[member_index] = span_nll(log_probs)
+                if candidate.words:
+                    of_word = log_probs[: len(candidate.ids[member_index])]  # without the end after it
+                    candidate.confidences = word_confidences([[of_word]], [1.0])
                 candidate.score = candidate.nlls[member_index] or 0.0
                 candidate.decided_by, pool.criterion = [candidate.score], "NLL of the word, which was drawn"
                 candidate.dropped = None  # also a special token of the main model's own, which has no text

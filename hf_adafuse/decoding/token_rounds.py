@@ -110,6 +110,9 @@ class TokenRounds:
 
         def record(num_taken: int, is_whole: bool) -> AdaFuseRound:
             text = self._shown(list(winner.ids)[:num_taken])
+            # The main model's own token, where all others were ruled out, has not been scored.
+            is_scored = winner.score < math.inf and any(value is not None for value in winner.log_probs)
+            probability = min(math.exp(-winner.score), 1.0) if is_scored else None
             return AdaFuseRound(
                 text=text,
                 words=[text] if text else [],
@@ -123,6 +126,7 @@ class TokenRounds:
                 weights=shares(self._weights),
                 criterion=self._strategy.criterion,
                 highest_wins=self._strategy.highest_wins,
+                confidences=[probability] if text else [],
             )
 
         for k in proposers:
@@ -153,7 +157,9 @@ class TokenRounds:
         if self._unshown:  # it ends inside a character
             last = self._prompt.rounds[-1]
             text = self._members[0].vocabulary.text(self._unshown)
-            self._prompt.rounds[-1] = replace(last, text=last.text + text, words=[*last.words, text])
+            self._prompt.rounds[-1] = replace(
+                last, text=last.text + text, words=[*last.words, text], confidences=[*last.confidences, None]
+            )
             self._unshown = []
 
     def _is_long(self, member_index: int) -> bool:

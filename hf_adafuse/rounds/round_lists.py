@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..confidence.word_confidence import text_confidence
 from ..outputs import AdaFuseRound
 from .trace_html import format_html, html_page
 from .trace_text import format_trace, short_name
@@ -45,6 +46,18 @@ class AdaFuseRounds(list[AdaFuseRound]):
     def text(self) -> str:
         """What was generated."""
         return "".join(committed.text for committed in self)
+
+    @property
+    def confidence(self) -> float | None:
+        """How sure the members are of the text, from 0 to 1, as of [`AdaFuseOutput`]; `None` where there is none."""
+        if self.is_calibrated:
+            return self[-1].confidence
+        return text_confidence([value for committed in self for value in committed.confidences])
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the confidence is the probability that the answer is right; else it is a score."""
+        return bool(self) and self[-1].confidence is not None
 
     def __str__(self) -> str:
         return format_trace(self, self.names)

@@ -17,6 +17,7 @@ from .trace_text import (
     on_one_line,
     ranking,
     show_candidate,
+    show_confidences,
     show_margins,
     show_nll,
     show_proposers,
@@ -28,13 +29,25 @@ from .trace_text import (
 # Okabe and Ito's colours, which colour-blind readers can tell apart, in an order that sets the first ones far apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 MAX_PROMPTS = 20
+_HEAT = "#D55E00"  # the bar under a word of which nobody is sure
 _NOBODY = "#808080"  # what no member has proposed
 
 _UNCERTAIN = "text-decoration:underline dotted 2px;text-underline-offset:3px"
 _END = "opacity:.75"
 _NUMBERS = "font-size:70%;opacity:.75;margin-left:1px;user-select:none;-webkit-user-select:none"
 _CELL = "text-align:left;vertical-align:top;padding:6px 16px 5px 0"
-_HEADINGS = ("round", "committed", "proposed by", "decided by", "winner", "next", "weights", "margins", "candidates")
+_HEADINGS = (
+    "round",
+    "committed",
+    "proposed by",
+    "decided by",
+    "winner",
+    "next",
+    "weights",
+    "margins",
+    "confidence",
+    "candidates",
+)
 
 
 def format_html(prompts: Sequence[Sequence[AdaFuseRound]], names: Sequence[str], threshold: float | None = None) -> str:
@@ -46,7 +59,8 @@ def format_html(prompts: Sequence[Sequence[AdaFuseRound]], names: Sequence[str],
         names (`list[str]`): of the members, the main model first.
         threshold (`float`, *optional*): the margin below which a word was uncertain; `None`: no word was.
     """
-    parts = [_legend(names, threshold)]
+    confidences = [value for rounds in prompts[:MAX_PROMPTS] for committed in rounds for value in committed.confidences]
+    parts = [_legend(names, threshold, any(value is not None for value in confidences))]
     for number, rounds in enumerate(prompts[:MAX_PROMPTS], start=1):
         if len(prompts) > 1:
             parts.append(f'<div style="margin-top:12px"><b>Prompt {number}</b></div>')
@@ -65,10 +79,13 @@ def html_page(title: str, body: str) -> str:
     return f"<!doctype html>\n<html><head>{head}<style>{style}</style></head><body>{body}</body></html>\n"
 
 
-def _legend(names: Sequence[str], threshold: float | None) -> str:
+def _legend(names: Sequence[str], threshold: float | None, has_confidences: bool) -> str:
     entries = [f"{_chip([member])} {escape(name)}" for member, name in enumerate(names)]
     if threshold is not None:
         entries.append(f"{_styled('uncertain word', _UNCERTAIN)} (margin below {threshold:g})")
+    if has_confidences:
+        bar = _styled("unsure", "".join(_heat([0.0])))
+        entries.append(f"{bar}: the stronger the bar, the less sure the members are of the word")
     entries.append("point at a span for its candidates")
     return f'<div style="font-size:90%">{" &emsp; ".join(entries)}</div>'
 
@@ -97,18 +114,29 @@ def _span(committed: AdaFuseRound, names: Sequence[str], threshold: float | None
 
 
 def _marked_words(committed: AdaFuseRound, threshold: float | None) -> str:
-    """The words committed without the space before them, the uncertain ones underlined."""
+    """The words committed without the space before them, the uncertain ones underlined, a bar under each: the less sure
+    the members are of it, the stronger."""
     margins = [] if committed.proposer is None else committed.margins[committed.proposer]
     is_uncertain = [threshold is not None and margin < threshold for margin in margins]
     is_uncertain += [False] * (len(committed.words) + 1 - len(margins))
     shown = []
     for index, word in enumerate(committed.words):
         space, bare = _split_space(word)
-        shown.append(f"{escape(space) if index else ''}{_styled(bare, _UNCERTAIN if is_uncertain[index] else '')}")
+        styles = [_UNCERTAIN] * is_uncertain[index] + _heat(committed.confidences[index : index + 1])
+        shown.append(f"{escape(space) if index else ''}{_styled(bare, ';'.join(styles))}")
     if committed.ends:
         style = f"{_END};{_UNCERTAIN}" if is_uncertain[len(shown)] else _END
         shown.append(f"{' ' if shown else ''}{_styled(END, style)}")
     return "".join(shown)
+
+
+def _heat(confidences: Sequence[float | None]) -> list[str]:
+    """The style of a word of this confidence; none where there is none, or nothing to see."""
+    return [
+        f"box-shadow:inset 0 -.3em {_HEAT}{round(255 * (1 - value)):02x}"
+        for value in confidences
+        if value is not None and value < 0.995
+    ]
 
 
 def _styled(text: str, style: str) -> str:
@@ -158,6 +186,7 @@ def _cells(number: int, committed: AdaFuseRound, threshold: float | None) -> lis
         show_nll(other),
         " ".join(f"{weight:.2f}" for weight in committed.weights),
         show_margins(committed).replace("  ", " &ensp;"),
+        show_confidences(committed.confidences),
         f"<details><summary>{len(committed.candidates)}</summary>{candidates}</details>",
     ]
 

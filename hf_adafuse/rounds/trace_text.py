@@ -23,12 +23,14 @@ def format_trace(rounds: Sequence[AdaFuseRound], names: Sequence[str], stats: di
     """
     A table per round: its candidates, best first, who proposed them, their NLL under each member, and the quantity by
     which the winner was found. Of words that are compared one by one it is shown for each, until the candidate lost.
+    Below: the margins, and how sure the members are of each word committed.
 
         Round 2  [is generally a]  3 words, 3 tokens, weights 0.50 0.50, the lowest fused NLL wins
             candidate            by   nll 0  nll 1  fused NLL
           > " is generally a"    0 1  0.412  0.630  0.521
             " is generally the"  1    0.731  0.604  0.668
             margins  0: 0.81 0.74 0.32  1: 0.93 0.88 0.15
+            confidence  0.82 0.66 0.31
 
     Args:
         rounds (`list[AdaFuseRound]`): of one prompt.
@@ -83,6 +85,8 @@ def format_round(number: int, committed: AdaFuseRound) -> str:
     lines += _format_table(committed)
     if any(committed.margins):
         lines.append(f"    margins  {show_margins(committed)}")
+    if any(value is not None for value in committed.confidences):
+        lines.append(f"    confidence  {show_confidences(committed.confidences)}")
     return "\n".join(lines)
 
 
@@ -159,6 +163,11 @@ def show_margins(committed: AdaFuseRound) -> str:
     """`0: 0.81 0.74  1: 0.15`: per member, the margins that it read."""
     read = enumerate(committed.margins)
     return "  ".join(f"{k}: {' '.join(f'{margin:.2f}' for margin in margins)}" for k, margins in read if margins)
+
+
+def show_confidences(values: Sequence[float | None]) -> str:
+    """`0.82 0.66`: of each word committed; `-` of one that no member has scored."""
+    return " ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 
 def _count(number: int, noun: str) -> str:

@@ -108,7 +108,7 @@ def test_json(pair, capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     result = json.loads(out)
-    assert list(result) == ["prompt", "text", "finish_reason", "rounds", "stats"]
+    assert list(result) == ["prompt", "text", "finish_reason", "confidence", "rounds", "stats"]
     assert (result["prompt"], result["text"]) == (PROMPT, text)
     assert "".join(committed["text"] for committed in result["rounds"]) == text
     assert [committed["winner"] for committed in result["rounds"]] == [committed.winner for committed in rounds]

@@ -1,0 +1,42 @@
+"""How sure the members are of each word of a text, and of the text: a score of what decoding has computed anyway.
+
+It is no probability of being right: a member that is sure of every word may be wrong. [`Calibration`] makes one of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def word_confidences(log_probs: Sequence[Sequence[Sequence[float]]], weights: Sequence[float]) -> list[float | None]:
+    """
+    Per word, the mean of the members' probabilities of it, sum_k w_k p_k / sum_k w_k: a word's probability under a
+    member is the product over the member's own tokens that begin in the word.
+
+    Args:
+        log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of its tokens; empty
+            for a member that has not scored the text.
+        weights (`list[float]`): of the members; positive.
+
+    Returns:
+        per word a number from 0 to 1; `None` where no member has scored it.
+    """
+    scored = [(weight, of_words) for weight, of_words in zip(weights, log_probs, strict=True) if any(of_words)]
+    num_words = max((len(of_words) for of_words in log_probs), default=0)
+    if not scored:
+        return [None] * num_words
+    total = math.fsum(weight for weight, _ in scored)
+    return [
+        math.fsum(weight * math.exp(min(math.fsum(of_words[word]), 0.0)) for weight, of_words in scored) / total
+        for word in range(num_words)
+    ]
+
+
+def text_confidence(confidences: Sequence[float | None]) -> float | None:
+    """The geometric mean of the words' confidences, so that long texts compare with short ones; `None` where no word
+    has one."""
+    known = [value for value in confidences if value is not None]
+    if not known:
+        return None
+    return 0.0 if min(known) <= 0 else math.exp(math.fsum(map(math.log, known)) / len(known))
