@@ -46,7 +46,7 @@ HOUSE = (
     ("", "plots pipelines ensemble batch __init__"),
 )
 # What is built around the house: may import all of it, is imported by none of it.
-AROUND = ("__main__", "cli", "demo", "evaluation", "benchmarks")
+AROUND = ("__main__", "cli", "serve", "demo", "evaluation", "benchmarks")
 MOST_AT_THE_TOP = 12
 # Rooms of which a user imports names: their `__init__` imports these, and has no other code.
 PUBLIC_ROOMS = ("confidence",)

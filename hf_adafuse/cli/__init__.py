@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import bench, chat, compare, demo, eval, export, generate, paper, run, tune
+from . import bench, chat, compare, demo, eval, export, generate, paper, run, serve, tune
 from .network import go_offline_without_a_network
 
 
@@ -27,6 +27,7 @@ class Command(Protocol):
 _COMMANDS: dict[str, tuple[str, Command]] = {
     "generate": ("generate text with an ensemble", generate),
     "chat": ("talk with an ensemble in the terminal", chat),
+    "serve": ("answer requests of OpenAI's API with an ensemble", serve),
     "run": ("answer a file of questions with an ensemble", run),
     "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
     "compare": ("compare two files of answers", compare),

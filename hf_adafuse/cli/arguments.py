@@ -30,8 +30,8 @@ STRUCTURED = ("json_schema", "regex", "grammar")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def add_member_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which models take part, and how they are loaded."""
+def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api-key-env") -> None:
+    """Which models take part, and how they are loaded; `key_flag` names the key of those behind servers."""
     group = parser.add_argument_group("members (Hub names, local folders or servers)")
     group.add_argument(
         "--model",
@@ -53,7 +53,9 @@ def add_member_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
     group.add_argument("--allow-http", action="store_true", help="ask servers on other hosts without encryption too")
-    group.add_argument("--api-key-env", metavar="NAME", help="the environment variable with the key of the servers")
+    group.add_argument(
+        key_flag, dest="api_key_env", metavar="NAME", help="the environment variable with the key of the servers"
+    )
     group.add_argument(
         "--served-tokenizer", metavar="NAME",
         help="of the models behind servers, a Hub name or folder (default: the name that the server has for the model)",

@@ -1,0 +1,99 @@
+"""The command `hf-adafuse serve`: an ensemble behind an address that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from .arguments import adafuse_config, add_config_arguments, add_member_arguments, member_loading
+
+_DESCRIPTION = """\
+Answer requests of OpenAI's API with an ensemble: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+Each member is served alone, too, under its own name. Needs hf_adafuse[serve]."""
+
+_EXAMPLES = """\
+examples:
+  hf-adafuse serve --model A --assistant B
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "ensemble", "messages": [{"role": "user", "content": "Who wrote Faust?"}]}'"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command, put on a parser of the caller's."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("--name", default="ensemble", help="of the ensemble in requests (default: ensemble)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="likewise (default: 8000)")
+    parser.add_argument(
+        "--api-key-env",
+        dest="key_env",
+        metavar="NAME",
+        help="the environment variable with the key that clients must send",
+    )
+    parser.add_argument(
+        "--max-batch-size", type=_number, default=8, metavar="N", help="most requests decoded at a time (default: 8)"
+    )
+    parser.add_argument(
+        "--max-waiting", type=_number, default=64, metavar="N",
+        help="most requests that wait; further ones are refused with 429 (default: 64)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=_number, default=512, metavar="N",
+        help="of the main model, where a request names no number (default: 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cors-origin", action="append", default=[], metavar="URL",
+        help="let pages of this origin ask from a browser; may be given several times (default: none)",
+    )  # fmt: skip
+    add_member_arguments(parser, "--served-api-key-env")
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    adafuse_config(args)  # refuse wrong settings before models are loaded
+    key = _key(args.key_env)
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"`hf-adafuse serve` needs FastAPI and uvicorn ({error}). Install them with "
+            '`pip install "hf_adafuse[serve]"`.'
+        ) from error
+    from ..serve.engine import Engine
+    from ..serve.ensembles import serve_members
+    from ..serve.server import make_server
+    from ..serve.service import Service
+    from .members import load_members
+
+    members = load_members(args.model, args.assistant, **member_loading(args))
+    served = serve_members(args.name, members, adafuse_config(args, members[0][0]))
+    service = Service(served, Engine(args.max_batch_size, args.max_waiting), args.max_new_tokens)
+
+    def on_ready(url: str) -> None:
+        sys.stdout.write(f"Serving {', '.join(service.served)} at {url} (Ctrl-C ends it)\n")
+        sys.stdout.flush()
+
+    server = make_server(service, args.host, args.port, key, args.cors_origin, on_ready)
+    server.run()
+    return 0
+
+
+def _key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    key = os.environ.get(name, "")
+    if not key:
+        raise ValueError(
+            f"`--api-key-env` must name an environment variable with the key, but {name!r} is empty. Set it."
+        )
+    return key
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, but is {number}")
+    return number

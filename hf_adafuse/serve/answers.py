@@ -1,0 +1,189 @@
+"""What came of a call, as an answer shows it: its text, its words with who proposed them, its rounds. Values only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..call.answering import cut_at
+from ..outputs import AdaFuseRound
+from ..rounds.trace_text import short_name
+from .calls import TokenLogProb
+
+
+class GrowingText:
+    """
+    The text of a call as its rounds come, without what it stops at: that is no part of an answer.
+
+    Args:
+        stops (`list[str]`): the texts to stop at.
+        members (`list[str]`): the names of the members.
+
+    Attributes:
+        rounds (`list[AdaFuseRound]`): so far.
+    """
+
+    def __init__(self, stops: Sequence[str], members: Sequence[str]) -> None:
+        self.rounds: list[AdaFuseRound] = []
+        self._stops, self._members = list(stops), members
+        self._text = ""
+        self._sent = self._num_words_sent = 0
+
+    def restart(self) -> None:
+        """The rounds begin anew; what has been sent remains."""
+        self.rounds, self._text = [], ""
+
+    def add(self, rounds: Sequence[AdaFuseRound]) -> str:
+        """New rounds; returns what may be sent: all but what may yet be the beginning of a text to stop at."""
+        self.rounds += rounds
+        self._text += "".join(one.text for one in rounds)
+        content = cut_at(self._text, self._stops)
+        if len(content) == len(self._text):
+            content = content[: len(content) - self._num_held()]
+        return self._send(content)
+
+    def end(self, rounds: Sequence[AdaFuseRound]) -> str:
+        """All rounds; returns what is left to be sent."""
+        self.rounds = list(rounds)
+        self._text = "".join(one.text for one in rounds)
+        return self._send(self.content)
+
+    @property
+    def content(self) -> str:
+        """The text of the answer."""
+        return cut_at(self._text, self._stops)
+
+    def new_words(self) -> list[dict[str, Any]]:
+        """The words that have been sent whole since this was last asked; all that are left once the text has ended."""
+        words = self.words(self._text[: self._sent])
+        new, self._num_words_sent = words[self._num_words_sent :], len(words)
+        return new
+
+    def words(self, content: str | None = None) -> list[dict[str, Any]]:
+        """The words of the answer, which joined are its content: each with the names of the members that proposed it,
+        and how sure they are of it, where that is known."""
+        left = len(self.content if content is None else content)
+        words: list[dict[str, Any]] = []
+        for one in self.rounds:
+            proposers = [self._members[index] for index in proposers_of(one)]
+            for word in one.words:
+                if left <= 0:
+                    return words
+                words.append({"text": word[:left], "proposers": proposers, "confidence": None})
+                left -= len(word)
+        return words
+
+    def _send(self, content: str) -> str:
+        new, self._sent = content[self._sent :], max(self._sent, len(content))
+        return new
+
+    def _num_held(self) -> int:
+        """How many characters at the end may be the beginning of a text to stop at."""
+        longest = 0
+        for stop in self._stops:
+            most = min(len(stop) - 1, len(self._text))
+            longest = max(longest, next((n for n in range(most, longest, -1) if self._text.endswith(stop[:n])), 0))
+        return longest
+
+
+def proposers_of(one: AdaFuseRound) -> list[int]:
+    """The members that proposed what a round committed."""
+    if one.winner is not None and one.candidates[one.winner].proposers:
+        return list(one.candidates[one.winner].proposers)
+    return [] if one.proposer is None else [one.proposer]
+
+
+def adafuse_field(
+    text: GrowingText, members: Sequence[str], rounds: Any, shows_rounds: bool, alone: dict[str, str] | None
+) -> dict[str, Any]:
+    """The field `adafuse` of an answer."""
+    words = text.words()
+    counts = Counter(name for word in words for name in word["proposers"])
+    found: dict[str, Any] = {
+        "confidence": None,
+        "words": words,
+        "members": list(members),
+        "shares": {name: counts[name] / len(words) if words else 0.0 for name in members},
+    }
+    thoughts = getattr(rounds, "thoughts", None)
+    if thoughts and any(thoughts):
+        found["thoughts"] = dict(zip(members, thoughts, strict=True))
+    if alone is not None:
+        found["alone"] = alone
+    if shows_rounds:
+        found["rounds"] = [round_of(one, members) for one in text.rounds]
+    return found
+
+
+def round_of(one: AdaFuseRound, members: Sequence[str]) -> dict[str, Any]:
+    """A round as JSON can hold it, members by their names."""
+    return {
+        "text": one.text,
+        "words": one.words,
+        "ends": one.ends,
+        "proposers": [members[index] for index in proposers_of(one)],
+        "winner": one.winner,
+        "criterion": one.criterion,
+        "highest_wins": one.highest_wins,
+        "weights": dict(zip(members, one.weights, strict=False)),
+        "margins": dict(zip(members, one.margins, strict=False)),
+        "candidates": [
+            {
+                "text": each.text,
+                "ends": each.ends,
+                "proposers": [members[index] for index in each.proposers],
+                "score": each.score,
+                "decided_by": each.decided_by,
+                "nlls": dict(zip(members, each.nlls, strict=False)),
+                "dropped": None if each.dropped is None else short_name(each.dropped),
+                "note": each.note,
+            }
+            for each in one.candidates
+        ],
+    }
+
+
+def chat_log_probs(tokens: Sequence[TokenLogProb], content: str | None = None) -> dict[str, Any]:
+    """The field `logprobs` of a chat's answer: of the main model's tokens, as far as they are within its content."""
+    kept = tokens if content is None else _within(tokens, content)
+    return {
+        "content": [
+            {**_token(one.data, one.log_prob), "top_logprobs": [_token(*pair) for pair in one.top]} for one in kept
+        ],
+        "refusal": None,
+    }
+
+
+def text_log_probs(tokens: Sequence[TokenLogProb], content: str | None, start: int) -> dict[str, Any]:
+    """The field `logprobs` of a completion, whose text begins at the character `start`."""
+    kept = tokens if content is None else _within(tokens, content)
+    data, offsets, position = b"".join(one.data for one in kept), list[int](), 0
+    for one in kept:
+        offsets.append(start + len(data[:position].decode("utf-8", "replace")))
+        position += len(one.data)
+    return {
+        "tokens": [_shown(one.data) for one in kept],
+        "token_logprobs": [one.log_prob for one in kept],
+        "top_logprobs": [{_shown(data): value for data, value in one.top} for one in kept],
+        "text_offset": offsets,
+    }
+
+
+def _within(tokens: Sequence[TokenLogProb], content: str) -> list[TokenLogProb]:
+    """Those that begin within the content."""
+    kept, position, end = [], 0, len(content.encode("utf-8", "replace"))
+    for one in tokens:
+        if position >= end:
+            break
+        kept.append(one)
+        position += len(one.data)
+    return kept
+
+
+def _token(data: bytes, log_prob: float) -> dict[str, Any]:
+    return {"token": _shown(data), "logprob": log_prob, "bytes": list(data)}
+
+
+def _shown(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,233 @@
+"""From a request to calls of `generate()` that the engine decodes, and what they tell of their text as it comes. Knows
+requests and ensembles; no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..call.answering import reason_of
+from ..call.plan import CallPlan
+from ..call.run import planning
+from ..config import AdaFuseConfig
+from ..decoding.progress import AdaFuseDecodingError, Prompt
+from ..members.thinking import thinking_format
+from ..servers.queries import ServerError
+from .engine import Job, StoppedError
+from .ensembles import Served, without_paths
+from .errors import ApiError
+from .requests import ChatRequest, CompletionRequest
+
+# torch has one seed for all threads.
+_SEEDING = threading.Lock()
+
+
+@dataclass
+class TokenLogProb:
+    """
+    A token of the main model's that was committed.
+
+    Args:
+        data (`bytes`): what it says.
+        log_prob (`float`): in nats, under the main model.
+        top (`list[tuple[bytes, float]]`): the most likely tokens in its place.
+    """
+
+    data: bytes
+    log_prob: float
+    top: list[tuple[bytes, float]] = field(default_factory=list)
+
+
+class Call(Job):
+    """
+    A call whose rounds come to a loop of asyncio as they are committed.
+
+    Args:
+        plan (`CallPlan`): of one prompt.
+        served (`Served`): what it is a call of.
+        num_top (`int`, *optional*): of how many tokens log-probabilities are wanted at each token; `None`: of none.
+
+    Attributes:
+        rounds: of the text, once it has ended.
+        log_probs (`list[TokenLogProb]`): as far as they are wanted.
+    """
+
+    def __init__(self, plan: CallPlan, served: Served, num_top: int | None) -> None:
+        super().__init__(plan)
+        self.served = served
+        self.rounds: Any = None
+        self.log_probs: list[TokenLogProb] = []
+        self.num_prompt_tokens = len(plan.inputs.prompts[0])
+        self.num_tokens = 0
+        self._num_top, self._num_seen = num_top, 0
+        self._vocabulary = plan.members[0].participant.vocabulary
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def events(self) -> AsyncIterator[list[Any]]:
+        """
+        New rounds as they come; an empty list where the text begins anew.
+
+        Raises:
+            ApiError: there is no further text.
+        """
+        while (event := await self._events.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    def abandon(self, error: Exception) -> None:
+        """Nobody listens any more; called in the loop."""
+        self._events.put_nowait(error)
+
+    def restart(self) -> None:
+        super().restart()
+        self._num_seen, self.log_probs = 0, []
+        self._tell([])
+
+    def on_rounds(self, prompt: Prompt) -> None:
+        new, self._num_seen = prompt.rounds[self._num_seen :], len(prompt.rounds)
+        if self._num_top is not None:
+            self._keep_log_probs(prompt, self._num_top)
+        if new:
+            self._tell(new)
+
+    def on_end(self, rounds: Any) -> None:
+        if self.plan.on_answer is not None:
+            self.plan.on_answer(0, rounds)  # it knows the thoughts
+        self.rounds = rounds
+        self.num_tokens = sum(one.num_tokens for one in rounds)
+        self._tell(None)
+
+    def on_error(self, error: Exception) -> None:
+        self._tell(as_api_error(error))
+
+    def _keep_log_probs(self, prompt: Prompt, num_top: int) -> None:
+        rows, prompt.scores, prompt.logits = prompt.logits, [], []
+        ids = prompt.ids[len(prompt.ids) - len(rows) :]
+        piece = self._vocabulary.piece
+        for token, row in zip(ids, rows, strict=True):
+            if token in self.plan.members[0].eos_ids:
+                continue
+            values = row.float().log_softmax(-1)
+            top = values.topk(min(num_top, len(values))) if num_top else None
+            pairs = [] if top is None else zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            found = [(piece(one), value) for one, value in pairs if value > -math.inf]
+            self.log_probs.append(TokenLogProb(piece(token), float(values[token]), found))
+
+    def _tell(self, event: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:  # the loop is closed: nobody listens
+            self.is_cancelled = True
+
+
+def make_plan(
+    served: Served, prompt: Any, request: ChatRequest | CompletionRequest, seed: int, default_tokens: int
+) -> CallPlan:
+    """
+    The plan of one prompt of a request. Members that think write their thoughts here.
+
+    Args:
+        served (`Served`)
+        prompt (`str`, `list[int]` or `list[dict]`): a text, ids of the main model, or a conversation.
+        request (`ChatRequest` or `CompletionRequest`)
+        seed (`int`): of what is sampled.
+        default_tokens (`int`): the most new tokens where the request names no number.
+
+    Raises:
+        ApiError: it cannot be done.
+    """
+    options, is_chat = request.options, isinstance(request, ChatRequest)
+    try:
+        config = served.settings(options.settings)
+        call = _arguments(served, request, config, default_tokens)
+        if is_chat:
+            call |= {"chat": True, "thinking": options.thinking, "max_thinking_tokens": options.max_thinking_tokens}
+        inputs = prompt
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            inputs = torch.tensor([prompt])
+        else:
+            inputs = [prompt]
+        with planning() as plans, _SEEDING if call["do_sample"] else nullcontext(), torch.random.fork_rng(devices=[]):
+            if call["do_sample"]:
+                torch.manual_seed(seed)
+            served.ensemble.generate(inputs, **call)
+    except (ValueError, ImportError, AdaFuseDecodingError, ServerError) as error:
+        raise as_api_error(error) from error
+    (plan,) = plans
+    return plan
+
+
+def takes_long(served: Served, request: ChatRequest | CompletionRequest) -> bool:
+    """Whether a plan takes long, for members think."""
+    if not isinstance(request, ChatRequest) or request.options.thinking == "off":
+        return False
+    return any(thinking_format(tokenizer) is not None for tokenizer in served.ensemble.tokenizers)
+
+
+def conversation(request: ChatRequest) -> list[dict[str, Any]]:
+    """The messages as chat templates take them."""
+    messages = []
+    for one in request.messages:
+        content = one.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content or [])
+        message: dict[str, Any] = {"role": "system" if one.role == "developer" else one.role, "content": text}
+        for name in ("name", "tool_calls", "tool_call_id"):
+            if (value := getattr(one, name)) is not None:
+                message[name] = value
+        messages.append(message)
+    return messages
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told of an error: no folder of this machine, no trace."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, StoppedError):
+        return ApiError(503, "The server is shutting down. Try again later.", "shutting_down")
+    if isinstance(error, AdaFuseDecodingError):
+        return ApiError(500, without_paths(reason_of(error)), "member_failed")
+    if isinstance(error, ServerError):
+        return ApiError(502, without_paths(str(error)), "member_failed")
+    if isinstance(error, (ValueError, ImportError)):
+        message = without_paths(str(error))
+        is_long = "must be at most" in message and "tokens" in message and message.startswith("The prompt of")
+        return ApiError(400, message, "context_length_exceeded" if is_long else None)
+    return ApiError(500, f"The call failed unexpectedly ({type(error).__name__}). The server's log says more.")
+
+
+def _arguments(
+    served: Served, request: ChatRequest | CompletionRequest, config: AdaFuseConfig, default_tokens: int
+) -> dict[str, Any]:
+    """The arguments of `generate()`."""
+    options, tokenizer = request.options, served.ensemble.tokenizers[0]
+    if request.temperature is not None and config.do_sample is not None:
+        config = config.changed({"do_sample": None})
+    samples = request.samples or bool(config.do_sample)
+    drawn: dict[str, Any] = {"do_sample": samples}
+    if samples:
+        given = {"top_p": request.top_p, "top_k": options.top_k, "min_p": options.min_p}
+        given["temperature"] = request.temperature or (1.0 if request.samples else None)
+        drawn |= {name: value for name, value in given.items() if value is not None}
+    filler = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
+    return {
+        **drawn,
+        "adafuse_config": config,
+        "max_new_tokens": request.num_tokens or default_tokens,
+        "stop_strings": request.stops or None,
+        "structured": request.structured,
+        "pad_token_id": filler[0] if filler else None,
+        "use_cache": False,
+        "return_dict_in_generate": True,
+        "output_logits": request.num_top is not None,
+        "on_answer": lambda row, rounds: None,
+    }

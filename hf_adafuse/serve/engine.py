@@ -1,0 +1,305 @@
+"""Decodes the calls of many clients: one thread, in which calls are admitted into running batches, run pass by pass and
+leave. Knows plans of calls; no request, text or socket.
+
+Calls whose settings of AdaFuse differ, and those of other ensembles, are in batches of their own, of which each runs
+one pass in turn. All batches together have `max_batch_size` places; who finds none waits, and the first who came is the
+first who gets one.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from transformers.utils import logging
+
+from ..call.plan import CallPlan
+from ..call.running_batch import RunningBatch
+from ..decoding.progress import AdaFuseDecodingError, Prompt
+from ..servers.queries import ServerError
+from ..trees.shared_prefix import prefix_caching
+
+logger = logging.get_logger(__name__)
+
+# A batch that so many calls have joined takes no more, so that it comes to an end and what it has remembered is freed.
+MOST_CALLS = 256
+
+
+class QueueFullError(Exception):
+    """Too many calls wait already. `seconds` (`int`): when it may be tried again."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"try again in {seconds} s")
+        self.seconds = seconds
+
+
+class StoppedError(Exception):
+    """The engine stops before the call has ended."""
+
+
+class Job:
+    """
+    A call that is to be decoded. Its methods are called in the engine's thread, between passes.
+
+    Args:
+        plan (`CallPlan`): of one prompt.
+    """
+
+    def __init__(self, plan: CallPlan) -> None:
+        self.plan = plan
+        self.is_cancelled = False
+        self._streams = copy.deepcopy(plan.streams)  # random numbers are used up
+
+    def on_rounds(self, prompt: Prompt) -> None:
+        """A round has been committed."""
+
+    def on_end(self, rounds: Any) -> None:
+        """The text has ended."""
+
+    def on_error(self, error: Exception) -> None:
+        """There is no (further) text."""
+
+    def restart(self) -> None:
+        """It is decoded once more, from its beginning."""
+        self.plan = replace(self.plan, streams=copy.deepcopy(self._streams))
+
+
+class _Lane:
+    """A running batch, and the jobs in it by their numbers."""
+
+    def __init__(self, job: Job, is_alone: bool, on_leave: Callable[[Job], None]) -> None:
+        self.jobs: dict[int, Job] = {0: job}
+        self.is_alone, self._on_leave = is_alone, on_leave
+        self.batch = RunningBatch(job.plan, self._on_rounds, self._on_end)
+
+    def takes(self, plan: CallPlan) -> bool:
+        return not self.is_alone and self.batch.num_calls < MOST_CALLS and self.batch.takes(plan)
+
+    def add(self, job: Job) -> None:
+        self.jobs[self.batch.add(job.plan)] = job
+
+    def cancel(self, job: Job) -> bool:
+        number = next(number for number, one in self.jobs.items() if one is job)
+        if not self.batch.leave(number):
+            return False
+        del self.jobs[number]
+        return True
+
+    def _on_rounds(self, number: int) -> None:
+        if number in self.jobs:
+            self.jobs[number].on_rounds(self.batch.prompt(number))
+
+    def _on_end(self, number: int, rounds: Any) -> None:
+        job = self.jobs.pop(number)
+        self._on_leave(job)
+        job.on_end(rounds)
+
+
+class Engine:
+    """
+    The thread that decodes.
+
+    Args:
+        max_batch_size (`int`): the most calls that are decoded at a time.
+        max_waiting (`int`): the most calls that wait for a place.
+
+    Attributes:
+        num_passes (`int`), num_jobs (`int`), num_refused (`int`): so far.
+    """
+
+    def __init__(self, max_batch_size: int = 8, max_waiting: int = 64) -> None:
+        self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
+        self.num_passes = self.num_jobs = self.num_refused = 0
+        self._waiting: deque[Job] = deque()
+        self._alone: deque[Job] = deque()  # of batches that have failed
+        self._lanes: deque[_Lane] = deque()
+        self._running: dict[Job, _Lane] = {}
+        self._cancelled: set[Job] = set()
+        self._num_reserved = 0
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._durations: deque[float] = deque([1.0], maxlen=50)
+        self._started: dict[Job, float] = {}
+        self._prefixes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._thread = threading.Thread(target=self._run, name="hf-adafuse engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End after the pass that is running; calls that have not ended get a [`StoppedError`]."""
+        self.begin_to_stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def begin_to_stop(self) -> None:
+        """As of `stop`, without waiting; may be called by a handler of signals."""
+        self._is_stopping = True
+        # A handler runs in the main thread, which may hold the lock.
+        threading.Thread(target=self._wake, daemon=True).start()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + self._num_reserved
+
+    def reserve(self, number: int = 1) -> None:
+        """
+        Places in the queue for calls that are still being planned; `submit` takes each of them, or `release` gives it
+        back.
+
+        Raises:
+            QueueFullError: there are not so many.
+            StoppedError: the engine has stopped.
+        """
+        with self._changed:
+            if self._is_stopping:
+                raise StoppedError("the server is shutting down")
+            free = self.max_batch_size - len(self._running) + self.max_waiting
+            if self.num_waiting + len(self._alone) + number > free:
+                self.num_refused += 1
+                mean = sum(self._durations) / len(self._durations)
+                raise QueueFullError(max(1, round(mean * (self.num_waiting + 1) / self.max_batch_size)))
+            self._num_reserved += number
+
+    def release(self, number: int = 1) -> None:
+        with self._changed:
+            self._num_reserved -= number
+
+    def submit(self, job: Job) -> None:
+        """A call that has a place in the queue waits for one in a batch."""
+        with self._changed:
+            self._num_reserved -= 1
+            if job.is_cancelled:
+                return
+            if not self._is_stopping:
+                self._waiting.append(job)
+                self.num_jobs += 1
+                self._changed.notify()
+                return
+        job.on_error(StoppedError("the server is shutting down"))
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for this call any more: it leaves before the next pass."""
+        with self._changed:
+            job.is_cancelled = True
+            self._cancelled.add(job)
+            self._changed.notify()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        with prefix_caching(self._prefixes):
+            while True:
+                with self._changed:
+                    while not (self._is_stopping or self._lanes or self._waiting or self._alone):
+                        self._cancelled.clear()
+                        self._changed.wait()
+                if self._is_stopping:
+                    break
+                self._leave()
+                self._admit()
+                if self._lanes:
+                    self._step(self._lanes[0])
+                    self._lanes.rotate(-1)
+                    self._lanes = deque(lane for lane in self._lanes if not lane.batch.is_over)
+        with self._changed:
+            left = [*self._running, *self._alone, *self._waiting]
+            for held in (self._running, self._waiting, self._alone):
+                held.clear()
+        for job in left:
+            job.on_error(StoppedError("the server is shutting down"))
+
+    def _leave(self) -> None:
+        """Calls that nobody waits for leave their batches, or the queue."""
+        with self._changed:
+            cancelled, self._cancelled = self._cancelled, set()
+            for queue in (self._waiting, self._alone):
+                for job in cancelled.intersection(queue):
+                    queue.remove(job)
+        for job in cancelled.intersection(self._running):
+            if self._running[job].cancel(job):
+                self._end(job)
+            else:  # a server reads for it: after that
+                with self._changed:
+                    self._cancelled.add(job)
+
+    def _admit(self) -> None:
+        """Free places are filled: first by calls whose batch has failed, each of which runs apart from others."""
+        while len(self._running) < self.max_batch_size:
+            with self._changed:
+                is_alone = bool(self._alone)
+                queue = self._alone or self._waiting
+                if not queue:
+                    return
+                job = queue.popleft()
+            lane = None if is_alone else next((one for one in self._lanes if one.takes(job.plan)), None)
+            self._started.setdefault(job, time.monotonic())
+            try:
+                if lane is None:
+                    lane = _Lane(job, is_alone, self._end)
+                    self._lanes.append(lane)
+                else:
+                    lane.add(job)
+            except Exception as error:  # of this call alone
+                self._started.pop(job, None)
+                self._tell_error(job, error)
+                continue
+            self._running[job] = lane
+
+    def _step(self, lane: _Lane) -> None:
+        try:
+            lane.batch.step()
+            self.num_passes += 1
+        except Exception as error:
+            # Without the traceback, which holds on to what the pass that failed has allocated.
+            self._fail(lane, error.with_traceback(None))
+
+    def _fail(self, lane: _Lane, error: Exception) -> None:
+        """A pass has failed: of several calls each is decoded once more, alone; one alone has failed."""
+        jobs = list(lane.jobs.values())
+        lane.jobs = {}
+        for job in jobs:
+            self._running.pop(job, None)
+        if len(jobs) == 1 or _is_absence(error) or not isinstance(error, AdaFuseDecodingError):
+            for job in jobs:
+                self._started.pop(job, None)
+                self._tell_error(job, error)
+            return
+        for job in jobs:
+            job.restart()
+        with self._changed:
+            self._alone.extend(jobs)
+
+    def _end(self, job: Job) -> None:
+        self._running.pop(job, None)
+        began = self._started.pop(job, None)
+        if began is not None and not job.is_cancelled:
+            self._durations.append(time.monotonic() - began)
+
+    def _tell_error(self, job: Job, error: Exception) -> None:
+        if not isinstance(error, (AdaFuseDecodingError, ValueError)):
+            logger.error(f"A call failed unexpectedly: {type(error).__name__}: {error}")
+        with suppress(Exception):
+            job.on_error(error)
+
+
+def _is_absence(error: BaseException | None) -> bool:
+    """Whether a server has gone away: no other call would fare better."""
+    while error is not None:
+        if isinstance(error, ServerError) and error.is_away:
+            return True
+        error = error.__cause__
+    return False

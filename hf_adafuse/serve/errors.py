@@ -1,0 +1,35 @@
+"""Errors in the form in which OpenAI's API gives them. Knows no request and no framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """
+    What a request is answered with instead.
+
+    Args:
+        status (`int`): of HTTP.
+        message (`str`): what is wrong, and what to do.
+        code (`str`, *optional*), param (`str`, *optional*): as in OpenAI's API.
+        headers (`dict`, *optional*): further ones.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the answer."""
+        kinds = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -1,0 +1,71 @@
+"""Counts of a server as Prometheus reads them. Values only."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable
+
+# Upper bounds of seconds.
+_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Histogram:
+    """How many values were at most so large."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_BOUNDS) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect.bisect_left(_BOUNDS, value)] += 1
+        self._total += value
+
+    def lines(self, name: str) -> Iterable[str]:
+        count = 0
+        for bound, number in zip((*_BOUNDS, "+Inf"), self._counts, strict=True):
+            count += number
+            yield f'{name}_bucket{{le="{bound}"}} {count}'
+        yield f"{name}_sum {self._total}"
+        yield f"{name}_count {count}"
+
+
+class Metrics:
+    """
+    What has happened so far.
+
+    Attributes:
+        requests (`Counter`): by path, model and status.
+        prompt_tokens (`int`), tokens (`int`), words (`int`): the main models' tokens read and written, and words.
+        first_token (`Histogram`), duration (`Histogram`): seconds from a request to its first text, and to its end.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        self.prompt_tokens = self.tokens = self.words = self.disconnects = 0
+        self.first_token, self.duration = Histogram(), Histogram()
+
+    def text(self, gauges: dict[str, int]) -> str:
+        """
+        All of it in Prometheus' text format.
+
+        Args:
+            gauges (`dict`): further numbers by name; those that end with `_total` only grow.
+        """
+        lines = ["# TYPE adafuse_requests_total counter"]
+        for (path, model, status), count in sorted(self.requests.items()):
+            name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            lines.append(f'adafuse_requests_total{{path="{path}",model="{name}",status="{status}"}} {count}')
+        counts = {
+            "prompt_tokens_total": self.prompt_tokens,
+            "completion_tokens_total": self.tokens,
+            "words_total": self.words,
+            "disconnects_total": self.disconnects,
+            **gauges,
+        }
+        for name, value in counts.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# TYPE adafuse_{name} {kind}", f"adafuse_{name} {value}"]
+        for name, histogram in [("time_to_first_token_seconds", self.first_token), ("request_seconds", self.duration)]:
+            lines += [f"# TYPE adafuse_{name} histogram", *histogram.lines(f"adafuse_{name}")]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,86 @@
+"""A running server: uvicorn with the application, that ends soon when it is told to. Knows no model."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from .app import create_app
+from .service import Service
+
+
+class Server(uvicorn.Server):
+    """
+    A server whose streams get an end as soon as it is told to stop.
+
+    Args:
+        config (`uvicorn.Config`), service (`Service`)
+        on_ready (`Callable`): told the server's URL once it answers.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._service, self._on_ready = service, on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        if self.started:
+            host, port, *_ = self.servers[0].sockets[0].getsockname()
+            self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ctrl-C, or a signal to end."""
+        self._service.engine.begin_to_stop()
+        super().handle_exit(sig, frame)
+
+
+def make_server(
+    service: Service,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    cors_origins: Sequence[str] = (),
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> Server:
+    """A server that is run by `run()`, as long as it is not told to stop. Port 0 is a free one."""
+    app = create_app(service, api_key, cors_origins)
+    config = uvicorn.Config(
+        app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+    )
+    return Server(config, service, on_ready)
+
+
+@contextmanager
+def serving(service: Service, **options: Any) -> Iterator[str]:
+    """A server in a thread of its own, on a free port of the loopback address; gives its URL."""
+    ready, urls = threading.Event(), list[str]()
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    def run() -> None:
+        try:
+            server.run()
+        finally:
+            ready.set()
+
+    server = make_server(service, port=0, on_ready=on_ready, **options)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    ready.wait()
+    if not urls:
+        raise RuntimeError("the server has not started; its log says why")
+    try:
+        yield urls[0]
+    finally:
+        service.engine.begin_to_stop()
+        server.should_exit = True
+        thread.join(20)

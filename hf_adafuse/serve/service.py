@@ -1,0 +1,331 @@
+"""From a request to its answer, whole or as a stream of chunks: the calls are made, waited for and shown. Knows the
+engine; no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ..cli.plain_json import with_nulls
+from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
+from .calls import Call, as_api_error, conversation, make_plan, takes_long
+from .engine import Engine, QueueFullError, StoppedError
+from .ensembles import Served
+from .errors import ApiError
+from .metrics import Metrics
+from .requests import ChatRequest, CompletionRequest
+
+Request = ChatRequest | CompletionRequest
+
+
+class ClientGoneError(Exception):
+    """Whoever has asked does not wait any more."""
+
+
+@dataclass(eq=False)
+class Choice:
+    """
+    One choice of an answer; several where they are alike.
+
+    Args:
+        indices (`list[int]`): of the choices.
+        prompt (`str`): what a completion repeats before its text.
+        call (`Call`), text (`GrowingText`)
+    """
+
+    indices: list[int]
+    prompt: str
+    call: Call
+    text: GrowingText
+
+
+@dataclass
+class Answer:
+    """
+    The calls that an answer is made of.
+
+    Args:
+        id (`str`), created (`int`): of the answer.
+        request (`ChatRequest` or `CompletionRequest`), served (`Served`): what was asked of what.
+        choices (`list[Choice]`)
+        alone (`list[Choice]`): of each member by itself, where they were asked for.
+        began (`float`): when the request came.
+    """
+
+    id: str
+    created: int
+    request: Request
+    served: Served
+    choices: list[Choice]
+    alone: list[Choice]
+    began: float
+
+    @property
+    def calls(self) -> list[Call]:
+        return [one.call for one in (*self.choices, *self.alone)]
+
+
+class Service:
+    """
+    What answers requests.
+
+    Args:
+        served (`list[Served]`): each under its own name.
+        engine (`Engine`): it is started and stopped by the caller.
+        default_tokens (`int`): the most new tokens of a request that names no number.
+
+    Raises:
+        ValueError: two have one name.
+    """
+
+    def __init__(self, served: Sequence[Served], engine: Engine, default_tokens: int = 512) -> None:
+        names = [one.name for one in served]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"The names of what is served must differ, but two are {twice!r}. Choose another name.")
+        self.served, self.engine, self.default_tokens = {one.name: one for one in served}, engine, default_tokens
+        self.metrics = Metrics()
+        # Members that think write for long: others do not wait for them.
+        self._planners = [ThreadPoolExecutor(1, "hf-adafuse plans"), ThreadPoolExecutor(1, "hf-adafuse thoughts")]
+
+    def close(self) -> None:
+        for planner in self._planners:
+            planner.shutdown(wait=False, cancel_futures=True)
+
+    def find(self, name: str) -> Served:
+        """What is served under a name."""
+        if name not in self.served:
+            known = ", ".join(self.served)
+            raise ApiError(404, f"`model` must be one of {known}, but is {name[:100]!r}.", "model_not_found", "model")
+        return self.served[name]
+
+    async def begin(self, request: Request) -> Answer:
+        """
+        Make the calls of a request, and put them into the queue.
+
+        Raises:
+            ApiError: a request that cannot be honoured, or no place in the queue.
+        """
+        began, served = time.monotonic(), self.find(request.model)
+        prompts: list[Any] = [conversation(request)] if isinstance(request, ChatRequest) else list(request.prompts)
+        number, samples = request.n or 1, self._samples(request, served)
+        seed = secrets.randbelow(2**31) if request.seed is None else request.seed
+        targets = []
+        for row, prompt in enumerate(prompts):
+            alike = [[row * number + k] for k in range(number)]
+            for k, indices in enumerate(alike if samples else [[index for one in alike for index in one]]):
+                targets.append((served, prompt, seed + k, indices))
+        alone = [(one, prompts[0], seed, [0]) for one in served.alone] if request.options.alone else []
+        choices = await self._submit(request, [*targets, *alone])
+        name = f"{'chatcmpl' if isinstance(request, ChatRequest) else 'cmpl'}-{secrets.token_hex(12)}"
+        parts = choices[: len(targets)], choices[len(targets) :]
+        return Answer(name, int(time.time()), request, served, *parts, began)
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        """
+        The body of an answer.
+
+        Raises:
+            ApiError: a call has failed.
+        """
+        await asyncio.gather(*(_finish(one) for one in (*answer.choices, *answer.alone)))
+        self._count(answer)
+        choices = [_whole_choice(answer, one, index) for one in answer.choices for index in one.indices]
+        body = {**_head(answer, ""), "choices": sorted(choices, key=lambda one: one["index"]), "usage": _usage(answer)}
+        return _plain(body)
+
+    async def chunks(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+        """
+        The chunks of a streamed answer.
+
+        Raises:
+            ApiError: a call has failed.
+        """
+        is_chat = isinstance(answer.request, ChatRequest)
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        everyone = [_finish(one) for one in answer.alone] + [_stream(one, queue) for one in answer.choices]
+        tasks = [asyncio.ensure_future(one) for one in everyone]
+        for task in tasks:
+            task.add_done_callback(lambda task: queue.put_nowait(task))
+        left = len(tasks)
+        is_first = True
+        try:
+            if is_chat:
+                opening = {"role": "assistant", "content": ""}
+                for one in answer.choices:
+                    for index in one.indices:
+                        yield _chunk(answer, {"index": index, "delta": opening, "finish_reason": None})
+            while left:
+                event = await queue.get()
+                if isinstance(event, asyncio.Task):
+                    event.result()
+                    left -= 1
+                    continue
+                choice, start, text, words, log_probs = event
+                if is_first:
+                    self.metrics.first_token.add(time.monotonic() - answer.began)
+                    is_first = False
+                for index in choice.indices:
+                    yield _plain(_chunk(answer, _part(answer, choice, index, start, text, words, log_probs)))
+        finally:
+            for task in tasks:
+                task.cancel()
+        self._count(answer)
+        for choice in answer.choices:
+            for index in choice.indices:
+                yield _plain(_chunk(answer, _last_part(answer, choice, index)))
+        if answer.request.includes_usage:
+            yield {**_head(answer, ".chunk"), "choices": [], "usage": _usage(answer)}
+
+    def abandon(self, answer: Answer) -> None:
+        """Nobody waits for the answer any more: its calls leave before the next pass."""
+        for call in answer.calls:
+            if call.rounds is None:
+                self.engine.cancel(call)
+                call.abandon(ClientGoneError())
+
+    def _samples(self, request: Request, served: Served) -> bool:
+        try:
+            config = served.settings(request.options.settings)
+        except ValueError as error:
+            raise as_api_error(error) from error
+        return request.samples or (request.temperature is None and bool(config.do_sample))
+
+    async def _submit(self, request: Request, targets: Sequence[tuple[Served, Any, int, list[int]]]) -> list[Choice]:
+        try:
+            self.engine.reserve(len(targets))
+        except QueueFullError as error:
+            wait = str(error.seconds)
+            message = f"The server is busy: too many requests wait. Try again in {wait} s."
+            raise ApiError(429, message, "queue_full", headers={"Retry-After": wait}) from error
+        except StoppedError as error:
+            raise as_api_error(error) from error
+        loop, choices = asyncio.get_running_loop(), []
+        try:
+            for served, prompt, seed, indices in targets:
+                planner = self._planners[takes_long(served, request)]
+                plan = await loop.run_in_executor(
+                    planner, make_plan, served, prompt, request, seed, self.default_tokens
+                )
+                echo = ""
+                if isinstance(request, CompletionRequest) and request.echo:
+                    echo = prompt if isinstance(prompt, str) else served.ensemble.tokenizers[0].decode(prompt)
+                call = Call(plan, served, request.num_top)
+                choices.append(Choice(indices, echo, call, GrowingText(request.stops, served.members)))
+        except BaseException:
+            self.engine.release(len(targets))
+            raise
+        for choice in choices:
+            self.engine.submit(choice.call)
+        return choices
+
+    def _count(self, answer: Answer) -> None:
+        self.metrics.duration.add(time.monotonic() - answer.began)
+        for call in answer.calls:
+            self.metrics.prompt_tokens += call.num_prompt_tokens
+            self.metrics.tokens += call.num_tokens
+            self.metrics.words += sum(len(one.words) for one in call.rounds or [])
+
+
+async def _finish(choice: Choice) -> None:
+    async for rounds in choice.call.events():
+        _take(choice, rounds)
+    choice.text.end(choice.call.rounds)
+
+
+async def _stream(choice: Choice, queue: asyncio.Queue[Any]) -> None:
+    """Put the text of a choice into a queue, as it comes."""
+    start = num_log_probs = 0
+    async for rounds in choice.call.events():
+        text = _take(choice, rounds)
+        if text:
+            log_probs = choice.call.log_probs[num_log_probs:]
+            queue.put_nowait((choice, start, text, choice.text.new_words(), log_probs))
+            start, num_log_probs = start + len(text), num_log_probs + len(log_probs)
+    text = choice.text.end(choice.call.rounds)
+    words = choice.text.new_words()
+    if text or words:
+        queue.put_nowait((choice, start, text, words, choice.call.log_probs[num_log_probs:]))
+
+
+def _take(choice: Choice, rounds: list[Any]) -> str:
+    if not rounds:
+        choice.text.restart()
+        return ""
+    return choice.text.add(rounds)
+
+
+def _head(answer: Answer, suffix: str) -> dict[str, Any]:
+    kind = f"chat.completion{suffix}" if isinstance(answer.request, ChatRequest) else "text_completion"
+    return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.served.name}
+
+
+def _chunk(answer: Answer, choice: dict[str, Any]) -> dict[str, Any]:
+    usage = {"usage": None} if answer.request.includes_usage else {}
+    return {**_head(answer, ".chunk"), "choices": [choice], **usage}
+
+
+def _whole_choice(answer: Answer, choice: Choice, index: int) -> dict[str, Any]:
+    content, reason = choice.text.content, _reason(choice)
+    found: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
+    adafuse = _adafuse(answer, choice)
+    if isinstance(answer.request, ChatRequest):
+        if answer.request.num_top is not None:
+            found["logprobs"] = chat_log_probs(choice.call.log_probs, content)
+        message = {"role": "assistant", "content": content, "refusal": None, "adafuse": adafuse}
+        return {**found, "message": message}
+    if answer.request.num_top is not None:
+        found["logprobs"] = text_log_probs(choice.call.log_probs, content, len(choice.prompt))
+    return {**found, "text": choice.prompt + content, "adafuse": adafuse}
+
+
+def _part(
+    answer: Answer, choice: Choice, index: int, start: int, text: str, words: list[Any], log_probs: list[Any]
+) -> dict[str, Any]:
+    """The choice of a chunk with new text, behind so many characters of the answer."""
+    found: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
+    more = {"adafuse": {"words": words}} if answer.request.options.stream_words else {}
+    if isinstance(answer.request, ChatRequest):
+        if answer.request.num_top is not None:
+            found["logprobs"] = chat_log_probs(log_probs)
+        return {**found, "delta": {"content": text, **more}}
+    if answer.request.num_top is not None:
+        found["logprobs"] = text_log_probs(log_probs, None, len(choice.prompt) + start)
+    return {**found, "text": (choice.prompt if start == 0 else "") + text, **more}
+
+
+def _last_part(answer: Answer, choice: Choice, index: int) -> dict[str, Any]:
+    adafuse = _adafuse(answer, choice)
+    found = {"index": index, "finish_reason": _reason(choice), "logprobs": None, "adafuse": adafuse}
+    if isinstance(answer.request, ChatRequest):
+        return {**found, "delta": {"adafuse": adafuse}}
+    return {**found, "text": "" if choice.text.content else choice.prompt}
+
+
+def _adafuse(answer: Answer, choice: Choice) -> dict[str, Any]:
+    alone = {one.call.served.name: one.text.content for one in answer.alone} if answer.request.options.alone else None
+    rounds, served = choice.call.rounds, answer.served
+    return adafuse_field(choice.text, served.members, rounds, answer.request.options.rounds, alone)
+
+
+def _reason(choice: Choice) -> str:
+    return getattr(choice.call.rounds, "finish_reason", None) or "stop"
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    calls = [one.call for one in answer.choices]
+    read = sum(call.num_prompt_tokens for call in calls)
+    written = sum(one.call.num_tokens * len(one.indices) for one in answer.choices)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """As JSON can hold it: no infinity."""
+    made: dict[str, Any] = with_nulls(value)
+    return made

@@ -1,0 +1,466 @@
+"""`hf-adafuse serve` as OpenAI's own client sees it: texts are those of `generate()`, errors have the API's form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from chats import CONFIG, LONGER, QUESTION, members
+from servers_of_tests import MODEL, alone, client_of, random_request, running, service_of
+
+from hf_adafuse.call.answering import cut_at
+from hf_adafuse.call.running_batch import RunningBatch
+from hf_adafuse.serve.engine import Engine
+from hf_adafuse.serve.ensembles import serve_members, without_paths
+from hf_adafuse.serve.service import Service
+from hf_adafuse.trees.backend import ForwardError
+from hf_adafuse.trees.column_backend import ColumnBackend
+
+CHAT = {"model": MODEL, "messages": QUESTION, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as (service, client):
+        yield service, client
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server[1]
+
+
+@pytest.fixture
+def post(client):
+    """The answer to a body that no client would send."""
+    url = str(client.base_url)
+
+    def send(content, path="chat/completions", **options):
+        content = content if isinstance(content, (str, bytes)) else json.dumps(content)
+        return httpx.post(url + path, content=content, headers={"Content-Type": "application/json"}, **options)
+
+    return send
+
+
+def words_of(adafuse):
+    assert all(set(word) == {"text", "proposers", "confidence"} for word in adafuse["words"])
+    assert all(set(word["proposers"]) <= set(adafuse["members"]) for word in adafuse["words"])
+    return "".join(word["text"] for word in adafuse["words"])
+
+
+def test_models(client):
+    names = [one.id for one in client.models.list()]
+    assert names[0] == MODEL and len(names) == 3
+    assert client.models.retrieve(MODEL).adafuse["members"] == names[1:]
+    with pytest.raises(openai.NotFoundError, match="must be one of"):
+        client.models.retrieve("gpt-4")
+
+
+@pytest.mark.parametrize("chat", [QUESTION, LONGER], ids=["question", "longer"])
+def test_a_chat_gets_the_text_of_generate(client, chat):
+    expected = alone(chat, {"max_new_tokens": 12})
+    answer = client.chat.completions.create(model=MODEL, messages=chat, max_tokens=12)
+    (choice,) = answer.choices
+    assert choice.message.content == expected.text and choice.message.role == "assistant"
+    assert choice.finish_reason == expected.finish_reason
+    adafuse = choice.message.adafuse
+    assert words_of(adafuse) == expected.text and adafuse["confidence"] is None
+    assert [word["text"] for word in adafuse["words"]] == [word for one in expected for word in one.words]
+    winners = [one.candidates[one.winner].proposers for one in expected for _ in one.words]
+    assert [word["proposers"] for word in adafuse["words"]] == [[adafuse["members"][k] for k in one] for one in winners]
+    assert answer.usage.completion_tokens == sum(one.num_tokens for one in expected)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert "rounds" not in adafuse and sum(adafuse["shares"].values()) >= 1
+
+
+def test_a_message_of_parts_and_the_developer_role(client):
+    system = [{"role": "system", "content": "was"}, *QUESTION]
+    parts = [
+        {"role": "developer", "content": [{"type": "text", "text": "wa"}, {"type": "text", "text": "s"}]},
+        *QUESTION,
+    ]
+    texts = [
+        client.chat.completions.create(**{**CHAT, "messages": one}).choices[0].message.content
+        for one in (system, parts)
+    ]
+    assert texts[0] == texts[1] == alone(system, {"max_new_tokens": 8}).text
+
+
+def test_completions(client):
+    prompts = ["Once upon a time", "She"]
+    expected = [alone(prompt, {}) for prompt in prompts]
+    answer = client.completions.create(model=MODEL, prompt=prompts, echo=True)
+    assert [one.text for one in answer.choices] == [p + one.text for p, one in zip(prompts, expected, strict=True)]
+    assert [words_of(one.adafuse) for one in answer.choices] == [one.text for one in expected]
+    ids = members()[0][1](prompts[0]).input_ids
+    assert client.completions.create(model=MODEL, prompt=ids).choices[0].text == expected[0].text
+
+
+def test_a_stream_is_the_whole_answer_in_parts(client):
+    expected = alone(QUESTION, {"max_new_tokens": 20})
+    options = {"include_usage": True}
+    body = {**CHAT, "max_tokens": 20, "stream": True, "stream_options": options}
+    *chunks, usage = client.chat.completions.create(**body, extra_body={"adafuse": {"stream_words": True}})
+    assert chunks[0].choices[0].delta.role == "assistant"
+    parts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(parts) == expected.text and sum(map(bool, parts)) > 1
+    last = chunks[-1].choices[0]
+    assert last.finish_reason == expected.finish_reason and words_of(last.delta.adafuse) == expected.text
+    assert last.adafuse == last.delta.adafuse
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    words = [word for chunk in chunks[1:-1] for word in chunk.choices[0].delta.adafuse["words"]]
+    assert words == last.delta.adafuse["words"]
+    assert usage.choices == [] and usage.usage.completion_tokens == sum(one.num_tokens for one in expected)
+    text = client.completions.create(model=MODEL, prompt="She", max_tokens=20, stream=True, echo=True)
+    assert "".join(chunk.choices[0].text for chunk in text) == "She" + alone("She", {"max_new_tokens": 20}).text
+
+
+def test_the_asynchronous_client(client):
+    async def ask():
+        async with client_of(str(client.base_url).removesuffix("/v1/"), kind=openai.AsyncOpenAI) as other:
+            whole, stream = await asyncio.gather(
+                other.chat.completions.create(**CHAT), other.chat.completions.create(**CHAT, stream=True)
+            )
+            return whole.choices[0].message.content, "".join([c.choices[0].delta.content or "" async for c in stream])
+
+    assert asyncio.run(ask()) == (alone(QUESTION, {"max_new_tokens": 8}).text,) * 2
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_an_answer_stops_at_is_no_part_of_it(client, is_streamed):
+    text = alone(QUESTION, {"max_new_tokens": 20}).text
+    stop = text[4:7]
+    expected = alone(QUESTION, {"max_new_tokens": 20, "stop_strings": [stop]})
+    body = {**CHAT, "max_tokens": 20, "stop": stop, "stream": is_streamed}
+    answer = client.chat.completions.create(**body)
+    if is_streamed:
+        chunks = list(answer)
+        content, last = "".join(one.choices[0].delta.content or "" for one in chunks), chunks[-1].choices[0]
+        adafuse = last.adafuse
+    else:
+        last = answer.choices[0]
+        content, adafuse = last.message.content, last.message.adafuse
+    assert content == cut_at(expected.text, [stop]) == words_of(adafuse) != expected.text
+    assert last.finish_reason == "stop"
+
+
+def test_choices_and_seeds(client):
+    drawn = {"temperature": 1.5, "seed": 7, "max_tokens": 10}
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, n=3, **drawn)
+    call = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 10}
+    expected = [alone(QUESTION, call | {"seed": 7 + k}).text for k in range(3)]
+    assert [one.message.content for one in answer.choices] == expected and len(set(expected)) > 1
+    assert [one.index for one in answer.choices] == [0, 1, 2]
+    greedy = client.chat.completions.create(**CHAT, n=2, temperature=0)
+    assert [one.message.content for one in greedy.choices] == [alone(QUESTION, {"max_new_tokens": 8}).text] * 2
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(model=MODEL, messages=QUESTION, n=3, stream=True, **drawn):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == expected
+
+
+def test_log_probabilities_of_the_main_model(client):
+    answer = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices[0]
+    tokens = answer.logprobs.content
+    assert bytes(byte for one in tokens for byte in one.bytes).decode("utf-8", "replace") == answer.message.content
+    assert all(one.logprob <= one.top_logprobs[0].logprob and len(one.top_logprobs) == 3 for one in tokens)
+    assert tokens[0].top_logprobs[0].logprob > tokens[0].top_logprobs[1].logprob
+    chunks = list(client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3, stream=True))
+    streamed = [one for c in chunks if c.choices[0].logprobs for one in c.choices[0].logprobs.content]
+    assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in tokens], abs=1e-4)
+    text = client.completions.create(model=MODEL, prompt="She", max_tokens=8, logprobs=2).choices[0]
+    assert "".join(text.logprobs.tokens) == text.text and len(text.logprobs.token_logprobs) == len(text.logprobs.tokens)
+    assert text.logprobs.text_offset[0] == 0
+
+
+def test_text_by_a_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = client.chat.completions.create(**{**CHAT, "max_tokens": 40}, response_format=form).choices[0]
+    assert set(json.loads(answer.message.content)) == {"a"}
+    expected = alone(QUESTION, {"max_new_tokens": 40, "structured": {"json_schema": schema}})
+    assert answer.message.content == expected.text and answer.finish_reason == "stop"
+
+
+def test_rounds_and_members_alone(client):
+    options = {"rounds": True, "alone": True}
+    adafuse = client.chat.completions.create(**CHAT, extra_body={"adafuse": options}).choices[0].message.adafuse
+    expected = alone(QUESTION, {"max_new_tokens": 8})
+    assert [one["text"] for one in adafuse["rounds"]] == [one.text for one in expected]
+    assert [len(one["candidates"]) for one in adafuse["rounds"]] == [len(one.candidates) for one in expected]
+    for name, text in adafuse["alone"].items():
+        answer = client.chat.completions.create(**{**CHAT, "model": name}).choices[0].message
+        assert answer.content == text and answer.adafuse["members"] == [name]
+    assert list(adafuse["alone"]) == adafuse["members"]
+
+
+def test_settings_of_one_request(client):
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**CHAT, extra_body={"adafuse": {"method": "none"}})
+    answer = client.chat.completions.create(**CHAT, extra_body={"adafuse": {"method": "unite"}})
+    expected = alone(QUESTION, {"max_new_tokens": 8, "adafuse_config": {"method": "unite"}})
+    assert answer.choices[0].message.content == expected.text
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "match"),
+    [
+        ({"model": "other"}, 404, "must be one of"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+        ({"messages": [{"role": "king", "content": "a"}]}, 400, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "a" * 1_000_001}]}, 400, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "a" * 40_000}]}, 400, "at most"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": "8"}, 400, "max_tokens"),
+        ({"max_tokens": 10**9}, 400, "max_tokens"),
+        ({"temperature": 3}, 400, "temperature"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"stop": ""}, 400, "stop"),
+        ({"n": 100}, 400, "n"),
+        ({"frequency_penalty": 1}, 400, "frequency_penalty"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"top_logprobs": 2}, 400, "logprobs"),
+        ({"unheard_of": 1}, 400, "unheard_of"),
+        ({"response_format": {"type": "json_schema"}}, 400, "json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}}, 400, "json_schema"),
+        ({"adafuse": {"num_branches": 0}}, 400, "num_branches"),
+        ({"adafuse": {"unheard_of": 1}}, 400, "unheard_of"),
+        ({"adafuse": {"preset": "best"}}, 400, "preset"),
+        ({"adafuse": {"thinking": "loud"}}, 400, "thinking"),
+        ({"seed": -1}, 400, "seed"),
+        ({"seed": True}, 400, "seed"),
+    ],
+    ids=str,
+)
+def test_requests_that_cannot_be_honoured(post, change, status, match):
+    answer = post({**CHAT, **change})
+    error = answer.json()["error"]
+    assert answer.status_code == status and match in f"{error['param']} {error['message']}"
+    assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        ("{", 400),
+        ("[]", 400),
+        ("null", 400),
+        (b"\xff\xfe", 400),
+        ('{"model": "ensemble", "messages": ' + "[" * 100_000, 400),
+        ('{"model": "ensemble", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+        ('{"model": "ensemble", "temperature": NaN, "messages": [{"role": "user", "content": "a"}]}', 400),
+        (b" " * (5 * 2**20), 413),
+    ],
+    ids=["broken", "list", "null", "bytes", "deep", "surrogate", "nan", "huge"],
+)
+def test_bodies_that_are_none(post, content, status):
+    answer = post(content)
+    assert answer.status_code == status and set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_body_without_a_length_is_cut_off():
+    sent = (b" " * 2**20 for _ in range(6))
+    with running() as (_, client):
+        answer = httpx.post(f"{client.base_url}chat/completions", content=sent)
+    assert answer.status_code == 413
+
+
+def test_paths_that_there_are_not(post, client):
+    assert post({}, "embeddings").status_code == 404
+    assert set(post({}, "embeddings").json()) == {"error"}
+    assert httpx.get(f"{client.base_url}chat/completions").status_code == 405
+
+
+def test_health_and_metrics(server):
+    service, client = server
+    root = str(client.base_url).removesuffix("/v1/")
+    before = service.metrics.requests["/v1/chat/completions", MODEL, 200]
+    client.chat.completions.create(**CHAT)
+    assert httpx.get(f"{root}/health").json()["status"] == "ok"
+    text = httpx.get(f"{root}/metrics").text
+    assert f'adafuse_requests_total{{path="/v1/chat/completions",model="{MODEL}",status="200"}} {before + 1}' in text
+    assert 'adafuse_request_seconds_bucket{le="+Inf"}' in text and "adafuse_running 0" in text
+    assert service.engine.num_passes > 0
+
+
+def test_each_of_many_requests_gets_what_it_gets_alone():
+    """Of mixed settings, at random times, streamed and not, by more clients than places."""
+    rng = random.Random(5)
+    requests = [random_request(rng) for _ in range(40)]
+    waits = [rng.random() * 0.5 for _ in requests]
+
+    def ask(number):
+        chat, request, _ = requests[number]
+        time.sleep(waits[number])
+        if number % 2:
+            return client.chat.completions.create(model=MODEL, messages=chat, **request).choices[0].message.content
+        stream = client.chat.completions.create(model=MODEL, messages=chat, stream=True, **request)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    with running(service_of(max_batch_size=8)) as (service, client), ThreadPoolExecutor(12) as pool:
+        texts = list(pool.map(ask, range(len(requests))))
+    for (chat, request, call), text in zip(requests, texts, strict=True):
+        assert text == cut_at(alone(chat, call).text, call.get("stop_strings")), request
+    assert service.engine.num_jobs == len(requests) and service.engine.num_running == 0
+
+
+class Passes:
+    """Lets a batch run pass by pass."""
+
+    def __init__(self, monkeypatch):
+        self.allowed, self.is_open, step = threading.Semaphore(0), False, RunningBatch.step
+
+        def gated(batch):
+            while not self.is_open and not self.allowed.acquire(timeout=0.05):
+                pass
+            return step(batch)
+
+        monkeypatch.setattr(RunningBatch, "step", gated)
+
+    def allow(self, number=1):
+        for _ in range(number):
+            self.allowed.release()
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_full_queue_refuses(monkeypatch):
+    passes = Passes(monkeypatch)
+    with running(service_of(1, 1)) as (service, client), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.chat.completions.create, **CHAT)
+        until(lambda: service.engine.num_running == 1)
+        second = pool.submit(client.chat.completions.create, **CHAT)
+        until(lambda: service.engine.num_waiting == 1)
+        with pytest.raises(openai.RateLimitError, match="busy") as caught:
+            client.chat.completions.create(**CHAT)
+        assert int(caught.value.response.headers["Retry-After"]) >= 1
+        passes.is_open = True
+        assert first.result().choices == second.result().choices
+        assert client.chat.completions.create(**CHAT).choices == first.result().choices
+        assert service.engine.num_refused == 1
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_client_that_goes_away_frees_its_place_within_one_pass(monkeypatch, is_streamed):
+    passes = Passes(monkeypatch)
+    body = {**CHAT, "max_tokens": 200, "stream": is_streamed}
+    with running(service_of(1, 1)) as (service, client):
+        engine = service.engine
+        with httpx.Client() as other:
+            if is_streamed:
+                with other.stream("POST", f"{client.base_url}chat/completions", json=body) as stream:
+                    until(lambda: engine.num_running == 1)
+                    passes.allow(3)
+                    until(lambda: engine.num_passes == 3)
+                    next(stream.iter_lines())
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    other.post(f"{client.base_url}chat/completions", json=body, timeout=0.5)
+        until(lambda: engine._cancelled)
+        before = engine.num_passes
+        passes.allow()
+        until(lambda: engine.num_running == 0)
+        assert engine.num_passes <= before + 1
+        passes.is_open = True
+        assert client.chat.completions.create(**CHAT).choices[0].message.content
+        until(lambda: service.metrics.disconnects == 1)
+
+
+def test_a_pass_that_fails_once_is_no_failure(monkeypatch):
+    forward, failures = ColumnBackend._forward, [0]
+
+    def breaking(self, *args, **kwargs):
+        failures[0] += 1
+        if failures[0] == 6:
+            raise ForwardError("out of memory")
+        return forward(self, *args, **kwargs)
+
+    with running(service_of(4)) as (_, client), ThreadPoolExecutor(4) as pool:
+        monkeypatch.setattr(ColumnBackend, "_forward", breaking)
+        asked = [pool.submit(client.chat.completions.create, **{**CHAT, "messages": c}) for c in (QUESTION, LONGER) * 2]
+        texts = []
+        for one in asked:
+            try:
+                texts.append(one.result().choices[0].message.content)
+            except openai.InternalServerError:
+                texts.append(None)
+    expected = [alone(chat, {"max_new_tokens": 8}).text for chat in (QUESTION, LONGER) * 2]
+    # One that was alone in its batch has failed; all others have been answered.
+    assert sum(text is None for text in texts) <= 1
+    assert all(text in (None, right) for text, right in zip(texts, expected, strict=True))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_member_that_fails(monkeypatch, is_streamed):
+    def broken(self, *args, **kwargs):
+        raise ForwardError("no memory at /srv/somebody/models/weights.bin")
+
+    with running() as (_, client):
+        with monkeypatch.context() as patched:
+            patched.setattr(ColumnBackend, "_forward", broken)
+            with pytest.raises(openai.APIError, match="failed in round") as caught:
+                list(client.chat.completions.create(**CHAT, stream=is_streamed))
+        assert "somebody" not in str(caught.value) and "weights.bin" in str(caught.value)
+        assert client.chat.completions.create(**CHAT).choices[0].message.content
+
+
+def test_a_server_that_stops_ends_its_streams(monkeypatch):
+    passes = Passes(monkeypatch)
+    with running() as (service, client):
+        stream = client.chat.completions.create(**{**CHAT, "max_tokens": 200}, stream=True)
+        until(lambda: service.engine.num_running == 1)
+        service.engine.begin_to_stop()
+        passes.is_open = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            client.chat.completions.create(**CHAT)
+
+
+def test_the_key(monkeypatch):
+    with running(api_key="secret") as (_, client):
+        root = str(client.base_url).removesuffix("/v1/")
+        with pytest.raises(openai.AuthenticationError, match="key"):
+            client.models.list()
+        assert httpx.get(f"{root}/health").status_code == 200
+        assert httpx.get(f"{root}/metrics").status_code == 401
+        with client_of(root, "secret") as other:
+            assert len(other.models.list().data) == 3
+
+
+def test_pages_of_other_origins():
+    headers = {"Origin": "https://a.example"}
+    with running() as (_, client):
+        assert "access-control-allow-origin" not in httpx.get(f"{client.base_url}models", headers=headers).headers
+    with running(cors_origins=["https://a.example"]) as (_, client):
+        answer = httpx.get(f"{client.base_url}models", headers=headers)
+        assert answer.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_names_must_differ():
+    served = serve_members("ensemble", members(), CONFIG)
+    with pytest.raises(ValueError, match="must differ"):
+        Service([*served, served[0]], Engine())
+
+
+def test_messages_name_no_folder():
+    assert without_paths("no file /a/b.c/weights.bin here") == "no file weights.bin here"
+    assert without_paths("`a/b` and 1/2 and http://host/v1/x") == "`a/b` and 1/2 and http://host/v1/x"
