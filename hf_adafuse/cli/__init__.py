@@ -27,7 +27,7 @@ class Command(Protocol):
 _COMMANDS: dict[str, tuple[str, Command]] = {
     "generate": ("generate text with an ensemble", generate),
     "chat": ("talk with an ensemble in the terminal", chat),
-    "serve": ("answer requests of OpenAI's API with an ensemble", serve),
+    "serve": ("answer requests of OpenAI's API with an ensemble, and show a page", serve),
     "run": ("answer a file of questions with an ensemble", run),
     "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
     "compare": ("compare two files of answers", compare),

@@ -9,8 +9,8 @@ import sys
 from .arguments import adafuse_config, add_config_arguments, add_member_arguments, member_loading
 
 _DESCRIPTION = """\
-Answer requests of OpenAI's API with an ensemble: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
-Each member is served alone, too, under its own name. Needs hf_adafuse[serve]."""
+Answer requests of OpenAI's API with an ensemble: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics,
+and a page to chat with it at /. Each member is served alone, too, under its own name. Needs hf_adafuse[serve]."""
 
 _EXAMPLES = """\
 examples:
@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     from .members import load_members
 
     members = load_members(args.model, args.assistant, **member_loading(args))
-    served = serve_members(args.name, members, adafuse_config(args, members[0][0]))
+    template = _demo_template() if args.model is None else None
+    served = serve_members(args.name, members, adafuse_config(args, members[0][0]), template)
     service = Service(served, Engine(args.max_batch_size, args.max_waiting), args.max_new_tokens)
 
     def on_ready(url: str) -> None:
@@ -79,6 +80,13 @@ def run(args: argparse.Namespace) -> int:
     server = make_server(service, args.host, args.port, key, args.cors_origin, on_ready)
     server.run()
     return 0
+
+
+def _demo_template() -> str:
+    """The only form in which the members of the demo know questions."""
+    from ..demo.data import PROMPT
+
+    return PROMPT
 
 
 def _key(name: str | None) -> str | None:

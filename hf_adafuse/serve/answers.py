@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from ..call.answering import cut_at
+from ..confidence.word_confidence import text_confidence
 from ..outputs import AdaFuseRound
 from ..rounds.trace_text import short_name
 from .calls import TokenLogProb
@@ -67,10 +69,10 @@ class GrowingText:
         words: list[dict[str, Any]] = []
         for one in self.rounds:
             proposers = [self._members[index] for index in proposers_of(one)]
-            for word in one.words:
+            for word, confidence in zip_longest(one.words, one.confidences[: len(one.words)]):
                 if left <= 0:
                     return words
-                words.append({"text": word[:left], "proposers": proposers, "confidence": None})
+                words.append({"text": word[:left], "proposers": proposers, "confidence": confidence})
                 left -= len(word)
         return words
 
@@ -100,8 +102,9 @@ def adafuse_field(
     """The field `adafuse` of an answer."""
     words = text.words()
     counts = Counter(name for word in words for name in word["proposers"])
+    is_whole = rounds is not None and text.content == rounds.text
     found: dict[str, Any] = {
-        "confidence": None,
+        "confidence": rounds.confidence if is_whole else text_confidence([word["confidence"] for word in words]),
         "words": words,
         "members": list(members),
         "shares": {name: counts[name] / len(words) if words else 0.0 for name in members},
@@ -121,6 +124,7 @@ def round_of(one: AdaFuseRound, members: Sequence[str]) -> dict[str, Any]:
     return {
         "text": one.text,
         "words": one.words,
+        "confidences": one.confidences,
         "ends": one.ends,
         "proposers": [members[index] for index in proposers_of(one)],
         "winner": one.winner,

@@ -1,6 +1,6 @@
 """The API: paths, errors in OpenAI's form, streams. Knows FastAPI and the service; no model.
 
-Paths: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/metrics`.
+Paths: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/metrics`, and the page at `/`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from .calls import as_api_error
@@ -27,7 +28,8 @@ from .service import Answer, ClientGoneError, Service
 T = TypeVar("T")
 
 MOST_BODY_BYTES = 4 * 2**20
-_OPEN_PATHS = ("/health",)
+# The page asks for the key itself.
+_OPEN_PATHS = ("/", "/health")
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -67,6 +69,15 @@ def create_app(
 
 
 def _add_paths(app: FastAPI, service: Service) -> None:
+    page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.get("/", response_class=HTMLResponse)
+    async def home() -> HTMLResponse:
+        # The page is one file that asks nobody but this server.
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        headers = {"Content-Security-Policy": f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
+        return HTMLResponse(page, headers=headers)
+
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "running": service.engine.num_running, "waiting": service.engine.num_waiting}
@@ -216,5 +227,10 @@ def _model(served: Served) -> dict[str, Any]:
         "object": "model",
         "created": served.created,
         "owned_by": "hf_adafuse",
-        "adafuse": {"members": served.members, "settings": served.config.to_dict()},
+        "adafuse": {
+            "members": served.members,
+            "settings": served.config.to_dict(),
+            "chat": served.is_chat,
+            "template": served.template,
+        },
     }

@@ -29,6 +29,7 @@ class Served:
         config (`AdaFuseConfig`): of requests that name no settings.
         members (`list[str]`): the names of the members, the main one first.
         alone (`list[Served]`): each member by itself; empty where this is one.
+        template (`str`, *optional*): what the page makes a prompt of, where there is no chat: with `{question}`.
     """
 
     name: str
@@ -36,7 +37,13 @@ class Served:
     config: AdaFuseConfig
     members: list[str]
     alone: list[Served] = field(default_factory=list)
+    template: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it can be asked in conversations: a member has a chat template."""
+        return any(getattr(tokenizer, "chat_template", None) for tokenizer in self.ensemble.tokenizers)
 
     def settings(self, given: Mapping[str, Any]) -> AdaFuseConfig:
         """
@@ -58,7 +65,9 @@ class Served:
         return config
 
 
-def serve_members(name: str, members: Sequence[tuple[Any, Any]], config: Any = None) -> list[Served]:
+def serve_members(
+    name: str, members: Sequence[tuple[Any, Any]], config: Any = None, template: str | None = None
+) -> list[Served]:
     """
     An ensemble of loaded members, and each of these alone.
 
@@ -66,6 +75,7 @@ def serve_members(name: str, members: Sequence[tuple[Any, Any]], config: Any = N
         name (`str`): of the ensemble; a member's name is its model's, with a number where several are alike.
         members (`list[tuple]`): each a model and its tokenizer, the main one first.
         config (`AdaFuseConfig`, `dict` or `str`, *optional*): as of `generate()`.
+        template (`str`, *optional*): as of [`Served`].
 
     Raises:
         ValueError: members that do not go together.
@@ -77,9 +87,10 @@ def serve_members(name: str, members: Sequence[tuple[Any, Any]], config: Any = N
         stored = getattr(getattr(members[0][0], "generation_config", None), "adafuse_config", None)
         settings = AdaFuseConfig.coerce(stored) or AdaFuseConfig.robust()
     alone = [
-        Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one]) for one, pair in zip(names, members, strict=True)
+        Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template)
+        for one, pair in zip(names, members, strict=True)
     ]
-    return [Served(name, ensemble, settings, names, alone), *alone]
+    return [Served(name, ensemble, settings, names, alone, template), *alone]
 
 
 def without_paths(message: str) -> str:

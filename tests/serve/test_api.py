@@ -71,7 +71,10 @@ def test_a_chat_gets_the_text_of_generate(client, chat):
     assert choice.message.content == expected.text and choice.message.role == "assistant"
     assert choice.finish_reason == expected.finish_reason
     adafuse = choice.message.adafuse
-    assert words_of(adafuse) == expected.text and adafuse["confidence"] is None
+    assert words_of(adafuse) == expected.text
+    assert adafuse["confidence"] == pytest.approx(expected.confidence) and 0 < expected.confidence < 1
+    sure = [value for one in expected for value in one.confidences[: len(one.words)]]
+    assert [word["confidence"] for word in adafuse["words"]] == pytest.approx(sure)
     assert [word["text"] for word in adafuse["words"]] == [word for one in expected for word in one.words]
     winners = [one.candidates[one.winner].proposers for one in expected for _ in one.words]
     assert [word["proposers"] for word in adafuse["words"]] == [[adafuse["members"][k] for k in one] for one in winners]
