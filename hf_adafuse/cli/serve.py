@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, member_loading
+from .arguments import (
+    adafuse_config,
+    add_config_arguments,
+    add_member_arguments,
+    given_settings,
+    member_loading,
+)
 
 _DESCRIPTION = """\
 Answer requests of OpenAI's API with an ensemble: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics,
@@ -23,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("--name", default="ensemble", help="of the ensemble in requests (default: ensemble)")
+    parser.add_argument(
+        "--ensembles", metavar="FILE",
+        help="several ensembles by name, in YAML: ensembles: {a: {members: [A, B], settings: {method: unite}}}",
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="likewise (default: 8000)")
     parser.add_argument(
@@ -54,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
     key = _key(args.key_env)
+    ensembles = None if args.ensembles is None else _ensembles(args)
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -63,14 +76,21 @@ def run(args: argparse.Namespace) -> int:
             '`pip install "hf_adafuse[serve]"`.'
         ) from error
     from ..serve.engine import Engine
-    from ..serve.ensembles import serve_members
+    from ..serve.ensembles import Served, serve_members
     from ..serve.server import make_server
     from ..serve.service import Service
     from .members import load_members
 
-    members = load_members(args.model, args.assistant, **member_loading(args))
-    template = _demo_template() if args.model is None else None
-    served = serve_members(args.name, members, adafuse_config(args, members[0][0]), template)
+    served: list[Served] = []
+    if ensembles is None:
+        members = load_members(args.model, args.assistant, **member_loading(args))
+        template = _demo_template() if args.model is None else None
+        served = serve_members(args.name, members, adafuse_config(args, members[0][0]), template)
+    else:
+        names = list(dict.fromkeys(name for own, _ in ensembles.values() for name in own))
+        loaded = dict(zip(names, load_members(names[0], names[1:], **member_loading(args)), strict=True))
+        for name, (own, config) in ensembles.items():
+            served += serve_members(name, [loaded[one] for one in own], config, None, served)
     service = Service(served, Engine(args.max_batch_size, args.max_waiting), args.max_new_tokens)
 
     def on_ready(url: str) -> None:
@@ -80,6 +100,25 @@ def run(args: argparse.Namespace) -> int:
     server = make_server(service, args.host, args.port, key, args.cors_origin, on_ready)
     server.run()
     return 0
+
+
+def _ensembles(args: argparse.Namespace) -> dict[str, tuple[list[str], Any]]:
+    """What the file of `--ensembles` names; then no other flag may name members or settings."""
+    given = {"model": args.model, "assistant": args.assistant or None, **given_settings(args)}
+    flag = next((name for name, value in given.items() if value is not None), None)
+    if flag is not None:
+        raise ValueError(
+            f"`--{flag.replace('_', '-')}` must be left out with `--ensembles`, but is given. Put it into the file."
+        )
+    from ..serve.ensembles import read_ensembles
+
+    try:
+        text = Path(args.ensembles).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"`--ensembles` must be a file that can be read, but is not: {error}. Check its name."
+        ) from None
+    return read_ensembles(text)
 
 
 def _demo_template() -> str:

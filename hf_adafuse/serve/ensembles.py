@@ -30,6 +30,7 @@ class Served:
         members (`list[str]`): the names of the members, the main one first.
         alone (`list[Served]`): each member by itself; empty where this is one.
         template (`str`, *optional*): what the page makes a prompt of, where there is no chat: with `{question}`.
+        pair (`tuple`, *optional*): the model and the tokenizer of a member alone.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Served:
     members: list[str]
     alone: list[Served] = field(default_factory=list)
     template: str | None = None
+    pair: tuple[Any, Any] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -66,7 +68,11 @@ class Served:
 
 
 def serve_members(
-    name: str, members: Sequence[tuple[Any, Any]], config: Any = None, template: str | None = None
+    name: str,
+    members: Sequence[tuple[Any, Any]],
+    config: Any = None,
+    template: str | None = None,
+    known: Sequence[Served] = (),
 ) -> list[Served]:
     """
     An ensemble of loaded members, and each of these alone.
@@ -76,6 +82,10 @@ def serve_members(
         members (`list[tuple]`): each a model and its tokenizer, the main one first.
         config (`AdaFuseConfig`, `dict` or `str`, *optional*): as of `generate()`.
         template (`str`, *optional*): as of [`Served`].
+        known (`list[Served]`): members that are served alone already, for other ensembles.
+
+    Returns:
+        the ensemble, and those of its members that are not among `known`.
 
     Raises:
         ValueError: members that do not go together.
@@ -86,11 +96,62 @@ def serve_members(
     if settings is None:
         stored = getattr(getattr(members[0][0], "generation_config", None), "adafuse_config", None)
         settings = AdaFuseConfig.coerce(stored) or AdaFuseConfig.robust()
-    alone = [
-        Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template)
-        for one, pair in zip(names, members, strict=True)
-    ]
-    return [Served(name, ensemble, settings, names, alone, template), *alone]
+    alone, new = [], []
+    for one, pair in zip(names, members, strict=True):
+        found = next((other for other in known if other.pair is not None and other.pair[0] is pair[0]), None)
+        if found is None:
+            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair)
+            new.append(found)
+        alone.append(found)
+    return [Served(name, ensemble, settings, [one.name for one in alone], alone, template), *new]
+
+
+def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:
+    """
+    The ensembles that a file in YAML names: of each its members and its settings.
+
+    ```yaml
+    ensembles:
+      ensemble:
+        members: [HuggingFaceTB/SmolLM2-135M-Instruct, Qwen/Qwen2.5-0.5B-Instruct]
+      careful:
+        members: [HuggingFaceTB/SmolLM2-135M-Instruct, vllm:http://localhost:8001]
+        settings: {method: unite}
+    ```
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"`--ensembles` must be a file in YAML, but is not: {error}. Correct it.") from None
+    ensembles = found.get("ensembles") if isinstance(found, dict) and set(found) == {"ensembles"} else None
+    if not isinstance(ensembles, dict) or not ensembles:
+        raise ValueError(
+            "`--ensembles` must be a file with `ensembles:`, which has a name for each, but is another. Write "
+            "`ensembles: {a: {members: [A, B]}}`."
+        )
+    made: dict[str, tuple[list[str], Any]] = {}
+    for name, one in ensembles.items():
+        members = one.get("members") if isinstance(one, dict) else None
+        is_list = isinstance(members, list) and bool(members) and all(isinstance(each, str) for each in members)
+        if not isinstance(name, str) or not is_list or set(one) - {"members", "settings"}:
+            raise ValueError(
+                f"The ensemble {name!r} of `--ensembles` must have `members`, a list of names, and may have "
+                f"`settings`, but is {one!r}. Correct it."
+            )
+        settings = one.get("settings")
+        if isinstance(settings, dict) and "preset" in settings:
+            preset = AdaFuseConfig.coerce(settings["preset"])
+            settings = preset and preset.changed({key: value for key, value in settings.items() if key != "preset"})
+        config = AdaFuseConfig.coerce(settings)
+        if config is not None:
+            make_strategy(config)
+        made[name] = list(members or []), config
+    return made
 
 
 def without_paths(message: str) -> str:

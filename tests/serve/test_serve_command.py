@@ -10,7 +10,9 @@ import time
 
 import httpx
 import pytest
+from chats import members
 
+from hf_adafuse import AdaFuseConfig
 from hf_adafuse.cli import main
 
 
@@ -27,6 +29,67 @@ from hf_adafuse.cli import main
 def test_refused(flags, match, capsys):
     assert main(["serve", *flags]) == 2
     assert match in capsys.readouterr().err
+
+
+FILE = """
+ensembles:
+  first:
+    members: [A, B]
+  second:
+    members: [A]
+    settings: {preset: robust, num_branches: 2}
+  third:
+    members: [B, A]
+    settings: {method: unite, top_k: 4}
+"""
+
+
+def test_several_ensembles_of_a_file(tmp_path, monkeypatch):
+    """Each member is loaded once, and served once alone."""
+    (tmp_path / "file.yaml").write_text(FILE)
+    asked, made = [], []
+
+    def load(model, assistants, **options):
+        asked.append([model, *assistants])
+        return members()
+
+    monkeypatch.setattr("hf_adafuse.cli.members.load_members", load)
+    monkeypatch.setattr("hf_adafuse.serve.server.Server.run", lambda self: made.append(self._service))
+    assert main(["serve", "--ensembles", str(tmp_path / "file.yaml")]) == 0
+    assert asked == [["A", "B"]]
+    served = made[0].served
+    assert [(name, len(one.members)) for name, one in served.items() if one.alone] == [
+        ("first", 2), ("second", 1), ("third", 2),
+    ]  # fmt: skip
+    assert len(served) == 5 and served["third"].alone == served["first"].alone[::-1]
+    assert served["second"].config == AdaFuseConfig.robust().changed({"num_branches": 2})
+    assert served["third"].config.method == "unite"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("ensembles: [", "YAML"),
+        ("a: 1", "`ensembles:`"),
+        ("ensembles: {a: {members: A}}", "list of names"),
+        ("ensembles: {a: {members: [A], more: 1}}", "list of names"),
+        ("ensembles: {a: {members: [A], settings: {num_branches: 0}}}", "num_branches"),
+        ("ensembles: {a: {members: [A], settings: {method: none}}}", "method"),
+    ],
+)
+def test_files_that_name_no_ensembles(tmp_path, capsys, text, match):
+    (tmp_path / "file.yaml").write_text(text)
+    assert main(["serve", "--ensembles", str(tmp_path / "file.yaml")]) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_a_file_stands_alone(tmp_path, capsys):
+    (tmp_path / "file.yaml").write_text(FILE)
+    for flags in (["--model", "A"], ["--branches", "2"]):
+        assert main(["serve", "--ensembles", str(tmp_path / "file.yaml"), *flags]) == 2
+        assert "must be left out" in capsys.readouterr().err
+    assert main(["serve", "--ensembles", str(tmp_path / "none.yaml")]) == 2
+    assert "can be read" in capsys.readouterr().err
 
 
 def test_without_the_extra(monkeypatch, capsys):
