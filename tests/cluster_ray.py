@@ -1,4 +1,4 @@
-"""A proof on a real Ray cluster, on this machine: the README's job with two actors and 200 prompts, its driver killed
+"""A proof on a real Ray cluster, on this machine: the job of docs/servers.md with two actors and 200 prompts, its driver killed
 in the middle and started again. In the end every answer is there once, and is the one of `hf-adafuse run`.
 
 It is no test of pytest's: Ray is large. By hand, from the repository:
@@ -33,7 +33,7 @@ from hf_adafuse.demo.data import PROMPT
 NUMBER = 200
 ENOUGH = 50  # answers, after which the driver is killed
 
-# Before the README's lines: with it, the job goes on where it was killed.
+# Before the page's lines: with it, the job goes on where it was killed.
 CHECKPOINT = """
 import os
 import ray
@@ -41,7 +41,7 @@ import ray
 checkpoint = ray.data.checkpoint.CheckpointConfig("id", os.path.abspath("checkpoint"))
 ray.data.DataContext.get_current().checkpoint_config = checkpoint
 """
-# The README's settings, as flags.
+# The page's settings, as flags.
 FLAGS = ["--model", "A", "--assistant", "B", "--preset", "robust", "--template", PROMPT.replace("\n", "\\n")]
 
 
@@ -55,15 +55,15 @@ def main() -> int:
         command = [sys.executable, "-m", "hf_adafuse", "run", "questions.jsonl", "--output", "run.jsonl", *FLAGS]
         subprocess.run(command, cwd=folder, check=True)
         with cluster(folder) as (environment, head):
-            job = [sys.executable, "-c", CHECKPOINT + readme_block()]
+            job = [sys.executable, "-c", CHECKPOINT + page_block()]
             before = kill_in_the_middle(job, folder, environment, head)
             subprocess.run(job, cwd=folder, env=environment, check=True)
         return 0 if holds(folder, before) else 1
 
 
-def readme_block() -> str:
-    """The README's lines. There `A` and `B` are names; here they are folders."""
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+def page_block() -> str:
+    """The page's lines. There `A` and `B` are names; here they are folders."""
+    text = (Path(__file__).parent.parent / "hf_adafuse/docs/servers.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```py\n(import ray\n.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     return str(block)
 

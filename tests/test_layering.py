@@ -53,7 +53,7 @@ PUBLIC_ROOMS = ("confidence",)
 
 ORDER = [f"{room}.{name}".lstrip(".") for room, names in HOUSE for name in names.split()]
 ROOMS = list(dict.fromkeys(room for room, _ in HOUSE if room))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (PACKAGE / "docs/architecture.md").read_text(encoding="utf-8")
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 HOUSE_SOURCES = {
     name: source for path, source in SOURCES.items() if (name := path.removesuffix(".py").replace("/", ".")) in ORDER
@@ -103,12 +103,12 @@ def test_names_are_unique_across_rooms():
 
 
 def picture():
-    """The first column of the picture of the house in the README, whose top is the house's: what each line names."""
-    (block,) = re.findall(r"^## Contributing\n.*?^```\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    """The first column of the picture of the house, whose top is what stands around it: what each line names."""
+    (block,) = re.findall(r"^## The house\n.*?^```\n(.*?)^```$", ARCHITECTURE, flags=re.DOTALL | re.MULTILINE)
     return [re.split(" {2,}", line)[0] for line in block.splitlines()]
 
 
-def test_the_picture_in_the_readme_shows_the_house():
+def test_the_picture_shows_the_house():
     floors = []
     for room, group in groupby(reversed(HOUSE), key=lambda line: line[0].partition(".")[0]):
         names = [name for _, names in reversed(list(group)) for name in names.split() if name != "__init__"]
@@ -119,7 +119,7 @@ def test_the_picture_in_the_readme_shows_the_house():
 
 
 def test_the_picture_says_where_to_start_reading():
-    (path,) = re.findall(r"start reading at (\S+)$", README, flags=re.MULTILINE)
+    (path,) = re.findall(r"start reading at (\S+)$", ARCHITECTURE, flags=re.MULTILINE)
     assert path.removeprefix("hf_adafuse/") in SOURCES
 
 

@@ -77,7 +77,8 @@ def methods(num_members: int) -> list[Method]:
     lines.append(Method("best answer afterwards", pair, AdaFuseConfig(method="rerank")))
     lines += [Method(f"fixed {n}-word rounds", pair, AdaFuseConfig(commitment="fixed", max_words=n)) for n in (1, 2, 3)]
     for members in (pair, (0, 1, 2))[: num_members - 1]:
-        lines += [Method(f"AdaFuse B={b}", members, AdaFuseConfig(num_branches=b)) for b in (1, 3)]
+        lines += [Method(f"paper, B={b}", members, AdaFuseConfig(num_branches=b)) for b in (1, 3)]
+        lines.append(Method("recommended", members, AdaFuseConfig.robust()))
     return lines
 
 

@@ -104,7 +104,7 @@ def show_example(example: dict[str, Any]) -> str:
     lines = [f"Of {_EXAMPLES} questions, one that AdaFuse gets right and as few members as can be:", ""]
     lines += [example["prompt"], ""]
     lines += [f"member {k} ({NAMES[k - 1]}) alone:{text}" for k, text in enumerate(example["alone"], 1)]
-    lines += ["AdaFuse, round by round (NLL in nats per token; the lowest mean wins):", ""]
+    lines += ["AdaFuse as in the paper, round by round (NLL in nats per token; the lowest mean wins):", ""]
     for number, committed in enumerate(example["rounds"], 1):
         rows: list[tuple[str, ...]] = [("", "candidate", "from", "NLL 1", "NLL 2", "mean")]
         for index, candidate in enumerate(committed["candidates"]):
@@ -148,13 +148,17 @@ def show_differences(results: list[Result], asked: list[data.Question]) -> str:
     alone = [pair["member 1 alone"], pair["member 2 alone"]]
     best_fixed, better = (max(among, key=lambda result: result.accuracy) for among in (fixed, alone))
     lines = ["Members 1+2, question by question, in points:"]
-    for name, other in (("B=1", pair["AdaFuse B=1"]), ("best fixed", best_fixed), ("better member", better)):
-        parts = [difference(pair["AdaFuse B=3"], other, rows) for rows in ([*torn, *others], torn, others)]
+    branched, recommended = pair["paper, B=3"], pair["recommended"]
+    for name, one, other in (
+        ("paper, B=3 minus B=1", branched, pair["paper, B=1"]),
+        ("paper, B=3 minus best fixed", branched, best_fixed),
+        ("paper, B=3 minus better member", branched, better),
+        ("recommended minus better member", recommended, better),
+        ("recommended minus paper, B=3", recommended, branched),
+    ):
+        parts = [difference(one, other, rows) for rows in ([*torn, *others], torn, others)]
         whole, half, rest = (f"{mean:+.1f} ± {error:.1f}" for mean, error in parts)
-        lines.append(
-            f"  AdaFuse B=3 minus {name}: {whole} (the {len(torn)} answers that both half know: {half}; "
-            f"the others: {rest})"
-        )
+        lines.append(f"  {name}: {whole} (the {len(torn)} answers that both half know: {half}; the others: {rest})")
     lines.append(
         f"passes/word: one by one on {NUM_ALONE} questions, so rough; the end counts as a word. seconds: in batches."
     )

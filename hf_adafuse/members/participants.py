@@ -40,6 +40,12 @@ class Participant:
     tokenizer: Any
 
     @property
+    def shown_name(self) -> str:
+        """How traces call it: the name of the main model, which no error needs, is in brackets behind it."""
+        base = base_model(self.model)
+        return self.name if "(" in self.name else f"{self.name} ({_shown(base)})"
+
+    @property
     def vocabulary(self) -> Vocabulary:
         return vocabulary_of(self.tokenizer, getattr(self.model.config.get_text_config(), "vocab_size", None))
 
@@ -200,7 +206,6 @@ def _shown(one: Any) -> str:
 
 def assistant_name(index: int, model: Any) -> str:
     """How errors and traces call an assistant."""
-    base = base_model(model)
-    known = getattr(base, "name_or_path", "") or type(base).__name__
+    known = _shown(base_model(model))
     adapter = f", adapter {model.adapter!r}" if isinstance(model, AdaptedModel) else ""
     return f"assistant {index + 1} ({known}{adapter})"

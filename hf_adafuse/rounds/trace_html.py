@@ -185,7 +185,7 @@ def _cells(number: int, committed: AdaFuseRound, threshold: float | None) -> lis
         show_nll(own),
         show_nll(other),
         " ".join(f"{weight:.2f}" for weight in committed.weights),
-        show_margins(committed).replace("  ", " &ensp;"),
+        f'<span style="white-space:nowrap">{show_margins(committed).replace("  ", "<br/>")}</span>',
         show_confidences(committed.confidences),
         f"<details><summary>{len(committed.candidates)}</summary>{candidates}</details>",
     ]

@@ -100,7 +100,7 @@ def test_commands(pair, monkeypatch, capsys):
     lines = ["/trace", "", SAID[0], "/trace", "/what", "/clear", SAID[1], "/quit", SAID[0]]
     assert talk(pair, lines, monkeypatch) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"There is no answer yet.\n{first}\nMembers  0: the main model  1: ")
+    assert out.startswith(f"There is no answer yet.\n{first}\nMembers  0: the main model (a)  1: ")
     assert "/what is no command.\ncommands within the conversation:\n  /trace" in out
     assert out.endswith(f"stays in the conversation.\n{alone}\n")
 

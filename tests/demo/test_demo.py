@@ -179,7 +179,7 @@ class TestMembers:
 
 class TestTable:
     def test_adafuse_is_above_both_members(self, pair):
-        lines = [line for line in methods.methods(2) if line.how == "greedy" or line.name == "AdaFuse B=3"]
+        lines = [line for line in methods.methods(2) if line.how == "greedy" or line.name == "paper, B=3"]
         first, second, fused = [methods.answer(line, pair, demo.test_questions(40)) for line in lines]
         assert fused.accuracy > max(first.accuracy, second.accuracy)
         assert fused.words_per_round > 1
@@ -206,12 +206,12 @@ class TestTable:
         assert cli.run(parser.parse_args(["--questions", "3", "--json"])) == 0
         report = json.loads(capsys.readouterr().out)
         assert report["questions"] == 3
-        assert len(report["results"]) == 11
+        assert len(report["results"]) == 13
         assert {"accuracy", "standard_error", "passes_per_word", "seconds"} <= set(report["results"][0])
         stream = io.StringIO()
         run.run_demo(2, stream=stream, num_members=2)
         assert "round 1" in stream.getvalue()
-        assert "AdaFuse B=3" in stream.getvalue()
+        assert "paper, B=3" in stream.getvalue() and "recommended" in stream.getvalue()
         with pytest.raises(SystemExit):
             parser.parse_args(["--questions", "0"])
 
@@ -237,4 +237,4 @@ def test_wheel_carries_the_demo(tmp_path):
     code = "import hf_adafuse; print(hf_adafuse.__file__); from hf_adafuse.demo.run import run_demo; run_demo(1)"
     done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(packages))
-    assert "AdaFuse B=3" in done.stdout
+    assert "recommended" in done.stdout

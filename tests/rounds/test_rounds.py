@@ -101,7 +101,8 @@ def test_an_output_is_made_of_them():
     case = Case(models, tokenizers, AdaFuseConfig(), ["Once upon a time", "She"], 12)
     output = case.fast()
     assert isinstance(output.rounds, AdaFuseRoundsBatch)
-    assert output.rounds.names == [member["name"] for member in output.stats["members"]]
+    names = [member["name"] for member in output.stats["members"]]
+    assert output.rounds.names == ["the main model (LlamaForCausalLM)", *names[1:]] and names[0] == "the main model"
     assert output.rounds.threshold == 0.7
     assert count_wins([c for rounds in output.rounds for c in rounds], 2) == [
         m["wins"] for m in output.stats["members"]
