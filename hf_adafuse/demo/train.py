@@ -18,11 +18,11 @@ float16 weights. With torch 2.13 and transformers 5.23, the whole test set (`hf-
     paper, B=1              1+2+3    84.7 ± 1.2 %         1.91         3.03
     paper, B=3              1+2+3    85.8 ± 1.1 %         1.89         3.45
 
-Question by question, the paper's rule with B = 3 and two members is 31.0 ± 1.7 points above member 1, 4.1 ± 1.0 above the best
-fixed length and 2.8 ± 0.9 above B = 1. What B = 3 gains, it gains where both members half-know the answer ("torn": 119
-questions, 36.1 ± 4.6 above B = 1). On the other 855 it is 1.9 ± 0.6 points below B = 1 and level with the fixed lengths
-(-0.1 ± 0.8): what branching is worth depends on how often members half-know. Facts that both read once stay unknown to
-the pair.
+Question by question, the paper's rule with B = 3 and two members is 31.0 ± 1.7 points above member 1, 4.1 ± 1.0 above
+the best fixed length and 2.8 ± 0.9 above B = 1. What B = 3 gains, it gains where both members half-know the answer
+("torn": 119 questions, 36.1 ± 4.6 above B = 1). On the other 855 it is 1.9 ± 0.6 points below B = 1 and level with the
+fixed lengths (-0.1 ± 0.8): what branching is worth depends on how often members half-know. Facts that both read once
+stay unknown to the pair.
 """
 
 from __future__ import annotations
