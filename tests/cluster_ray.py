@@ -1,5 +1,5 @@
 """A proof on a real Ray cluster, on this machine: the job of docs/servers.md with two actors and 200 prompts, its
-driver killed in the middle and started again. In the end every answer is there once, and is the one of `hf-adafuse run`.
+driver killed in the middle and started again. In the end every answer is there once, and is that of `hf-adafuse run`.
 
 It is no test of pytest's: Ray is large. By hand, from the repository:
 
