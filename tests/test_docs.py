@@ -27,11 +27,7 @@ MODELS = ROOT / "hf_adafuse/demo/models"
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hf_adafuse/docs").glob("*.md"))
 # The examples of the reference are those of the docstrings.
 REFERENCE = "hf_adafuse/docs/reference.md"
-DOCUMENTS = {
-    name: (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", *PAGES)
-    if name != REFERENCE
-}
+DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", *PAGES) if name != REFERENCE}
 ARCHITECTURE = DOCUMENTS["hf_adafuse/docs/architecture.md"]
 
 # .ci/run runs the commands below these comments, in environments of their own.
