@@ -23,7 +23,8 @@ matplotlib.use("Agg")  # before the first figure: there is no screen
 import nbformat
 from matplotlib import pyplot
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 _DOTS_PER_INCH = 72
 
 
@@ -52,10 +53,11 @@ def _outputs(source: str, namespace: dict[str, Any], number: int) -> list[Any]:
     with contextlib.redirect_stdout(printed):
         value = run_cell(source, namespace)
     if printed.getvalue():
-        outputs.append(nbformat.v4.new_output("stream", name="stdout", text=printed.getvalue()))
+        outputs.append(nbformat.v4.new_output("stream", name="stdout", text=_placeless(printed.getvalue())))
     if value is not None:
         html = value._repr_html_() if hasattr(value, "_repr_html_") else None
         data = {"text/plain": repr(value)} if html is None else {"text/html": html, "text/plain": str(value)}
+        data = {kind: _placeless(text) for kind, text in data.items()}
         outputs.append(nbformat.v4.new_output("execute_result", data=data, execution_count=number))
     for figure in map(pyplot.figure, pyplot.get_fignums()):
         picture = io.BytesIO()
@@ -64,6 +66,11 @@ def _outputs(source: str, namespace: dict[str, Any], number: int) -> list[Any]:
         outputs.append(nbformat.v4.new_output("display_data", data=data))
     pyplot.close("all")
     return outputs
+
+
+def _placeless(text: str) -> str:
+    """A text without the place of this checkout."""
+    return text.replace(f"{ROOT}/", "")
 
 
 def main(names: list[str]) -> None:
