@@ -74,6 +74,7 @@ class AdaFuseEnsemble:
         chat: bool = False,
         thinking: str | None = None,
         max_thinking_tokens: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """
@@ -90,6 +91,8 @@ class AdaFuseEnsemble:
                 them is fused. `"main"`: only the main model thinks. `"off"`: none does.
             max_thinking_tokens (`int`, *optional*, defaults to 1024): the most tokens of one member's thoughts, which
                 are cut off there.
+            template_kwargs (`dict`, *optional*): for chats, further arguments of [`chat_inputs`], like variables of
+                the templates: `{"reasoning_effort": "low"}`.
             kwargs: of `generate()`.
 
         Returns:
@@ -99,8 +102,12 @@ class AdaFuseEnsemble:
             ValueError: prompts or settings that cannot be used.
         """
         check_thinking(thinking, max_thinking_tokens)
-        if not chat and (thinking is not None or max_thinking_tokens is not None):
-            raise ValueError("`thinking` must be left out without `chat`, but is given. Pass `chat=True`, or drop it.")
+        given = {"thinking": thinking, "max_thinking_tokens": max_thinking_tokens, "template_kwargs": template_kwargs}
+        for name, value in given.items():
+            if not chat and value is not None:
+                raise ValueError(
+                    f"`{name}` must be left out without `chat`, but is {value!r}. Pass `chat=True`, or drop it."
+                )
         tokenizers = self._tokenizers_of(kwargs)
         if not chat:
             if isinstance(inputs, (str, list, tuple)):
@@ -111,7 +118,10 @@ class AdaFuseEnsemble:
         drawn = ("do_sample", "temperature", "top_p", "top_k")
         sampling: dict[str, Any] = {name: kwargs[name] for name in drawn if name in kwargs}
         members = list(zip(models, tokenizers, strict=True))
-        made, thoughts = thinking_inputs(as_chats(inputs), members, thinking, max_thinking_tokens, sampling)
+        variables = dict(template_kwargs or {})
+        made, thoughts = thinking_inputs(
+            as_chats(inputs), members, thinking, max_thinking_tokens, sampling, **variables
+        )
         kwargs = {**made.to(execution_device(self.model)), **kwargs}
         if kwargs.get("on_answer") is not None:
             kwargs["on_answer"] = _with_thoughts(kwargs["on_answer"], thoughts)

@@ -41,11 +41,14 @@ def templated(name: str, template: str):
     return tokenizer
 
 
-def members(main: str = "byte_level"):
+def members(main: str = "byte_level", max_positions: int = 512):
     """Two members with a template each: fresh shallow copies of shared models, so that enabling changes nothing."""
     pair = [
-        (copy.copy(tiny_model("llama", "byte_level", 0)), templated("byte_level", MARKED)),
-        (copy.copy(tiny_model("qwen3", "sentencepiece", 1)), templated("sentencepiece", PLAIN)),
+        (copy.copy(tiny_model("llama", "byte_level", 0, max_positions=max_positions)), templated("byte_level", MARKED)),
+        (
+            copy.copy(tiny_model("qwen3", "sentencepiece", 1, max_positions=max_positions)),
+            templated("sentencepiece", PLAIN),
+        ),
     ]
     return pair if main == "byte_level" else pair[::-1]
 

@@ -215,10 +215,12 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return {"do_sample": True, **given}
 
 
-def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
+def adafuse_config(
+    args: argparse.Namespace, model: Any = None, given_base: AdaFuseConfig | None = None
+) -> AdaFuseConfig:
     """
-    The settings: the flags that were given, over a preset or those in the main model's generation config, over the
-    defaults.
+    The settings: the flags that were given, over `given_base`, or a preset, or those in the main model's generation
+    config, over the defaults.
 
     Raises:
         ValueError: settings that do not go together, or a method that there is not.
@@ -230,7 +232,7 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
     if args.preset not in (None, "paper") and args.method not in (None, "adafuse"):
         raise ValueError(f"`--preset` must be left out with `--method {args.method}`, but is {args.preset}. Drop it.")
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
-    base = AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
+    base = given_base or AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
     config = base.changed({name: value for name, value in given.items() if value is not None})
     if config.method != "adafuse":
         from ..decoding.strategies.registry import make_strategy

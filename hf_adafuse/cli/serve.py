@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from ..config import AdaFuseConfig
 from .arguments import (
     adafuse_config,
     add_config_arguments,
@@ -35,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ensembles", metavar="FILE",
         help="several ensembles by name, in YAML: ensembles: {a: {members: [A, B], settings: {method: unite}}}",
     )  # fmt: skip
+    parser.add_argument(
+        "--adafuse", metavar="FILE", help="settings of AdaFuse in JSON, as AdaFuseConfig takes them; flags change them"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="likewise (default: 8000)")
     parser.add_argument(
@@ -64,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    adafuse_config(args)  # refuse wrong settings before models are loaded
+    base = _settings_of_file(args)
+    adafuse_config(args, None, base)  # refuse wrong settings before models are loaded
     key = _key(args.key_env)
     ensembles = None if args.ensembles is None else _ensembles(args)
     try:
@@ -85,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if ensembles is None:
         members = load_members(args.model, args.assistant, **member_loading(args))
         template = _demo_template() if args.model is None else None
-        served = serve_members(args.name, members, adafuse_config(args, members[0][0]), template)
+        served = serve_members(args.name, members, adafuse_config(args, members[0][0], base), template)
     else:
         names = list(dict.fromkeys(name for own, _ in ensembles.values() for name in own))
         loaded = dict(zip(names, load_members(names[0], names[1:], **member_loading(args)), strict=True))
@@ -102,6 +108,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _settings_of_file(args: argparse.Namespace) -> AdaFuseConfig | None:
+    """What the file of `--adafuse` says."""
+    if args.adafuse is None:
+        return None
+    for name in ("preset", "ensembles"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"`--adafuse` must be left out with `--{name}`, but is given. Choose one of the two.")
+    given = _read(args.adafuse, "--adafuse")
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`--adafuse` must be a file in JSON, but is not: {error}. Correct it.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"`--adafuse` must be a file with a JSON object, but has {found!r}. Write one.")
+    from ..serve.ensembles import config_of
+
+    return config_of(found)
+
+
+def _read(path: str, flag: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"`{flag}` must be a file that can be read, but is not: {error}. Check its name.") from None
+
+
 def _ensembles(args: argparse.Namespace) -> dict[str, tuple[list[str], Any]]:
     """What the file of `--ensembles` names; then no other flag may name members or settings."""
     given = {"model": args.model, "assistant": args.assistant or None, **given_settings(args)}
@@ -112,13 +144,7 @@ def _ensembles(args: argparse.Namespace) -> dict[str, tuple[list[str], Any]]:
         )
     from ..serve.ensembles import read_ensembles
 
-    try:
-        text = Path(args.ensembles).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"`--ensembles` must be a file that can be read, but is not: {error}. Check its name."
-        ) from None
-    return read_ensembles(text)
+    return read_ensembles(_read(args.ensembles, "--ensembles"))
 
 
 def _demo_template() -> str:

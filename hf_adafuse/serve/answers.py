@@ -12,6 +12,7 @@ from ..confidence.word_confidence import text_confidence
 from ..outputs import AdaFuseRound
 from ..rounds.trace_text import short_name
 from .calls import TokenLogProb
+from .tools import Offer, ToolCall
 
 
 class GrowingText:
@@ -21,14 +22,16 @@ class GrowingText:
     Args:
         stops (`list[str]`): the texts to stop at.
         members (`list[str]`): the names of the members.
+        offer (`Offer`, *optional*): the tools that the text may call. A call is no part of the answer in words.
 
     Attributes:
         rounds (`list[AdaFuseRound]`): so far.
     """
 
-    def __init__(self, stops: Sequence[str], members: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], members: Sequence[str], offer: Offer | None = None) -> None:
         self.rounds: list[AdaFuseRound] = []
-        self._stops, self._members = list(stops), members
+        self._stops, self._members, self._offer = list(stops), members, offer
+        self._answer: tuple[str, list[ToolCall]] | None = None
         self._text = ""
         self._sent = self._num_words_sent = 0
 
@@ -43,18 +46,34 @@ class GrowingText:
         content = cut_at(self._text, self._stops)
         if len(content) == len(self._text):
             content = content[: len(content) - self._num_held()]
+        if self._offer is not None:
+            content = content[: self._offer.num_words_so_far(content)]
         return self._send(content)
 
     def end(self, rounds: Sequence[AdaFuseRound]) -> str:
         """All rounds; returns what is left to be sent."""
         self.rounds = list(rounds)
         self._text = "".join(one.text for one in rounds)
+        self._answer = self._read()
         return self._send(self.content)
 
     @property
     def content(self) -> str:
         """The text of the answer."""
+        return (self._answer or self._read())[0]
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls of tools behind it, once the text has ended."""
+        return [] if self._answer is None else self._answer[1]
+
+    @property
+    def whole(self) -> str:
+        """The text of the answer, calls of tools included."""
         return cut_at(self._text, self._stops)
+
+    def _read(self) -> tuple[str, list[ToolCall]]:
+        return (self.whole, []) if self._offer is None else self._offer.read(self.whole)
 
     def new_words(self) -> list[dict[str, Any]]:
         """The words that have been sent whole since this was last asked; all that are left once the text has ended."""
@@ -101,14 +120,17 @@ def adafuse_field(
 ) -> dict[str, Any]:
     """The field `adafuse` of an answer."""
     words = text.words()
-    counts = Counter(name for word in words for name in word["proposers"])
-    is_whole = rounds is not None and text.content == rounds.text
+    all_words = text.words(text.whole) if text.calls else words
+    counts = Counter(name for word in all_words for name in word["proposers"])
+    is_whole = rounds is not None and text.whole == rounds.text
     found: dict[str, Any] = {
-        "confidence": rounds.confidence if is_whole else text_confidence([word["confidence"] for word in words]),
+        "confidence": rounds.confidence if is_whole else text_confidence([word["confidence"] for word in all_words]),
         "words": words,
         "members": list(members),
-        "shares": {name: counts[name] / len(words) if words else 0.0 for name in members},
+        "shares": {name: counts[name] / len(all_words) if all_words else 0.0 for name in members},
     }
+    if text.calls:
+        found["call_words"] = all_words[len(words) :]
     thoughts = getattr(rounds, "thoughts", None)
     if thoughts and any(thoughts):
         found["thoughts"] = dict(zip(members, thoughts, strict=True))

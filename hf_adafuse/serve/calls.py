@@ -25,6 +25,7 @@ from .engine import Job, StoppedError
 from .ensembles import Served, without_paths
 from .errors import ApiError
 from .requests import ChatRequest, CompletionRequest
+from .tools import told
 
 # torch has one seed for all threads.
 _SEEDING = threading.Lock()
@@ -138,7 +139,7 @@ def make_plan(
 
     Args:
         served (`Served`)
-        prompt (`str`, `list[int]` or `list[dict]`): a text, ids of the main model, or a conversation.
+        prompt (`str`, `list[int]` or `ChatRequest`): a text, ids of the main model, or the conversation of a request.
         request (`ChatRequest` or `CompletionRequest`)
         seed (`int`): of what is sampled.
         default_tokens (`int`): the most new tokens where the request names no number.
@@ -146,12 +147,15 @@ def make_plan(
     Raises:
         ApiError: it cannot be done.
     """
-    options, is_chat = request.options, isinstance(request, ChatRequest)
+    options = request.options
     try:
         config = served.settings(options.settings)
         call = _arguments(served, request, config, default_tokens)
-        if is_chat:
-            call |= {"chat": True, "thinking": options.thinking, "max_thinking_tokens": options.max_thinking_tokens}
+        if isinstance(request, ChatRequest):
+            prompt = conversation(request, served.takes_system)
+            call |= {"chat": True, "thinking": request.thinking, "max_thinking_tokens": options.max_thinking_tokens}
+            if request.reasoning_effort not in (None, "none"):
+                call["template_kwargs"] = {"reasoning_effort": request.reasoning_effort}
         inputs = prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             inputs = torch.tensor([prompt])
@@ -169,23 +173,22 @@ def make_plan(
 
 def takes_long(served: Served, request: ChatRequest | CompletionRequest) -> bool:
     """Whether a plan takes long, for members think."""
-    if not isinstance(request, ChatRequest) or request.options.thinking == "off":
+    if not isinstance(request, ChatRequest) or request.thinking == "off":
         return False
     return any(thinking_format(tokenizer) is not None for tokenizer in served.ensemble.tokenizers)
 
 
-def conversation(request: ChatRequest) -> list[dict[str, Any]]:
-    """The messages as chat templates take them."""
+def conversation(request: ChatRequest, takes_system: bool = True) -> list[dict[str, Any]]:
+    """The messages as chat templates take them, whether these take a message of the system's or not."""
     messages = []
     for one in request.messages:
-        content = one.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content or [])
-        message: dict[str, Any] = {"role": "system" if one.role == "developer" else one.role, "content": text}
-        for name in ("name", "tool_calls", "tool_call_id"):
-            if (value := getattr(one, name)) is not None:
-                message[name] = value
+        message: dict[str, Any] = {"role": "system" if one.role == "developer" else one.role, "content": one.text}
+        if one.name is not None:
+            message["name"] = one.name
+        if one.tool_calls and one.role == "assistant":
+            message["tool_calls"] = [call.model_dump() for call in one.tool_calls]
         messages.append(message)
-    return messages
+    return told(messages, request.offer, takes_system)
 
 
 def as_api_error(error: BaseException) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 from ..config import PRESETS, AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
 from ..ensemble import AdaFuseEnsemble
+from ..members.chat import chat_inputs
+from .asked_settings import check_asked
 
 # Settings with which a member alone writes its own greedy text.
 ALONE = AdaFuseConfig(num_branches=1)
@@ -47,6 +50,16 @@ class Served:
         """Whether it can be asked in conversations: a member has a chat template."""
         return any(getattr(tokenizer, "chat_template", None) for tokenizer in self.ensemble.tokenizers)
 
+    @functools.cached_property
+    def takes_system(self) -> bool:
+        """Whether the chat templates of all members take a message of the system's: Gemma's refuse it."""
+        probe = [{"role": "system", "content": "a"}, {"role": "user", "content": "a"}]
+        try:
+            chat_inputs(probe, self.ensemble.tokenizers)
+        except ValueError:
+            return False
+        return True
+
     def settings(self, given: Mapping[str, Any]) -> AdaFuseConfig:
         """
         The settings of a request that names some.
@@ -57,6 +70,7 @@ class Served:
         if not given:
             return self.config
         given = dict(given)
+        check_asked(given)
         preset = given.pop("preset", None)
         if preset is not None and preset not in PRESETS:
             raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {preset!r}. Choose one of these.")
@@ -144,14 +158,23 @@ def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:
                 f"`settings`, but is {one!r}. Correct it."
             )
         settings = one.get("settings")
-        if isinstance(settings, dict) and "preset" in settings:
-            preset = AdaFuseConfig.coerce(settings["preset"])
-            settings = preset and preset.changed({key: value for key, value in settings.items() if key != "preset"})
-        config = AdaFuseConfig.coerce(settings)
-        if config is not None:
-            make_strategy(config)
+        config = config_of(settings) if isinstance(settings, dict) else AdaFuseConfig.coerce(settings)
         made[name] = list(members or []), config
     return made
+
+
+def config_of(settings: Mapping[str, Any]) -> AdaFuseConfig:
+    """
+    Settings as a file has them: a `preset`, and what changes it; without one, as [`AdaFuseConfig.coerce`] takes them.
+
+    Raises:
+        ValueError: they do not go together, or there are no such settings.
+    """
+    preset = AdaFuseConfig.coerce(settings.get("preset"))
+    others = {key: value for key, value in settings.items() if key != "preset"}
+    config = AdaFuseConfig.from_dict(others) if preset is None else preset.changed(others)
+    make_strategy(config)
+    return config
 
 
 def without_paths(message: str) -> str:

@@ -7,10 +7,13 @@ A field that would change the text and cannot be honoured is refused. Those that
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+
+from .tools import Offer
 
 # The longest text of a message or prompt, in characters, and the most of both in one request.
 MOST_CHARACTERS = 1_000_000
@@ -47,6 +50,55 @@ class TextPart(_Model):
     text: Text
 
 
+class CalledFunction(BaseModel):
+    """The function of a call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[Text, Field(min_length=1, max_length=256)]
+    arguments: Text = "{}"
+
+
+class CalledTool(BaseModel):
+    """A call in an earlier answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    function: CalledFunction
+
+
+class Function(BaseModel):
+    """A function that members may call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """A tool that members may call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Model):
+    """The name of a function."""
+
+    name: Annotated[str, Field(max_length=64)]
+
+
+class ToolChoice(_Model):
+    """The tool that must be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class Message(BaseModel):
     """One message of a conversation."""
 
@@ -55,8 +107,14 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(max_length=100)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+    @property
+    def text(self) -> str:
+        """What it says in words."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content or [])
 
 
 class JsonSchema(BaseModel):
@@ -179,6 +237,13 @@ class GenerationRequest(_Model):
         return self
 
 
+class ThinkingSwitches(_Model):
+    """What of the variables of chat templates a request may set."""
+
+    enable_thinking: StrictBool | None = None
+    thinking: StrictBool | None = None
+
+
 class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
@@ -186,10 +251,11 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    reasoning_effort: Any = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: ThinkingSwitches | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
     @property
@@ -205,11 +271,55 @@ class ChatRequest(GenerationRequest):
     def _check_chat(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("`logprobs` must be true with `top_logprobs`")
-        if _size(self.tools) > MOST_SCHEMA:
-            raise ValueError(f"`tools` must be of at most {MOST_SCHEMA} characters of JSON")
-        if sum(len(_text_of(message)) for message in self.messages) > MOST_CHARACTERS:
+        texts = [message.text for message in self.messages]
+        called = [call.function for message in self.messages for call in message.tool_calls or []]
+        if sum(map(len, texts)) + sum(len(one.arguments) for one in called) > MOST_CHARACTERS:
             raise ValueError(f"`messages` must be of at most {MOST_CHARACTERS} characters together")
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        offer, choice = self.offer, self.tool_choice
+        if (
+            len(_unicode(json.dumps([tool.model_dump() for tool in self.tools or []], ensure_ascii=False)))
+            > MOST_SCHEMA
+        ):
+            raise ValueError(f"`tools` must be of at most {MOST_SCHEMA} characters of JSON")
+        names = [tool.function.name for tool in self.tools or []]
+        if len(set(names)) < len(names):
+            raise ValueError("`tools` must have a name each, but two have the same")
+        if not names and choice not in (None, "none", "auto"):
+            raise ValueError("`tools` must be given with this `tool_choice`")
+        if isinstance(choice, ToolChoice) and choice.function.name not in names:
+            raise ValueError(f"`tool_choice` must name one of `tools`, but names {choice.function.name!r}")
+        is_json = "json_schema" in (super().structured or {})
+        if offer is not None and (is_json or (offer.forced and super().structured)):
+            raise ValueError('`response_format` must be left out with `tools`, unless `tool_choice` is "none"')
+
+    @functools.cached_property
+    def offer(self) -> Offer | None:
+        """The tools that the members are told of."""
+        choice = self.tool_choice
+        if not self.tools or choice == "none":
+            return None
+        forced = [tool.function.name for tool in self.tools] if choice == "required" else []
+        if isinstance(choice, ToolChoice):
+            forced = [choice.function.name]
+        most = 1 if self.parallel_tool_calls is False else None
+        return Offer([tool.model_dump(exclude_unset=True) for tool in self.tools], forced, most)
+
+    @property
+    def structured(self) -> dict[str, Any] | None:
+        """As of [`GenerationRequest`]; a call that must be made is a text by a schema, too."""
+        schema = None if self.offer is None else self.offer.schema
+        return super().structured if schema is None else {"json_schema": schema}
+
+    @property
+    def thinking(self) -> str | None:
+        """Who thinks before the answer, as `generate()` takes it."""
+        switches = self.chat_template_kwargs or ThinkingSwitches()
+        is_off = self.reasoning_effort == "none" or False in (switches.enable_thinking, switches.thinking)
+        return self.options.thinking or ("off" if is_off else None)
 
 
 class CompletionRequest(GenerationRequest):
@@ -256,8 +366,3 @@ class CompletionRequest(GenerationRequest):
 
 def _size(value: Any) -> int:
     return 0 if value is None else len(json.dumps(value))
-
-
-def _text_of(message: Message) -> str:
-    content = message.content
-    return content if isinstance(content, str) else "".join(part.text for part in content or [])

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cli.plain_json import with_nulls
 from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
-from .calls import Call, as_api_error, conversation, make_plan, takes_long
+from .calls import Call, as_api_error, make_plan, takes_long
 from .engine import Engine, QueueFullError, StoppedError
 from .ensembles import Served
 from .errors import ApiError
@@ -113,7 +113,8 @@ class Service:
             ApiError: a request that cannot be honoured, or no place in the queue.
         """
         began, served = time.monotonic(), self.find(request.model)
-        prompts: list[Any] = [conversation(request)] if isinstance(request, ChatRequest) else list(request.prompts)
+        is_chat = isinstance(request, ChatRequest)
+        prompts: list[Any] = [request] if is_chat else list(request.prompts)  # type: ignore[union-attr]
         number, samples = request.n or 1, self._samples(request, served)
         seed = secrets.randbelow(2**31) if request.seed is None else request.seed
         targets = []
@@ -123,7 +124,7 @@ class Service:
                 targets.append((served, prompt, seed + k, indices))
         alone = [(one, prompts[0], seed, [0]) for one in served.alone] if request.options.alone else []
         choices = await self._submit(request, [*targets, *alone])
-        name = f"{'chatcmpl' if isinstance(request, ChatRequest) else 'cmpl'}-{secrets.token_hex(12)}"
+        name = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         parts = choices[: len(targets)], choices[len(targets) :]
         return Answer(name, int(time.time()), request, served, *parts, began)
 
@@ -178,7 +179,10 @@ class Service:
                 task.cancel()
         self._count(answer)
         for choice in answer.choices:
+            calls = [{"index": number, **call.body} for number, call in enumerate(choice.text.calls)]
             for index in choice.indices:
+                if calls:
+                    yield _chunk(answer, {"index": index, "delta": {"tool_calls": calls}, "finish_reason": None})
                 yield _plain(_chunk(answer, _last_part(answer, choice, index)))
         if answer.request.includes_usage:
             yield {**_head(answer, ".chunk"), "choices": [], "usage": _usage(answer)}
@@ -198,6 +202,11 @@ class Service:
         return request.samples or (request.temperature is None and bool(config.do_sample))
 
     async def _submit(self, request: Request, targets: Sequence[tuple[Served, Any, int, list[int]]]) -> list[Choice]:
+        most = self.engine.max_batch_size + self.engine.max_waiting
+        if len(targets) > most:
+            raise ApiError(
+                400, f"A request must be of at most {most} texts here, but is of {len(targets)}. Ask for less."
+            )
         try:
             self.engine.reserve(len(targets))
         except QueueFullError as error:
@@ -217,7 +226,8 @@ class Service:
                 if isinstance(request, CompletionRequest) and request.echo:
                     echo = prompt if isinstance(prompt, str) else served.ensemble.tokenizers[0].decode(prompt)
                 call = Call(plan, served, request.num_top)
-                choices.append(Choice(indices, echo, call, GrowingText(request.stops, served.members)))
+                offer = request.offer if isinstance(request, ChatRequest) else None
+                choices.append(Choice(indices, echo, call, GrowingText(request.stops, served.members, offer)))
         except BaseException:
             self.engine.release(len(targets))
             raise
@@ -278,7 +288,9 @@ def _whole_choice(answer: Answer, choice: Choice, index: int) -> dict[str, Any]:
     if isinstance(answer.request, ChatRequest):
         if answer.request.num_top is not None:
             found["logprobs"] = chat_log_probs(choice.call.log_probs, content)
-        message = {"role": "assistant", "content": content, "refusal": None, "adafuse": adafuse}
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "adafuse": adafuse}
+        if choice.text.calls:
+            message |= {"content": content or None, "tool_calls": [call.body for call in choice.text.calls]}
         return {**found, "message": message}
     if answer.request.num_top is not None:
         found["logprobs"] = text_log_probs(choice.call.log_probs, content, len(choice.prompt))
@@ -315,7 +327,8 @@ def _adafuse(answer: Answer, choice: Choice) -> dict[str, Any]:
 
 
 def _reason(choice: Choice) -> str:
-    return getattr(choice.call.rounds, "finish_reason", None) or "stop"
+    reason = getattr(choice.call.rounds, "finish_reason", None) or "stop"
+    return "tool_calls" if choice.text.calls and reason == "stop" else reason
 
 
 def _usage(answer: Answer) -> dict[str, int]:

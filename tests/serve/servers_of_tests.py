@@ -18,8 +18,8 @@ from hf_adafuse.serve.service import Service
 MODEL = "ensemble"
 
 
-def service_of(max_batch_size=4, max_waiting=64, config=CONFIG):
-    return Service(serve_members(MODEL, members(), config), Engine(max_batch_size, max_waiting), 16)
+def service_of(max_batch_size=4, max_waiting=64, config=CONFIG, pair=None):
+    return Service(serve_members(MODEL, pair or members(), config), Engine(max_batch_size, max_waiting), 16)
 
 
 @contextlib.contextmanager
@@ -34,9 +34,9 @@ def client_of(url, key="none", kind=openai.OpenAI):
     return kind(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
-def alone(prompt, call, config=CONFIG):
+def alone(prompt, call, config=CONFIG, pair=None):
     """What an ensemble gives for one prompt without a server: its rounds."""
-    ensemble = AdaFuseEnsemble(members(), config)
+    ensemble = AdaFuseEnsemble(pair or members(), config)
     call = {"do_sample": False, "max_new_tokens": 16, **call}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(call.pop("seed", 0))

@@ -242,6 +242,13 @@ def test_settings_of_one_request(client):
         ({"adafuse": {"num_branches": 0}}, 400, "num_branches"),
         ({"adafuse": {"unheard_of": 1}}, 400, "unheard_of"),
         ({"adafuse": {"preset": "best"}}, 400, "preset"),
+        ({"adafuse": {"num_branches": 10**6}}, 400, "num_branches"),
+        ({"adafuse": {"method": "blender", "ranker": "somebody/model"}}, 400, "ranker"),
+        ({"adafuse": {"method": "blender", "method_options": {"fuser": "somebody/model"}}}, 400, "fuser"),
+        ({"adafuse": {"method": "majority", "pattern": "(a+)+$"}}, 400, "pattern"),
+        ({"adafuse": {"model_weights": [1.0] * 2000}}, 400, "model_weights"),
+        ({"reasoning_effort": "endless"}, 400, "reasoning_effort"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "chat_template"),
         ({"adafuse": {"thinking": "loud"}}, 400, "thinking"),
         ({"seed": -1}, 400, "seed"),
         ({"seed": True}, 400, "seed"),
@@ -359,6 +366,11 @@ def test_a_full_queue_refuses(monkeypatch):
         assert first.result().choices == second.result().choices
         assert client.chat.completions.create(**CHAT).choices == first.result().choices
         assert service.engine.num_refused == 1
+
+
+def test_a_request_of_more_texts_than_there_are_places():
+    with running(service_of(1, 1)) as (_, client), pytest.raises(openai.BadRequestError, match="at most 2 texts"):
+        client.completions.create(model=MODEL, prompt=["a", "b", "c"])
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

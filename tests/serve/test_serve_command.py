@@ -92,6 +92,30 @@ def test_a_file_stands_alone(tmp_path, capsys):
     assert "can be read" in capsys.readouterr().err
 
 
+def test_settings_of_a_file(tmp_path, monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr("hf_adafuse.cli.members.load_members", lambda *args, **options: members())
+    monkeypatch.setattr("hf_adafuse.serve.server.Server.run", lambda self: made.append(self._service))
+    file, flags = tmp_path / "adafuse.json", ["serve", "--model", "A", "--assistant", "B", "--adafuse"]
+    file.write_text('{"num_branches": 2, "max_words": 2}')
+    assert main([*flags, str(file), "--branches", "4"]) == 0
+    assert made[0].served["ensemble"].config == AdaFuseConfig(num_branches=4, max_words=2)
+    file.write_text('{"preset": "robust", "switch_margin": 0.5}')
+    assert main([*flags, str(file)]) == 0
+    assert made[1].served["ensemble"].config == AdaFuseConfig.robust().changed({"switch_margin": 0.5})
+    for text, match in [
+        ("{", "JSON"),
+        ("[]", "JSON object"),
+        ('{"num_branches": 0}', "num_branches"),
+        ("\xff", "JSON"),
+    ]:
+        file.write_text(text)
+        assert main([*flags, str(file)]) == 2
+        assert match in capsys.readouterr().err
+    assert main([*flags, str(tmp_path / "none"), "--preset", "paper"]) == 2
+    assert "--preset" in capsys.readouterr().err
+
+
 def test_without_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve"]) == 2

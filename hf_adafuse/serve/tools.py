@@ -1,0 +1,198 @@
+"""Tools: what members are told of them, and the calls in what they write. Values only.
+
+All members are told of tools in one form, so that they can write a call together: that of Hermes and Qwen, in the
+system message. A call is `<tool_call>\\n{"name": "weather", "arguments": {"city": "Lima"}}\\n</tool_call>`, and what
+comes of it is a user's message `<tool_response>\\n...\\n</tool_response>`. The templates of the members get neither:
+many of them do not know tools, and the others write calls in forms of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+_DEFINITIONS = ("$defs", "definitions")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """
+    A call of a tool.
+
+    Args:
+        name (`str`): of the tool.
+        arguments (`str`): in JSON.
+        id (`str`): by which the answer to it will be known.
+    """
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}", compare=False)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's API has it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """
+    The tools that a request offers.
+
+    Args:
+        tools (`list[dict]`): as the request has them: `{"type": "function", "function": {"name": ...}}`.
+        forced (`list[str]`): the tools of which one must be called; empty where the members may answer in words.
+        most_calls (`int`, *optional*): how many calls an answer may hold.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    forced: Sequence[str] = ()
+    most_calls: int | None = None
+
+    @property
+    def prompt(self) -> str:
+        """What the members are told."""
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
+        return (
+            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+            f"function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n</tools>\n\nFor each function "
+            "call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n"
+            f'{OPENING}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{CLOSING}'
+        )
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON schema of a text that is one call of a forced tool; `None` where none is forced."""
+        if not self.forced:
+            return None
+        shared: dict[str, Any] = {}
+        calls = []
+        for tool in self.tools:
+            function = tool["function"]
+            if function["name"] not in self.forced:
+                continue
+            parameters = function.get("parameters") or {"type": "object", "additionalProperties": False}
+            own = _lifted(parameters, function["name"], shared)
+            properties = {"name": {"const": function["name"]}, "arguments": own}
+            calls.append(
+                {
+                    "type": "object",
+                    "properties": properties,
+                    "required": ["name", "arguments"],
+                    "additionalProperties": False,
+                }
+            )
+        return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **({"$defs": shared} if shared else {})}
+
+    def read(self, text: str) -> tuple[str, list[ToolCall]]:
+        """What an answer says in words, and the calls behind that. A text with a call that cannot be read, or of a tool
+        that was not offered, is all words; what stands behind a call is left out."""
+        at = text.find(OPENING)
+        calls = self._calls(text if at < 0 else text[at:], at < 0)
+        if not calls:
+            return text, []
+        words = text[: max(at, 0)]
+        return words if words.strip() else "", calls[: self.most_calls]
+
+    def num_words_so_far(self, text: str) -> int:
+        """Of a text that goes on, how many of its first characters are words, whatever follows."""
+        if not text.strip() or text.lstrip().startswith("{"):
+            return 0
+        at = text.find(OPENING)
+        if at < 0:
+            most = min(len(OPENING) - 1, len(text))
+            at = len(text) - next((n for n in range(most, 0, -1) if text.endswith(OPENING[:n])), 0)
+        return at if text[:at].strip() else 0
+
+    def _calls(self, text: str, is_bare: bool) -> list[ToolCall]:
+        """The calls that a text is; none where it is anything else."""
+        if is_bare:
+            found = [self._call(text)]
+        else:
+            found = [self._call(part.partition(CLOSING)[0]) for part in text.split(OPENING)[1:]]
+        return [call for call in found if call] if all(found) else []
+
+    def _call(self, text: str) -> ToolCall | None:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict) or found.get("name") not in [tool["function"]["name"] for tool in self.tools]:
+            return None
+        arguments = found.get("arguments", found.get("parameters", {}))
+        return ToolCall(found["name"], json.dumps(arguments)) if isinstance(arguments, dict) else None
+
+
+def told(messages: Sequence[Mapping[str, Any]], offer: Offer | None, takes_system: bool = True) -> list[dict[str, Any]]:
+    """
+    A conversation as the members read it: told of tools, and with earlier calls and their results as texts.
+
+    Args:
+        messages (`list[dict]`): each with `role` and `content`, those of the assistant with `tool_calls`, maybe.
+        offer (`Offer`, *optional*)
+        takes_system (`bool`): whether the members' templates take a message of the system's.
+    """
+    made: list[dict[str, Any]] = []
+    was_result = False
+    for one in messages:
+        message = {name: value for name, value in one.items() if name not in ("tool_calls", "tool_call_id")}
+        if one["role"] == "tool":
+            text = f"<tool_response>\n{one['content']}\n</tool_response>"
+            if was_result:
+                made[-1]["content"] += f"\n{text}"
+                continue
+            message = {"role": "user", "content": text}
+        elif calls := one.get("tool_calls"):
+            texts = [one["content"]] if one["content"] else []
+            message["content"] = "\n".join([*texts, *map(_written, calls)])
+        was_result = one["role"] == "tool"
+        made.append(message)
+    if offer is not None:
+        role = "system" if takes_system else "user"
+        at = next((k for k, one in enumerate(made) if one["role"] == role), None) if made else None
+        if at is None or (role == "system" and at > 0):
+            made.insert(0, {"role": role, "content": offer.prompt})
+        else:
+            parts = [made[at]["content"], offer.prompt]
+            made[at]["content"] = "\n\n".join(parts if takes_system else parts[::-1])
+    return made
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    """A call of an earlier answer, as members write calls."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        arguments = function["arguments"]
+    body = f'{{"name": {json.dumps(function["name"])}, "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
+    return f"{OPENING}\n{body}\n{CLOSING}"
+
+
+def _lifted(schema: Mapping[str, Any], name: str, shared: dict[str, Any]) -> dict[str, Any]:
+    """A tool's schema as a part of another one: what it defines is put into `shared` under a name of its own."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [moved(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        made = {key: moved(one) for key, one in value.items()}
+        target = made.get("$ref")
+        if isinstance(target, str):
+            for group in _DEFINITIONS:
+                if target.startswith(f"#/{group}/"):
+                    made["$ref"] = f"#/$defs/{name}.{target.removeprefix(f'#/{group}/')}"
+        return made
+
+    for group in _DEFINITIONS:
+        found = schema.get(group)
+        if isinstance(found, dict):
+            shared.update({f"{name}.{key}": moved(value) for key, value in found.items()})
+    own: dict[str, Any] = moved({key: value for key, value in schema.items() if key not in _DEFINITIONS})
+    return own

@@ -1,0 +1,192 @@
+"""Tools: what members are told of them, calls in what they write, whole and streamed, and calls that must be made."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import openai
+import pytest
+from chats import QUESTION, members
+from servers_of_tests import MODEL, alone, running, service_of
+
+from hf_adafuse.serve.answers import GrowingText
+from hf_adafuse.serve.ensembles import serve_members
+from hf_adafuse.serve.tools import Offer, ToolCall, told
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Lima", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+OFFER = Offer([WEATHER, CLOCK])
+LIMA = '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+CALL = ToolCall("weather", '{"city": "Lima"}')
+BODY = {"model": MODEL, "messages": QUESTION, "max_tokens": 60, "tools": [WEATHER, CLOCK]}
+
+
+# Tools are told of in several hundred tokens of the members of tests.
+PAIR = members(max_positions=2048)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with running(service_of(pair=PAIR)) as (_, client):
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "calls"),
+    [
+        ("It is warm.", "It is warm.", []),
+        (LIMA, "", [CALL]),
+        ("\n" + LIMA, "", [CALL]),
+        ("Let me see.\n" + LIMA + "\n" + NOW, "Let me see.\n", [CALL, ToolCall("clock", "{}")]),
+        (LIMA.removesuffix("</tool_call>"), "", [CALL]),
+        (LIMA + "\nIt is", "", [CALL]),
+        ('{"name": "weather", "parameters": {"city": "Lima"}}', "", [CALL]),
+        ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+        (LIMA.replace("weather", "other"), LIMA.replace("weather", "other"), []),
+        ("a " + LIMA[:30], "a " + LIMA[:30], []),
+        (LIMA + '<tool_call>{"name"', LIMA + '<tool_call>{"name"', []),
+        ('<tool_call>{"name": "clock", "arguments": 3}', '<tool_call>{"name": "clock", "arguments": 3}', []),
+        ("[1]", "[1]", []),
+        ("", "", []),
+    ],
+)
+def test_calls_in_a_text(text, words, calls):
+    assert OFFER.read(text) == (words, calls)
+    # Of a text that comes bit by bit, what is sent early is what is sent in the end.
+    for size in (1, 3, 7):
+        growing, sent = GrowingText([], [], OFFER), ""
+        for end in range(size, len(text) + size, size):
+            growing._text = ""
+            sent += growing.add([Piece(text[:end])])
+        growing._text = ""
+        assert sent + growing.end([Piece(text)]) == words and growing.calls == calls
+
+
+class Piece:
+    """A round, as far as its text goes."""
+
+    def __init__(self, text):
+        self.text = text
+
+
+def test_one_call_at_most():
+    assert Offer([WEATHER, CLOCK], most_calls=1).read(LIMA + NOW) == ("", [CALL])
+
+
+def test_what_members_are_told():
+    made = told([{"role": "system", "content": "Be kind."}, *QUESTION], OFFER)
+    assert made[0]["content"].startswith("Be kind.\n\n# Tools\n") and json.dumps(WEATHER) in made[0]["content"]
+    assert made[1:] == QUESTION
+    assert [one["role"] for one in told(QUESTION, OFFER)] == ["system", "user"]
+    (only,) = told(QUESTION, OFFER, takes_system=False)
+    assert only["content"].startswith("# Tools") and only["content"].endswith(QUESTION[0]["content"])
+
+
+def test_earlier_calls_and_their_results_are_texts():
+    calls = [call.body for call in (CALL, ToolCall("clock", "{}"))]
+    chat = [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "warm", "tool_call_id": calls[0]["id"]},
+        {"role": "tool", "content": "noon", "tool_call_id": calls[1]["id"]},
+    ]
+    _, answer, result = told(chat, None)
+    assert answer == {"role": "assistant", "content": LIMA + "\n" + NOW}
+    results = "<tool_response>\nwarm\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    assert result == {"role": "user", "content": results}
+    assert "tool_calls" in chat[1] and chat[3]["role"] == "tool"  # the request's messages stay as they are
+
+
+def test_it_reads_as_the_template_of_qwen_has_it():
+    """The form is that of Qwen2.5, whose template has these lines."""
+    call, result = LIMA, "<tool_response>\nwarm\n</tool_response>"
+    assert told([{"role": "assistant", "content": None, "tool_calls": [CALL.body]}], None)[0]["content"] == call
+    assert told([{"role": "tool", "content": "warm"}], None)[0]["content"] == result
+
+
+def test_answers_in_words_follow_from_what_members_are_told(client):
+    answer = client.chat.completions.create(**BODY).choices[0]
+    expected = alone(told(QUESTION, OFFER), {"max_new_tokens": 60}, pair=PAIR)
+    assert answer.message.content == expected.text and answer.message.tool_calls is None
+    without = client.chat.completions.create(**BODY, tool_choice="none").choices[0]
+    assert without.message.content == alone(QUESTION, {"max_new_tokens": 60}, pair=PAIR).text
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+def test_a_call_that_must_be_made(client, choice):
+    answer = client.chat.completions.create(**BODY, tool_choice=choice).choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls" and answer.message.content is None and call.id.startswith("call_")
+    assert call.function.name in ("weather", "clock")
+    if call.function.name == "weather":
+        assert json.loads(call.function.arguments)["city"] in ("Lima", "Oslo")
+    adafuse = answer.message.adafuse
+    assert adafuse["words"] == [] and 0 < adafuse["confidence"] < 1
+    assert json.loads("".join(word["text"] for word in adafuse["call_words"]))["name"] == call.function.name
+
+
+def test_a_streamed_call_behind_words(client):
+    regex = 'so <tool_call>\\n\\{"name": "clock", "arguments": \\{\\}\\}\\n</tool_call>'
+    chunks = list(client.chat.completions.create(**BODY, stream=True, extra_body={"adafuse": {"regex": regex}}))
+    assert "".join(one.choices[0].delta.content or "" for one in chunks) == "so "
+    calls = [call for one in chunks for call in one.choices[0].delta.tool_calls or []]
+    assert [(call.index, call.function.name, call.function.arguments) for call in calls] == [(0, "clock", "{}")]
+    last = chunks[-1].choices[0]
+    assert last.finish_reason == "tool_calls"
+    assert "".join(word["text"] for word in last.adafuse["words"]) == "so "
+
+
+def test_definitions_of_a_schema(client):
+    """Of pydantic's nested models, say: two tools may have definitions of one name."""
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}},
+        "required": ["a"],
+        "$defs": {"A": {"enum": [1, 2]}},
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("f", "g")]
+    schema = Offer(tools, ["f", "g"]).schema
+    assert set(schema["$defs"]) == {"f.A", "g.A"}
+    assert schema["anyOf"][1]["properties"]["arguments"]["properties"]["a"] == {"$ref": "#/$defs/g.A"}
+    answer = client.chat.completions.create(**{**BODY, "tools": tools}, tool_choice="required").choices[0]
+    assert json.loads(answer.message.tool_calls[0].function.arguments)["a"] in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [], "tool_choice": "required"}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"functions": []}, "functions"),
+    ],
+    ids=str,
+)
+def test_tools_that_cannot_be_honoured(client, change, match):
+    with pytest.raises(openai.BadRequestError, match=match):
+        client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"tools": [WEATHER], **change})
+
+
+def test_templates_without_a_system_message():
+    pair = members()
+    assert serve_members("a", pair)[0].takes_system
+    refusing = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+    tokenizer = copy.deepcopy(pair[1][1])
+    tokenizer.chat_template = refusing
+    assert not serve_members("a", [pair[0], (pair[1][0], tokenizer)])[0].takes_system
