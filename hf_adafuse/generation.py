@@ -5,6 +5,7 @@ generation loop; a call is planned and run in `call`.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any, cast
@@ -60,9 +61,15 @@ class AdaFuseGenerationMixin(GenerationMixin):
         AdaFuseDecodingError: a member failed during decoding; carries the text committed so far.
     """
 
-    def generate(
-        self, inputs: torch.Tensor | None = None, generation_config: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if (reason := _foreign_generate(type(self))) is not None:
+            if kwargs.get("custom_generate") is None and self._adafuse_arguments(
+                kwargs, kwargs.get("generation_config")
+            ):
+                raise ValueError(reason)
+            return super().generate(*args, **kwargs)
+        given = {**dict(zip(("inputs", "generation_config"), args, strict=False)), **kwargs}
+        generation_config = given.get("generation_config")
         if kwargs.get("custom_generate") is None:  # else the code that it names looks for its settings itself
             _, configured = first_given("adafuse_config", places_of(self, kwargs, generation_config))
             if configured is not None:
@@ -74,11 +81,11 @@ class AdaFuseGenerationMixin(GenerationMixin):
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
-        new_ids = read_new_ids(inputs, kwargs) if is_ours else None
+        new_ids = read_new_ids(given.get("inputs"), kwargs) if is_ours else None
         if new_ids is None:
-            return super().generate(inputs, generation_config, *args, **kwargs)
-        made = super().generate(None, generation_config, *args, **new_ids.arguments(kwargs))
-        return new_ids.output(made)
+            return super().generate(*args, **kwargs)
+        changed = new_ids.arguments({name: value for name, value in kwargs.items() if name != "inputs"})
+        return new_ids.output(super().generate(*((None, *args[1:]) if args else ()), **changed))
 
     def _adafuse_arguments(
         self, call: Mapping[str, Any], generation_config: Any = None
@@ -181,6 +188,8 @@ def enable_adafuse(
             f"`model` must be a decoder-only model, but {type(model).__name__} is an encoder-decoder. "
             "Choose a causal language model."
         )
+    if (assistant_models or adafuse_config) and (reason := _foreign_generate(type(model))) is not None:
+        raise ValueError(reason)
     config = AdaFuseConfig.coerce(adafuse_config) if adafuse_config is not None else None
     arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, adafuse_config)
     if assistant_models:
@@ -234,6 +243,25 @@ def _reduce(self: Any, protocol: Any) -> Any:
 def _rebuild(base: Any) -> Any:
     cls = adafuse_class(base)
     return cls.__new__(cls)
+
+
+@functools.cache
+def _foreign_generate(cls: Any) -> str | None:
+    """Why models of a class cannot be the main one, where it has a `generate()` of its own that does not take the
+    arguments of transformers' (BLIP-2, Kosmos-2, code from the Hub); `None` where it can. One that hands on all that it
+    is given can."""
+    line = cls.__mro__
+    behind = line[line.index(AdaFuseGenerationMixin) + 1 :] if AdaFuseGenerationMixin in line else line
+    own = next(base for base in behind if "generate" in vars(base))
+    parameters = list(inspect.signature(own.generate).parameters.values())[1:]
+    takes_all = [one.kind for one in parameters] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
+    if own is GenerationMixin or takes_all or [one.name for one in parameters[:2]] == ["inputs", "generation_config"]:
+        return None
+    return (
+        f"The main model must have transformers' `generate()` with AdaFuse, but {cls.__name__} has its own, with the "
+        f"arguments {', '.join(one.name for one in parameters[:3])}, ... Without an ensemble it works as ever; take "
+        "another main model, or the language model inside it."
+    )
 
 
 def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) -> None:

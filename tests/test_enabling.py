@@ -137,3 +137,58 @@ def test_an_enabled_model_is_copied_and_pickled():
         assert torch.equal(twin.generate(**arguments()), main.generate(**arguments()))
         assert type(disable_adafuse(twin)) is LlamaForCausalLM
     assert isinstance(main, AdaFuseGenerationMixin)
+
+
+class OwnArguments(LlamaForCausalLM):
+    """As BLIP-2's, and much code from the Hub: `generate()` with arguments of its own."""
+
+    def generate(self, input_ids, attention_mask=None, **kwargs):
+        return "own", super().generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+
+class HandsOn(LlamaForCausalLM):
+    """`generate()` that only adds something to transformers' own."""
+
+    def generate(self, *args, **kwargs):
+        return super().generate(*args, **kwargs)
+
+
+class HandsOnByName(LlamaForCausalLM):
+    def generate(self, inputs=None, generation_config=None, **kwargs):
+        return super().generate(inputs, generation_config, **kwargs)
+
+
+def made(cls):
+    model = cls(tiny_model("llama", "byte_level").config).eval()
+    model.load_state_dict(tiny_model("llama", "byte_level").state_dict())
+    return model
+
+
+def test_a_generate_with_arguments_of_its_own_stays_as_it_is():
+    plain, model = made(OwnArguments), enable_adafuse(made(OwnArguments))
+    inputs = inputs_of(BYTES, PROMPT)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    given = dict(max_new_tokens=8, do_sample=False)
+    for args, kwargs in (((ids, mask), {}), ((ids,), dict(attention_mask=mask)), ((), dict(inputs))):
+        expected, got = plain.generate(*args, **kwargs, **given), model.generate(*args, **kwargs, **given)
+        assert got[0] == "own" and torch.equal(got[1], expected[1])
+
+
+def test_an_ensemble_of_it_is_refused_by_name():
+    assistants = dict(assistant_models=[own("gpt2")], assistant_tokenizers=[BYTES])
+    match = r"transformers' `generate\(\)` with AdaFuse, but OwnArguments has its own, with the arguments input_ids, "
+    with pytest.raises(ValueError, match=match):
+        enable_adafuse(made(OwnArguments), **assistants, tokenizer=BYTES)
+    model = enable_adafuse(made(OwnArguments))
+    with no_forward(model), pytest.raises(ValueError, match=match):
+        model.generate(**inputs_of(BYTES, PROMPT), **assistants, tokenizer=BYTES)
+    model.generation_config.adafuse_config = {"num_branches": 2}
+    with no_forward(model), pytest.raises(ValueError, match=match):
+        model.generate(**inputs_of(BYTES, PROMPT), tokenizer=BYTES)
+
+
+@pytest.mark.parametrize("cls", [HandsOn, HandsOnByName])
+def test_a_generate_that_hands_on_what_it_is_given_knows_ensembles(cls):
+    call = arguments(max_new_tokens=8)
+    expected, got = (enable_adafuse(made(one)).generate(**call) for one in (LlamaForCausalLM, cls))
+    assert torch.equal(got, expected)
