@@ -62,7 +62,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
     """
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        if (reason := _foreign_generate(type(self))) is not None:
+        if (reason := _foreign_generate(cast("Any", type(self)))) is not None:
             if kwargs.get("custom_generate") is None and self._adafuse_arguments(
                 kwargs, kwargs.get("generation_config")
             ):
@@ -188,7 +188,7 @@ def enable_adafuse(
             f"`model` must be a decoder-only model, but {type(model).__name__} is an encoder-decoder. "
             "Choose a causal language model."
         )
-    if (assistant_models or adafuse_config) and (reason := _foreign_generate(type(model))) is not None:
+    if (assistant_models or adafuse_config) and (reason := _foreign_generate(cast("Any", type(model)))) is not None:
         raise ValueError(reason)
     config = AdaFuseConfig.coerce(adafuse_config) if adafuse_config is not None else None
     arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, adafuse_config)
