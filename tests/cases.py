@@ -11,6 +11,7 @@ from reference import RefMember, reference_decode
 from tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+from hf_adafuse.host_internals import execution_device
 
 PROMPTS = [
     "Once upon a time",
@@ -58,9 +59,10 @@ class Case:
         """What the package gives."""
         _, ids, mask = self.main_ids()
         main = enable_adafuse(copy.copy(self.models[0]))
+        device = execution_device(main)
         return main.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
             tokenizer=self.tokenizers[0],
             assistant_models=self.models[1:],
             assistant_tokenizers=self.tokenizers[1:],
@@ -118,9 +120,9 @@ def random_case(number: int) -> Case:
     return Case(models, tokenizers, config, prompts, length, rng.choice([None, None, 1, 2, 3]))
 
 
-def assert_equal(case: Case) -> None:
-    """Fast equals slow, token for token, in every row."""
-    output, slow = case.fast(), case.slow()
+def assert_equal(case: Case, slow=None) -> None:
+    """Fast equals slow, token for token, in every row; `slow`: what `case.slow()` gave before."""
+    output, slow = case.fast(), slow or case.slow()
     width = output.sequences.shape[1]
     rows, ids, _ = case.main_ids()
     for row, (expected, texts) in enumerate(slow):

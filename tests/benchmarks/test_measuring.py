@@ -106,6 +106,19 @@ def test_the_first_member_does_not_look_ahead(look_ahead):
     assert sum(result.tokens("no-look-ahead")) < sum(result.tokens("ours"))  # and nothing read in vain
 
 
+def test_a_meter_that_is_off_neither_counts_nor_waits(monkeypatch):
+    """With it the time of a call is that of the call without any meter: no pass waits for the GPU."""
+    job = Workload(pair(), "She had a cat. " * 9, new_tokens=4).job(Combination((), 4, 1, 1, ("greedy",)))
+    job.ensemble.meter.is_on = False
+    waits = []
+    monkeypatch.setattr(instruments, "synchronize", waits.append)
+    job.warm_up()
+    assert waits == []
+    job.measure_once(0)
+    assert len(waits) == 2 * len(job.result.contenders)  # before and after each call
+    assert sum(job.result.forwards("ours")) == 0 and job.result.same_text == {"ours": True}
+
+
 def test_branches_that_are_not_packed_run_as_rows(monkeypatch):
     """As many passes, but of trees that hold their branches in rows: padded, with copies of the keys above them."""
     monkeypatch.setattr(tree_cache, "_SPARE_OF_EACH", 1)  # so few that the copies show in the size of the cache
