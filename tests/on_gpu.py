@@ -1,6 +1,7 @@
 """Checks the package on a GPU and measures it there. Run by hand; pytest runs the same parts on CPU with tiny sizes.
 
     python tests/on_gpu.py --minutes 8 --out on_gpu.json
+    python tests/on_gpu.py --parts "compiled: both small" --out compiled.json
     python tests/on_gpu.py --device cpu
 
 The parts are run in order of importance, each with a time limit of its own, in a process of their own: a part that
@@ -18,13 +19,19 @@ import copy
 import functools
 import gc
 import importlib.util
+import itertools
 import json
+import math
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 import traceback
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,19 +45,42 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available, logging
 
 from hf_adafuse import AdaFuseEnsemble, demo
+from hf_adafuse.benchmarks import instruments, report
 from hf_adafuse.benchmarks import members as prose
-from hf_adafuse.benchmarks import report
+from hf_adafuse.benchmarks.measuring import GREEDY, METHODS, Job
+from hf_adafuse.benchmarks.results import OURS
+from hf_adafuse.benchmarks.workload import Combination, Workload
 from hf_adafuse.demo.tables import aligned
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many cases, questions and prompts a part reads, and how many tokens it writes after each prompt."""
+    """
+    How much the parts do.
+
+    Attributes:
+        cases, questions, prompts (`int`): how many are read.
+        new_tokens, timed_tokens (`int`): how many are written after each prompt, and where the time is taken.
+        large, small (`int`): the parameters of the members whose speed is measured.
+        prompt_tokens, batch_sizes (`tuple[int]`): with which it is measured.
+        pass_tokens (`tuple[int]`): the tokens of the single passes that are measured.
+    """
 
     cases: int = 60
     questions: int = 200
     prompts: int = 32
     new_tokens: int = 48
+    timed_tokens: int = 32
+    large: int = 8_000_000_000
+    small: int = 1_000_000_000
+    prompt_tokens: tuple[int, ...] = (20, 1000)
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    pass_tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+TINY = Sizes(
+    *(4, 8, 3, 12, 8), large=3_000_000, small=2_000_000, prompt_tokens=(5, 30), batch_sizes=(1, 2), pass_tokens=(1, 8)
+)
 
 
 class Place(NamedTuple):
@@ -62,7 +92,7 @@ class Place(NamedTuple):
 
 PLACES = {
     "cuda": Place("cuda", Sizes()),
-    "cpu": Place("cpu", Sizes(cases=4, questions=8, prompts=3, new_tokens=12)),
+    "cpu": Place("cpu", TINY),
 }
 
 
@@ -182,17 +212,18 @@ def devices(place: Place) -> Iterator[Row]:
         return agreement(texts_of(members, prompts), expected)
 
     def mapped(*maps: Any) -> dict[str, Any]:
-        members = [
-            (load(name, device_map=device_map), tokenizer)
-            for name, device_map, (_, tokenizer) in zip(demo.NAMES, maps, on_cpu)
-        ]
-        return agreement(texts_of(members, prompts), expected)
+        with tempfile.TemporaryDirectory() as folder:
+            members = [
+                (load(name, device_map=device_map, offload_folder=folder), tokenizer)
+                for name, device_map, (_, tokenizer) in zip(demo.NAMES, maps, on_cpu)
+            ]
+            return agreement(texts_of(members, prompts), expected)
 
     yield caught("both on the device", placed, place.device, place.device)
     yield caught("main on CPU, assistant on the device", placed, "cpu", place.device)
     yield caught("main on the device, assistant on CPU", placed, place.device, "cpu")
     yield caught('device_map="auto"', mapped, "auto", "auto")
-    yield caught("main with two layers on CPU", mapped, half_offloaded(place.device), place.device)
+    yield caught("main with two layers elsewhere", mapped, half_offloaded(place.device), place.device)
     if torch.cuda.device_count() > 1 and place.device == "cuda":
         yield caught("on two GPUs", placed, "cuda:0", "cuda:1")
 
@@ -235,7 +266,165 @@ def precision(place: Place) -> Iterator[Row]:
         yield Row(f"bfloat16, {name}", {**found, "most_nats_lost": round(max(lost, default=0.0), 3)})
 
 
+def methods(place: Place) -> Iterator[Row]:
+    """The texts of the other methods, eight prompts at a time: those that they write on CPU."""
+    prompts = [question.prompt for question in demo.test_questions(8)]
+    on_cpu = demo.load_pair()
+    on_device = [(on(place.device, model), tokenizer) for model, tokenizer in on_cpu]
+
+    def compared(method: str) -> dict[str, Any]:
+        pair = [
+            AdaFuseEnsemble(members, {"method": method}).texts(prompts, max_new_tokens=12)
+            for members in (on_device, on_cpu)
+        ]
+        return agreement(*pair)
+
+    for method in METHODS:
+        yield caught(method, compared, method)
+
+
+def single_passes(place: Place) -> Iterator[Row]:
+    """
+    What a pass of one prompt takes by its number of tokens, which `AcceleratorPolicy` and `PassCosts` guess at: until
+    the device is done, and until the host may go on, which is what `PassCosts` measures.
+    """
+    workload = Workload(device=place.device, dtype="bfloat16")
+    device = torch.device(place.device)
+    for size in (place.sizes.large, place.sizes.small):
+        job = workload.job(Combination((size,), place.sizes.prompt_tokens[0], 1, 1, ()))
+        job.ensemble.meter.is_on = False
+        model, done, let_go = job.ensemble.models[0], {}, {}
+        for count in place.sizes.pass_tokens:
+            ids = torch.ones((1, count), dtype=torch.long, device=device)
+            times = [timed_pass(model, ids) for _ in range(6)][1:]
+            let_go[str(count)], done[str(count)] = (round(1000 * min(column), 2) for column in zip(*times, strict=True))
+        yield Row(f"a pass of {report.size_text(size)}, in ms", {"by_tokens": done, "until_the_host_goes_on": let_go})
+        del job, model
+        workload = Workload(device=place.device, dtype="bfloat16")
+
+
+def speed(
+    place: Place, names: tuple[str, str], most_rows: int | None = None, is_compiled: bool = False
+) -> Iterator[Row]:
+    """
+    An ensemble of enlarged members in bfloat16 against its members alone, cheap shapes first.
+
+    Args:
+        place (`Place`)
+        names (`tuple[str, str]`): the sizes of the members, `"large"` or `"small"`.
+        most_rows (`int`, *optional*): the first shapes alone.
+        is_compiled (`bool`): whether passes are compiled, on CUDA with CUDA graphs.
+    """
+    workload = Workload(
+        device=place.device, dtype="bfloat16", compiled=is_compiled, new_tokens=place.sizes.timed_tokens
+    )
+    parameters = tuple(getattr(place.sizes, name) for name in names)
+    shapes = list(itertools.product(place.sizes.prompt_tokens, place.sizes.batch_sizes, (1, 3)))
+    shapes.sort(key=math.prod)
+    # On CPU compiling takes minutes: there the same calls are made, and the compiled functions run as they are.
+    stance = torch.compiler.set_stance("force_eager" if place.device == "cpu" else "default")
+    with stance:
+        for tokens, batch, branches in shapes[:most_rows]:
+            members = " + ".join(map(report.size_text, parameters))
+            what = f"{members}, {tokens} tokens, batch {batch}, B = {branches}"
+            yield Row(what, {"state": "begun"})
+            combination = Combination(parameters, tokens, batch, branches, (GREEDY,))
+            yield caught(what, lambda combination=combination: figures(workload.job(combination)))
+            gc.collect()  # what was too large for the GPU, if it was
+
+
+def methods_speed(place: Place) -> Iterator[Row]:
+    """What other methods take in a batch, in times of what the members take one after another."""
+    workload = Workload(device=place.device, dtype="bfloat16", new_tokens=place.sizes.timed_tokens)
+    batch = place.sizes.batch_sizes[1]
+    for method in ("unite", "majority", "rerank"):
+
+        def compared(method: str = method) -> dict[str, Any]:
+            sizes = (place.sizes.small,)
+            job = workload.job(Combination(sizes, place.sizes.prompt_tokens[0], batch, 1, (GREEDY, method)))
+            measure(job)
+            m = job.result
+            ratio = m.seconds(method) / (m.greedy_seconds or math.nan)
+            return {"seconds": round(m.seconds(method), 3), "over_members_in_turn": round(ratio, 2)}
+
+        yield caught(f"{method}, batch {batch}", compared)
+
+
 # What they have in common.
+
+
+def measure(job: Job) -> float:
+    """Measure a job without counting its passes, for which the host would wait; the seconds of the warm-up."""
+    job.ensemble.meter.is_on = False
+    start = time.perf_counter()
+    job.warm_up()
+    seconds = time.perf_counter() - start
+    job.measure_once(0)
+    return seconds
+
+
+def figures(job: Job) -> dict[str, Any]:
+    """What an ensemble takes, in seconds and in times of what it is held against."""
+    warm_up = measure(job)
+    m, ensemble = job.result, job.ensemble
+    seconds, own = m.seconds(OURS), [m.seconds(name) for name in m.greedy]
+    larger = max(range(len(own)), key=lambda index: m.parameters[index])
+    with host_waits(ensemble.device) as waits:
+        output = ensemble.generate(job.prompts[0], job.config, m.new_tokens, return_dict_in_generate=True)
+    with host_waits(ensemble.device) as waits_alone:
+        ensemble.run_alone(larger, job.prompts[0][larger], m.texts[0].own_tokens[larger])
+    passes = [member["forward_passes"] for member in output.stats["members"]]
+    reading = sum(count * size for count, size in zip(passes, m.weight_bytes, strict=True)) / m.bandwidth
+    weights = sum(parameter.nbytes for model in ensemble.models for parameter in model.parameters())
+    peak = m.memory_peak_bytes(OURS) or 0
+    times = {
+        "over_members_in_turn": seconds / sum(own),
+        "over_larger_alone": seconds / own[larger],
+        "over_reading_weights": seconds / reading,
+        "larger_alone_over_reading_weights": own[larger] * m.bandwidth
+        / (m.weight_bytes[larger] * m.texts[0].own_tokens[larger]),
+        "passes_per_own_token": sum(passes) / sum(m.texts[0].own_tokens),
+        "waits_per_pass": sum(waits.values()) / sum(passes),
+        "waits_per_pass_alone": sum(waits_alone.values()) / m.texts[0].own_tokens[larger],
+        "peak_over_weights_and_kv": peak / (weights + m.texts[0].own_kv_bytes),
+    }  # fmt: skip
+    found = {"seconds": round(seconds, 3), **{name: round(value, 2) for name, value in times.items()}}
+    details = {
+        "warm_up_seconds": warm_up, "parameters": m.parameters, "own_seconds": own, "passes": passes,
+        "peak_bytes": peak, "agreement": m.agreement, "same_text": m.same_text,
+        "bandwidth": m.bandwidth, "waits": dict(waits.most_common(12)),
+        "waits_alone": dict(waits_alone.most_common(12)),
+    }  # fmt: skip
+    return {**found, "details": details}
+
+
+@contextmanager
+def host_waits(device: torch.device) -> Iterator[Counter[str]]:
+    """Counts, by file and line, how often the host waits for the GPU within."""
+    found: Counter[str] = Counter()
+    if device.type != "cuda":
+        yield found
+        return
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    lines = [f"{Path(one.filename).name}:{one.lineno}" for one in said if "called a synchronizing" in str(one.message)]
+    found.update(lines)
+
+
+@torch.no_grad()
+def timed_pass(model: Any, ids: torch.Tensor) -> tuple[float, float]:
+    """The seconds of a pass until the host may go on, and until the device is done."""
+    instruments.synchronize(ids.device)
+    start = time.perf_counter()
+    model(input_ids=ids, use_cache=False)
+    let_go = time.perf_counter() - start
+    instruments.synchronize(ids.device)
+    return let_go, time.perf_counter() - start
 
 
 def on(device: str, model: Any) -> Any:
@@ -250,9 +439,11 @@ def load(name: str, **options: Any) -> Any:
 
 
 def half_offloaded(device: str) -> dict[str, Any]:
-    """Where the parts of the demo's first member are, a Llama of three layers, if two layers stay in CPU memory."""
+    """Where the parts of the demo's first member are, a Llama of three layers, if two layers are brought for each pass
+    from CPU memory, or where that is the device, from disk."""
     parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
-    return {**dict.fromkeys(parts, device), "model.layers.1": "cpu", "model.layers.2": "cpu"}
+    elsewhere = "disk" if device == "cpu" else "cpu"
+    return {**dict.fromkeys(parts, device), "model.layers.1": elsewhere, "model.layers.2": elsewhere}
 
 
 def texts_of(members: Sequence[tuple[Any, Any]], prompts: list[str], new_tokens: int = 24) -> list[str]:
@@ -298,6 +489,21 @@ PARTS = (
     Part("devices", 60, devices),
     Part("attentions", 30, attentions),
     Part("precision", 60, precision),
+    Part("single passes", 40, single_passes),
+    Part("speed: large and small", 180, functools.partial(speed, names=("large", "small"))),
+    Part("methods", 40, methods),
+    Part("methods: speed", 60, methods_speed),
+    Part("speed: both small", 60, functools.partial(speed, names=("small", "small"), most_rows=4)),
+    Part("speed: both large", 60, functools.partial(speed, names=("large", "large"), most_rows=4)),
+    # Last, since compiling may take all the time that is left.
+    Part(
+        "compiled: both small", 240, functools.partial(speed, names=("small", "small"), most_rows=3, is_compiled=True)
+    ),
+    Part(
+        "compiled: large and small",
+        240,
+        functools.partial(speed, names=("large", "small"), most_rows=3, is_compiled=True),
+    ),
 )
 
 
