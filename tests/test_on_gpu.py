@@ -3,6 +3,7 @@ than itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import on_gpu
 import pytest
+from cases import random_case
 from on_gpu import PARTS, PLACES, Part, Row, run, table
 
 SCRIPT = Path(on_gpu.__file__)
@@ -39,6 +41,20 @@ def test_without_a_gpu_the_script_says_so(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         on_gpu.main()
     assert "`--device` must be cpu, but is cuda" in capsys.readouterr().err
+
+
+def test_what_needs_an_extra_is_left_out_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr(on_gpu, "HAS_ICU", False)
+    monkeypatch.setattr(on_gpu, "METHODS", ("unite", "spans"))
+    monkeypatch.setitem(sys.modules, "icu4py", None)
+    monkeypatch.setitem(sys.modules, "icu4py.breakers", None)
+    (_, unite), (_, spans) = on_gpu.methods(PLACES["cpu"])
+    assert unite["right"] and spans == {"left_out": "icu4py is not installed"}
+    needs_it = next(number for number in range(40) if random_case(number).config.word_boundary == "unicode")
+    monkeypatch.setattr(on_gpu, "random_case", lambda number: random_case(needs_it))
+    place = PLACES["cpu"]
+    (cases,) = on_gpu.oracle(place._replace(sizes=dataclasses.replace(place.sizes, cases=1)))
+    assert cases.found["equal"] == "1 of 1"
 
 
 def yields(place):
