@@ -38,6 +38,7 @@ _EXPORTS = {
     "AdaFuseRound": "outputs",
     "AdaFuseRounds": "rounds.round_lists",
     "AdaFuseRoundsBatch": "rounds.round_lists",
+    "AnswerScore": "confidence.answer_score",
     "BranchLogitsProcessor": "logits_process",
     "MarginCriteria": "stopping_criteria",
     "WordBoundaryCriteria": "stopping_criteria",

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .call.arguments import member_tokenizers
+from .call.run import planning
+from .call.score import read_answers, score_call
+from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .host_internals import execution_device
@@ -158,6 +161,77 @@ class AdaFuseEnsemble:
         inputs = prompts if kwargs.get("chat") else _as_texts(prompts)
         rounds: AdaFuseRoundsBatch = self.generate(inputs, return_dict_in_generate=True, **kwargs).rounds
         return rounds
+
+    def score(
+        self,
+        prompts: Any,
+        answers: Any,
+        chat: bool = False,
+        ends: bool = False,
+        max_batch_size: int = 8,
+        on_scores: Callable[[int, list[AnswerScore]], Any] | None = None,
+    ) -> list[list[AnswerScore]]:
+        """
+        The log-likelihood of given answers under every member: to rerank them, to filter data, to find words that
+        nobody believes. Each member reads a prompt once, and behind it all answers in one pass: what they begin with
+        in common is read once too. Very many tokens take further passes.
+
+        ```python
+        >>> from hf_adafuse import AdaFuseEnsemble
+        >>> from hf_adafuse.demo import load_pair
+
+        >>> ensemble = AdaFuseEnsemble(load_pair())
+        >>> (scores,) = ensemble.score("Question: What is the capital of Peru?\\nAnswer:", [" Lima", " Oslo"])
+        >>> max(scores, key=lambda score: sum(score.log_likelihoods)).text
+        ' Lima'
+
+        ```
+
+        Args:
+            prompts (`str` or `list`): as of [`~AdaFuseEnsemble.rounds`].
+            answers (`list[list[str]]`): per prompt the texts that may follow it, with the space that parts them from it
+                (`" Lima"` behind `"Answer:"`). For a single prompt also the list of texts alone.
+            chat (`bool`, *optional*, defaults to `False`): whether each member reads the prompts in its own chat
+                template. Members that think do not think here: their answer follows at once.
+            ends (`bool`, *optional*, defaults to `False`): whether to score the end of the text after each answer too.
+            max_batch_size (`int`, *optional*, defaults to 8): the most prompts at a time.
+            on_scores (`Callable`, *optional*): called with a prompt's row and its scores when all members have read it.
+
+        Returns:
+            per prompt and answer, an [`AnswerScore`]: per member the log-likelihood in nats, the tokens and the bytes.
+            Nothing but the models counts: logits processors, temperature and stopping criteria play no part.
+
+        Raises:
+            ValueError: prompts or answers that cannot be used, before the first forward pass.
+            AdaFuseDecodingError: a member failed.
+        """
+        chats: list[Any] = as_chats(prompts) if chat else _as_texts(prompts)
+        rows = read_answers(answers, len(chats), ends)
+        members = list(zip([self.model, *self._assistants], self.tokenizers, strict=True))
+        encoded = thinking_inputs(chats, members, "off")[0] if chat else text_inputs(chats, self.tokenizers)
+        padding = [self.tokenizers[0].pad_token_id, self.tokenizers[0].eos_token_id]
+        with planning() as plans:
+            self.model.generate(
+                **encoded.to(execution_device(self.model)),
+                adafuse_config=self._scoring_config(),
+                max_batch_size=max_batch_size,
+                max_new_tokens=1,
+                do_sample=False,
+                use_cache=False,
+                pad_token_id=next((token for token in padding if token is not None), None),
+            )
+        return score_call(plans[0], rows, ends, on_scores)
+
+    def _scoring_config(self) -> AdaFuseConfig:
+        """What of the settings says what a word is and how much each member counts."""
+        _, config = self.model._adafuse_arguments({}) or (None, AdaFuseConfig())
+        sharpness = config.prompt_sharpness if isinstance(config.model_weights, str) else 1.0
+        return AdaFuseConfig(
+            max_word_tokens=config.max_word_tokens,
+            word_boundary=config.word_boundary,
+            model_weights=config.model_weights,
+            prompt_sharpness=sharpness,
+        )
 
     def encode(self, prompts: Any, chat: bool = False) -> Mapping[str, Any]:
         """Prompts as of [`~AdaFuseEnsemble.rounds`] in every member's own ids: with `chat` as [`chat_inputs`] makes

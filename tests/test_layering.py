@@ -15,7 +15,7 @@ PACKAGE = ROOT / "hf_adafuse"
 HOUSE = (
     ("settings", "config_checks"),
     ("", "config outputs host_internals"),
-    ("confidence", "ridge calibration word_confidence"),
+    ("confidence", "ridge calibration word_confidence answer_score"),
     ("rounds", "trace_text trace_html round_lists"),
     ("servers", "daemons queries turnstile addresses patience connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend race pass_costs"),
@@ -38,7 +38,7 @@ HOUSE = (
     (
         "call",
         "answering batch_columns sampling served_limits arguments new_ids inputs continuation stopping plan output run "
-        "running_batch",
+        "running_batch score",
     ),
     ("", "logits_process stopping_criteria generation"),
     ("hub", "flatten exported repository generate modeling_adafuse"),

@@ -19,7 +19,11 @@ from .drafts import Drafts
 from .passes import Pass, planned_pass, reader_of, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
+from .readings import Reading
 from .vocabulary import Vocabulary
+
+# In the place of scores that are not needed any more.
+_NO_SCORES = torch.empty(0)
 
 
 class MemberError(Exception):
@@ -187,6 +191,14 @@ class Member:
         self._reader.look_up(pair for path, span in paths for pair in zip(path, span.ids, strict=False))
         read = self._reader.span_log_probs
         return [read(path, span.ids, self.eos_ids if span.ends else None) for path, span in paths]
+
+    def forget_logits(self, prompt_index: int) -> None:
+        """Below a prompt's prefix keep of what has been read only the numbers that have left the device: scores of
+        tokens that have no node there are not asked for any more."""
+        for node in self.backend.trees[prompt_index].root.run_descendants():
+            node.logits = None
+            if isinstance(node.reading, Reading):
+                node.reading.scores = _NO_SCORES
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
         """The most likely of its end-of-sequence ids after these ids, which have been scored with the end."""

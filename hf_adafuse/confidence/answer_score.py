@@ -1,0 +1,54 @@
+"""What members make of a given answer, as [`AdaFuseEnsemble.score`] returns it. Values only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .word_confidence import text_confidence
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """
+    A given answer under all members, as [`AdaFuseEnsemble.score`] gives it.
+
+    Attributes:
+        text (`str`), ends (`bool`): the answer, and whether the end of the text after it was scored too.
+        log_probs (`list[list[float]]`): per member, the log-probability (nats) of each of its own tokens of the answer,
+            and last, with `ends`, of the end of the text. A member without an end-of-sequence token gives the end no
+            probability: minus infinity.
+        num_bytes (`int`): of the answer in UTF-8; with `ends` the end of the text counts as one.
+        words (`list[str]`): joined they give the text.
+        confidences (`list[float]`): per word, the weighted mean of the members' probabilities of it, from 0 to 1.
+        lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.
+    """
+
+    text: str
+    ends: bool
+    log_probs: list[list[float]]
+    num_bytes: int
+    words: list[str]
+    confidences: list[float | None]
+    lossy: list[int] = field(default_factory=list)
+
+    @property
+    def log_likelihoods(self) -> list[float | None]:
+        """Per member, the log-likelihood of the answer in nats; `None` of a member whose tokenizer gives no token."""
+        return [math.fsum(of_member) if of_member else None for of_member in self.log_probs]
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Per member, its tokens of the answer; with `ends` the end of the text counts as one."""
+        return [len(of_member) for of_member in self.log_probs]
+
+    @property
+    def confidence(self) -> float | None:
+        """How sure the members are of the answer: the geometric mean of `confidences`, as of [`AdaFuseOutput`]."""
+        return text_confidence(self.confidences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The score as plain JSON values, the sums among them."""
+        sums = {"log_likelihoods": self.log_likelihoods, "num_tokens": self.num_tokens, "confidence": self.confidence}
+        return {**asdict(self), **sums}
