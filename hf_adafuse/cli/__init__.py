@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import bench, chat, compare, demo, eval, export, generate, paper, run, serve, tune
+from . import bench, chat, compare, demo, eval, export, generate, paper, run, score, serve, tune
 from .network import go_offline_without_a_network
 
 
@@ -29,6 +29,7 @@ _COMMANDS: dict[str, tuple[str, Command]] = {
     "chat": ("talk with an ensemble in the terminal", chat),
     "serve": ("answer requests of OpenAI's API with an ensemble, and show a page", serve),
     "run": ("answer a file of questions with an ensemble", run),
+    "score": ("score a file of given answers under an ensemble", score),
     "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
     "compare": ("compare two files of answers", compare),
     "tune": ("find the members and settings that answer a file of questions best", tune),

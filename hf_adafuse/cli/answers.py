@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,18 @@ class Answers:
         path (`Path`): `NAME`.
         questions (`list[Question]`): all of the input.
         process, num_processes (`int`): this process's number, 0 for the main one, and how many write together.
+        is_same (`Callable`, *optional*): whether a record is one of a question whose prompt is the record's.
     """
 
-    def __init__(self, path: Path, questions: Sequence[Question], process: int = 0, num_processes: int = 1) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        questions: Sequence[Question],
+        process: int = 0,
+        num_processes: int = 1,
+        is_same: Callable[[Record, Question], bool] = lambda record, question: True,
+    ) -> None:
+        self.path, self._is_same = path, is_same
         self._is_main = process == 0
         self._is_alone = num_processes == 1
         self._lock: Any = None
@@ -141,7 +149,8 @@ class Answers:
 
     def _check(self, record: Record) -> None:
         question = self._questions.get(record["line"])
-        if question is None or ("prompt" in record and record["prompt"] != question.prompt):
+        is_known = question is not None and ("prompt" not in record or record["prompt"] == question.prompt)
+        if question is None or not is_known or not self._is_same(record, question):
             raise self._foreign(record)
 
     def _foreign(self, record: Record) -> ValueError:

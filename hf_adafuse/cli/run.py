@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
-import sys
-import time
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .answers import Answers, check_output
+from .answers import check_output
 from .arguments import (
     SAMPLING,
     STRUCTURED,
@@ -25,13 +20,10 @@ from .arguments import (
     read_text_arguments,
 )
 from .few_shot import add_examples, add_prompt_arguments
+from .file_jobs import Ask, FileJob, check_lines
 from .flag_types import count
 from .job_settings import add_job_arguments
-from .progress import Progress
-from .questions import Question, Template, read_questions
-
-if TYPE_CHECKING:
-    from .batches import Processes
+from .questions import Template, read_questions
 
 _DESCRIPTION = """\
 Answer many questions with an ensemble: one JSON object per line in, one per line out, in the same order, written as
@@ -87,91 +79,36 @@ def run(args: argparse.Namespace) -> int:
     check_output(Path(args.output))
     if args.html is not None:
         Path(args.html).mkdir(parents=True, exist_ok=True)
-    template = Template(args.template or _default_template(args.model))
+    template = Template(args.template or default_template(args.model))
     found = read_questions(args.questions, template, args.split, args.subset)
     questions, stops = add_examples(found, args.few_shot, template)
     if args.stop is None and not args.chat:
         args.stop = stops
     if args.on_error == "stop":
-        _check_lines(questions, args.questions)
+        check_lines(questions, args.questions)
 
-    from ..trees.shared_prefix import prefix_caching
     from .batches import Processes
 
     processes = Processes.find()
-    if processes.count > 1 and args.questions == "-":
-        raise ValueError("The questions must be a file with several processes, but are `-`. Write them to a file.")
-    with closing(Answers(Path(args.output), questions, processes.index, processes.count)) as answers:
-        if processes.index == 0:
-            answers.prepare(_settings(args, template), args.overwrite)
-        processes.wait()
-        left = answers.load()
-        processes.wait()  # what is written from here on is this run's
-        report = _Report(args, len(questions), answers.num_written, processes.index == 0)
-        report.add(answers.collect())
-        with prefix_caching():  # few-shot examples are the same in every batch
-            has_stopped = _answer_all(args, left, answers, processes, report)
-        if not has_stopped:
-            processes.wait()
-            report.add(answers.finish())
-        report.close()
+    job = FileJob(
+        source=args.questions,
+        path=Path(args.output),
+        questions=questions,
+        settings=_settings(args, template),
+        load=lambda: _load(args),
+        failed={"text": "", "finish_reason": "error"},
+        batch_size=args.batch_size,
+        stops=args.on_error == "stop",
+        overwrite=args.overwrite,
+        progress=args.progress,
+    )
+    has_stopped = job.run(processes)
     if not has_stopped:  # else the launcher ends the other processes when this one has ended
         processes.leave()
     return 1 if has_stopped else 0
 
 
-def _answer_all(
-    args: argparse.Namespace, left: list[Question], answers: Answers, processes: Processes, report: _Report
-) -> bool:
-    """Answer this process's share of the questions; whether it has stopped at an error."""
-    from ..call.answering import BATCHES_A_CALL
-
-    share = max(1, math.ceil(len(left) / args.batch_size / processes.count))  # of a process, in batches
-    size = args.batch_size * math.ceil(share / math.ceil(share / BATCHES_A_CALL))
-    batches = [left[start : start + size] for start in range(0, len(left), size)]
-    job = _Job(args, answers, report)
-    return any(job.answer(batch) for batch in batches[processes.index :: processes.count])
-
-
-class _Job:
-    """Answers questions and writes what comes of them."""
-
-    def __init__(self, args: argparse.Namespace, answers: Answers, report: _Report) -> None:
-        self._args, self._answers, self._report = args, answers, report
-        self._ask: Callable[..., bool] | None = None
-
-    def answer(self, batch: list[Question]) -> bool:
-        """Answer some questions; whether the job has stopped at one that failed."""
-        for question in batch:
-            if question.error is not None:
-                record = {"line": question.line, "input": question.record, "text": "", "finish_reason": "error"}
-                self._write({**record, "error": question.error})
-        good = [question for question in batch if question.error is None]
-        if not good:
-            return False
-        self._ask = self._ask or _load(self._args)
-        return self._ask(good, self._write)
-
-    def _write(self, record: dict[str, Any]) -> bool:
-        """Write a record; whether the job stops there."""
-        if "error" in record:
-            return self._fails(record)
-        self._report.add(self._answers.write(record))
-        return False
-
-    def _fails(self, record: dict[str, Any]) -> bool:
-        """Write an error; whether the job stops there."""
-        stops: bool = self._args.on_error == "stop"
-        if stops:
-            record["stopped"] = True  # the next run asks it again
-        self._report.add(self._answers.write(record))
-        problem = _problem(record["line"], self._args.questions, record["error"])
-        advice = f" The answers before it are in {self._args.output}; started again, the run goes on."
-        self._report.say(f"error: {problem}{advice}" if stops else f"warning: {problem}")
-        return stops
-
-
-def _load(args: argparse.Namespace) -> Callable[..., bool]:
+def _load(args: argparse.Namespace) -> Ask:
     from .batches import Answerer
     from .members import load_members
 
@@ -179,24 +116,8 @@ def _load(args: argparse.Namespace) -> Callable[..., bool]:
     return Answerer(args, members).answer
 
 
-def _check_lines(questions: list[Question], source: str) -> None:
-    bad = [question for question in questions if question.error is not None]
-    if bad:
-        others = f" So have {len(bad) - 1} others." if len(bad) > 1 else ""
-        problem = _problem(bad[0].line, source, str(bad[0].error))
-        # Where no line makes a prompt, the lines are not what is wrong.
-        advice = "Mend it, or pass --on-error skip."
-        if len(bad) == len(questions) and bad[0].record is not None:
-            advice = 'Pass --template, e.g. --template "Question: {question}\\nAnswer:".'
-        raise ValueError(f"{problem}{others} {advice}")
-
-
-def _problem(line: int, source: str, error: str) -> str:
-    """A sentence; `generate()` ends its own errors with a period, a bad line's has none."""
-    return f"line {line} of {source}: {error.removesuffix('.')}."
-
-
-def _default_template(model: str | None) -> str:
+def default_template(model: str | None) -> str:
+    """The template where none is given."""
     if model is not None:
         return "{prompt}"
     from ..demo.data import PROMPT  # the only form that the members of the demo know
@@ -210,38 +131,3 @@ def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
     settings = {name: getattr(args, name) for name in names} | {"template": template.text}
     settings |= {kind: (args.structured or {}).get(kind) for kind in STRUCTURED}
     return settings | given_settings(args)
-
-
-class _Report:
-    """Progress on standard error, and a last line. Silent but for `say` in every process but the main one."""
-
-    def __init__(self, args: argparse.Namespace, total: int, written: int, is_main: bool) -> None:
-        self._output, self._is_main, self._total, self._written = args.output, is_main, total, written
-        self._progress = Progress(total, "answers", written, args.progress if is_main else False)
-        self._errors = self._words = 0
-        self._start = time.monotonic()
-
-    def add(self, records: list[dict[str, Any]]) -> None:
-        """Count records that came into the file."""
-        self._errors += sum("error" in record for record in records)
-        self._words += sum(record.get("words", 0) for record in records)
-        self._progress.note(self._rate())
-        self._progress.add(len(records))
-
-    def say(self, message: str) -> None:
-        """A line of its own."""
-        self._progress.say(message)
-
-    def close(self) -> None:
-        """The last line."""
-        self._progress.close()
-        if self._is_main:
-            new = self._progress.num_new
-            errors = f" ({self._errors} with an error)" if self._errors else ""
-            sys.stderr.write(
-                f"hf-adafuse: {self._written + new} of {self._total} answers in {self._output}, "
-                f"{new} new{errors}, {self._rate()}\n"
-            )
-
-    def _rate(self) -> str:
-        return f"{self._words / max(time.monotonic() - self._start, 1e-9):.1f} words/s"

@@ -1,0 +1,184 @@
+"""Questions of a file to records of a file, over any number of kills and processes: what `run` and `score` share.
+
+Knows no model: what asks the members is a function of the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .answers import Answers, Record
+from .progress import Progress
+from .questions import Question
+
+if TYPE_CHECKING:
+    from .batches import Processes
+
+# `ask(questions, on_record)`: tells each record as soon as it is made. `on_record` says whether to stop; so does `ask`.
+Ask = Callable[[Sequence[Question], Callable[[Record], bool]], bool]
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """
+    One job.
+
+    Args:
+        source (`str`): of the questions, as messages name it.
+        path (`Path`): where the records go.
+        questions (`list[Question]`): all of them, the bad ones too.
+        settings (`dict`): what the records depend on, by flag. A run that goes on must have the same.
+        load (`Callable`): called before the first question is asked; what it returns asks questions.
+        failed (`dict`): what the record of a bad line holds beside its error.
+        batch_size (`int`): questions at a time.
+        is_same (`Callable`): whether a record is one of a question whose prompt is the record's.
+        stops (`bool`): whether to stop at a bad line or a failure; else a record with an error is written.
+        overwrite (`bool`), progress (`bool`, *optional*): as of the flags.
+        kept (`str`), unit (`str`): what is counted, `"answers"`, and what the rate counts, `"words"`.
+        size_of (`Callable`): how many of the unit a record holds.
+    """
+
+    source: str
+    path: Path
+    questions: Sequence[Question]
+    settings: dict[str, Any]
+    load: Callable[[], Ask]
+    failed: dict[str, Any]
+    batch_size: int
+    is_same: Callable[[Record, Question], bool] = lambda record, question: True
+    stops: bool = True
+    overwrite: bool = False
+    progress: bool | None = None
+    kept: str = "answers"
+    unit: str = "words"
+    size_of: Callable[[Record], int] = lambda record: int(record.get("words", 0))
+
+    def run(self, processes: Processes) -> bool:
+        """Make all records that are not there yet; whether the job has stopped at an error."""
+        from ..trees.shared_prefix import prefix_caching
+
+        if processes.count > 1 and self.source == "-":
+            raise ValueError("The questions must be a file with several processes, but are `-`. Write them to a file.")
+        answers = Answers(self.path, self.questions, processes.index, processes.count, self.is_same)
+        with closing(answers):
+            if processes.index == 0:
+                answers.prepare(self.settings, self.overwrite)
+            processes.wait()
+            left = answers.load()
+            processes.wait()  # what is written from here on is this run's
+            report = _Report(self, answers.num_written, processes.index == 0)
+            report.add(answers.collect())
+            with prefix_caching():  # few-shot examples are the same in every batch
+                has_stopped = self._ask_all(left, answers, processes, report)
+            if not has_stopped:
+                processes.wait()
+                report.add(answers.finish())
+            report.close()
+        return has_stopped
+
+    def _ask_all(self, left: list[Question], answers: Answers, processes: Processes, report: _Report) -> bool:
+        """Ask this process's share of the questions; whether it has stopped at an error."""
+        from ..call.answering import BATCHES_A_CALL
+
+        share = max(1, math.ceil(len(left) / self.batch_size / processes.count))  # of a process, in batches
+        size = self.batch_size * math.ceil(share / math.ceil(share / BATCHES_A_CALL))
+        batches = [left[start : start + size] for start in range(0, len(left), size)]
+        share_of = _Share(self, answers, report)
+        return any(share_of.ask(batch) for batch in batches[processes.index :: processes.count])
+
+
+class _Share:
+    """Asks questions and writes what comes of them."""
+
+    def __init__(self, job: FileJob, answers: Answers, report: _Report) -> None:
+        self._job, self._answers, self._report = job, answers, report
+        self._ask: Ask | None = None
+
+    def ask(self, batch: list[Question]) -> bool:
+        """Ask some questions; whether the job has stopped at one that failed."""
+        for question in batch:
+            if question.error is not None:
+                record = {"line": question.line, "input": question.record, **self._job.failed}
+                self._write({**record, "error": question.error})
+        good = [question for question in batch if question.error is None]
+        if not good:
+            return False
+        self._ask = self._ask or self._job.load()
+        return self._ask(good, self._write)
+
+    def _write(self, record: Record) -> bool:
+        """Write a record; whether the job stops there."""
+        if "error" in record:
+            return self._fails(record)
+        self._report.add(self._answers.write(record))
+        return False
+
+    def _fails(self, record: Record) -> bool:
+        """Write an error; whether the job stops there."""
+        job = self._job
+        if job.stops:
+            record["stopped"] = True  # the next run asks it again
+        self._report.add(self._answers.write(record))
+        problem = problem_of(record["line"], job.source, record["error"])
+        advice = f" The {job.kept} before it are in {job.path}; started again, the run goes on."
+        self._report.say(f"error: {problem}{advice}" if job.stops else f"warning: {problem}")
+        return job.stops
+
+
+def check_lines(questions: Sequence[Question], source: str, advice: str = "Mend it, or pass --on-error skip.") -> None:
+    """Raises `ValueError` where lines make no prompt; `advice`: what to do where some do."""
+    bad = [question for question in questions if question.error is not None]
+    if bad:
+        others = f" So have {len(bad) - 1} others." if len(bad) > 1 else ""
+        problem = problem_of(bad[0].line, source, str(bad[0].error))
+        # Where no line makes a prompt, the lines are not what is wrong.
+        if len(bad) == len(questions) and bad[0].record is not None and bad[0].prompt is None:
+            advice = 'Pass --template, e.g. --template "Question: {question}\\nAnswer:".'
+        raise ValueError(f"{problem}{others} {advice}")
+
+
+def problem_of(line: int, source: str, error: str) -> str:
+    """A sentence; `generate()` ends its own errors with a period, a bad line's has none."""
+    return f"line {line} of {source}: {error.removesuffix('.')}."
+
+
+class _Report:
+    """Progress on standard error, and a last line. Silent but for `say` in every process but the main one."""
+
+    def __init__(self, job: FileJob, written: int, is_main: bool) -> None:
+        self._job, self._is_main, self._total, self._written = job, is_main, len(job.questions), written
+        self._progress = Progress(self._total, job.kept, written, job.progress if is_main else False)
+        self._errors = self._size = 0
+        self._start = time.monotonic()
+
+    def add(self, records: list[Record]) -> None:
+        """Count records that came into the file."""
+        self._errors += sum("error" in record for record in records)
+        self._size += sum(map(self._job.size_of, records))
+        self._progress.note(self._rate())
+        self._progress.add(len(records))
+
+    def say(self, message: str) -> None:
+        """A line of its own."""
+        self._progress.say(message)
+
+    def close(self) -> None:
+        """The last line."""
+        self._progress.close()
+        if self._is_main:
+            new = self._progress.num_new
+            errors = f" ({self._errors} with an error)" if self._errors else ""
+            sys.stderr.write(
+                f"hf-adafuse: {self._written + new} of {self._total} {self._job.kept} in {self._job.path}, "
+                f"{new} new{errors}, {self._rate()}\n"
+            )
+
+    def _rate(self) -> str:
+        return f"{self._size / max(time.monotonic() - self._start, 1e-9):.1f} {self._job.unit}/s"
