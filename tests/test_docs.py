@@ -83,6 +83,8 @@ def stand_ins(monkeypatch, tmp_path):
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *args, **kw: for_chats(load_tokenizer(*args, **kw)))
     questions = [json.dumps({"question": f"What is the capital of {country}?"}) for country in ("Peru", "Chile")]
     (tmp_path / "questions.jsonl").write_text("\n".join(questions) + "\n", encoding="utf-8")
+    given = json.dumps({"question": "What is the capital of Peru?", "answers": [" Lima", " Oslo"]})
+    (tmp_path / "given.jsonl").write_text(f"{given}\n", encoding="utf-8")
     (tmp_path / "my-questions").mkdir()
     for task in ("nq", "triviaqa"):
         lines = [json.dumps({"question": f"What is the capital of {name}?", "answer": name}) for name in "ABCDEFG"]
