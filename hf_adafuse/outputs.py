@@ -110,7 +110,8 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
             assistants too.
         rounds (`AdaFuseRoundsBatch`): per prompt, its rounds; lists that print as text and, in a notebook, as a table.
         stats (`dict`): `rounds` (over all prompts), `words_per_round` (mean), `shares` (of rounds by number of words),
-            and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`.
+            and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`; what a method counts
+            beside these, its class says.
         confidence (`list[float]`): per prompt, how sure the members are of the text, from 0 to 1: the geometric mean of
             the `confidences` of its words. This is a score. Only of a calibrated method it is the probability that the
             answer is right. `None` of a text whose words have no confidences.

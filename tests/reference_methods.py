@@ -12,7 +12,7 @@ import unicodedata
 from typing import ClassVar
 
 from reference import TIE, fit, greedy_word, mid_character
-from reference_rules import best_eos, token_log_probs
+from reference_rules import best_eos, own_or_encoded, token_log_probs
 
 
 def is_full(m, ids):
@@ -309,6 +309,38 @@ class Blender(Rerank):
         return [-by_text[entry["text"].strip()] for entry in entries]
 
 
+class Anchor:
+    propose, options = staticmethod(fixed_words), 1
+
+    def __init__(self, alpha=0.5, beta=0.5, num_words=4):
+        self.alpha, self.beta, self.num_words = alpha, beta, num_words
+
+    def alone(self, members, prefixes, config):
+        """The main model's words of at least alpha each: a round of its own, or `None`."""
+        m, prefix, ids, texts, ends = members[0], prefixes[0], [], [], False
+        while len(texts) < self.num_words and not ends and not is_full(m, prefix + ids):
+            so_far = prefix + ids
+            word, ends_here = greedy_word(m, so_far, m.best(so_far, 1)[0][0], config)
+            if math.exp(sum(token_log_probs(m, so_far, word, ends_here))) < self.alpha:
+                break
+            ids, texts, ends = ids + word, [*texts, m.text(word)], ends_here
+        text = "".join(texts)
+        encoded = [own_or_encoded(m, other, ids, text) for other in members]
+        is_good = bool(text or ends) and fit(members, prefixes, encoded)
+        return {"text": text, "ends": ends, "ids": encoded} if is_good else None
+
+    def pick(self, entries, weights):
+        mine = [entry for entry in entries if 0 in entry["own"]]
+        if mine and math.exp(sum(mine[0]["values"][0])) >= self.alpha:
+            return mine[0]
+        logs = [-sum(entry["values"][0]) - math.log(self.beta or 1e-300) for entry in mine]
+        for entry in entries:
+            if entry not in mine:
+                logs.append(min(-sum(entry["values"][k]) - math.log(weights[k] / weights[0]) for k in entry["own"]))
+        ordered = [*mine, *[entry for entry in entries if entry not in mine]]
+        return ordered[next(i for i, value in enumerate(logs) if value <= min(logs) + TIE)]
+
+
 METHODS = {
     "sweetspan": SweetSpan,
     "cool-fusion": CoolFusion,
@@ -317,6 +349,7 @@ METHODS = {
     "rerank": Rerank,
     "majority": Majority,
     "blender": Blender,
+    "anchor": Anchor,
 }
 
 
@@ -356,7 +389,8 @@ def decode_by_method(members, prompts, config, max_new_tokens, numbers=None, **w
             method.options = max_new_tokens - len(new)
             if not isinstance(method, Rerank):
                 extra = write_together(members, prefixes, config, method.options)
-        winner = one_round(members, prefixes, method, config, extra, drafters=drafters)
+        winner = method.alone(members, prefixes, config) if hasattr(method, "alone") else None
+        winner = winner or one_round(members, prefixes, method, config, extra, drafters=drafters)
         count += 1
         if winner is None:
             break
@@ -413,7 +447,7 @@ def one_round(members, prefixes, method, config, extra=None, is_sure=True, draft
         entry = {"text": text, "ends": ends, "ids": ids, "own": own, "times": times.get((text, ends), {})}
         entries.append(entry | {"values": values, "nlls": nlls, "logits": logits})
     weights = config.model_weights or [1.0] * len(members)
-    if entries and isinstance(method, Majority):
+    if entries and hasattr(method, "pick"):
         return method.pick(entries, weights)
     if entries:
         scores = method.scores(entries, weights)

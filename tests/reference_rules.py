@@ -263,6 +263,11 @@ def certain_words(m, prefix, config):
     return ids[len(prefix) :], texts, False
 
 
+def own_or_encoded(main, m, ids, text):
+    """What a member reads of the main model's words: the same ids where it has the same tokenizer."""
+    return list(ids) if m.tokenizer is main.tokenizer else m.encode(text)[0]
+
+
 def decode_by_rule(members, prompts, config, max_new_tokens):
     """New main-model ids of one prompt (`prompts`: per member, its ids) and the text of each round."""
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
@@ -278,7 +283,7 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
         winner = None
         if config.certainty_gate is not None:
             ids, texts, ends = certain_words(members[0], prefixes[0], config)
-            encoded = [ids, *[m.encode("".join(texts))[0] for m in members[1:]]]
+            encoded = [own_or_encoded(members[0], m, ids, "".join(texts)) for m in members]
             if (texts or ends) and fit(members, prefixes, encoded) and ("".join(texts) or ends):
                 winner = {"text": "".join(texts), "ends": ends, "ids": encoded}
         if winner is None:

@@ -31,7 +31,10 @@ HOUSE = (
     ),
     ("members", "distributions relative_space pair_ranker answer_fuser"),
     ("decoding", "words scoring requests progress answer_stops proposer draft_sampler word_parts fusion pool trust"),
-    ("decoding.strategies", "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender"),
+    (
+        "decoding.strategies",
+        "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender anchor",
+    ),
     ("decoding.strategies", "token_strategy unite gac deepen registry"),
     ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler places committer"),
     ("decoding", "word_sampler sampled_rounds token_rounds decoder"),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..decoding.progress import Prompt
+from ..decoding.strategies.registry import make_strategy
 from ..host_internals import CACHE_NAME, prepared_pad_id
 from ..members.member import Member
 from ..outputs import AdaFuseOutput, count_words
@@ -35,13 +36,14 @@ def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], 
     """The output with `return_dict_in_generate=True`."""
     config, made = plan.call.generation_config, [rounds_of(prompt, plan) for prompt in prompts]
     rounds = AdaFuseRoundsBatch(made, made[0].names, made[0].threshold)
+    of_method = make_strategy(plan.config).counts([one for of_prompt in rounds for one in of_prompt])
     new_tokens = sequences.shape[1] - plan.call.input_ids.shape[1]
     return AdaFuseOutput(
         sequences=sequences,
         scores=_stack([prompt.scores for prompt in prompts], new_tokens) if config.output_scores else None,
         logits=_stack([prompt.logits for prompt in prompts], new_tokens) if config.output_logits else None,
         rounds=rounds,
-        stats={**count_words(rounds), "members": [_stats(member) for member in members]},
+        stats={**count_words(rounds), **of_method, "members": [_stats(member) for member in members]},
         confidence=[of_prompt.confidence for of_prompt in rounds],
         **{CACHE_NAME: final_cache(sequences, members, prompts) if plan.call.returns_cache else None},
     )

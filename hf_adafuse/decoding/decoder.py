@@ -30,7 +30,7 @@ from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler
 from .scoring import span_nll
 from .strategies.drafting import DraftedText
-from .strategies.strategy import SpanStrategy
+from .strategies.strategy import ALONE, SpanStrategy
 from .strategies.token_strategy import TokenStrategy
 from .token_rounds import TokenRounds
 from .turns import Turns
@@ -74,6 +74,8 @@ class Decoder:
         self._proposers = [method.make_proposer(index, self.members, rule) for index in indices]
         self._foresights = [Foresight(proposer) for proposer in self._proposers]
         self._vocabularies = [member.vocabulary for member in self.members]
+        main, *others = self._vocabularies
+        self._speakers_of_main = [k for k, one in enumerate(others, start=1) if one.is_same_as(main)]
         self._committer = Committer(self.members, self.should_stop, self.on_commit)
         self._judge = Judge(self._vocabularies, self.config, self.strategies, rule, self.prompt_nlls)
         self._turns = Turns(self.members, self._proposers, self._foresights, method.needs_logits)
@@ -204,16 +206,16 @@ class Decoder:
 
     def _commit_certain(self, prompt: Prompt) -> Requests[bool]:
         """Commit the words of which the main model is certain, without asking the others, who read them later."""
-        if self.config.certainty_gate is None:
-            return False
-        main = self.members[0]
-        span = yield from self._proposers[0].propose_certain(main.root(prompt.index), self.config.certainty_gate)
+        main, strategy = self.members[0], self.strategies[prompt.index]
+        span = yield from strategy.propose_alone(self._proposers[0], main.root(prompt.index))
         if span is None:
             return False
         sure = Pool(self._vocabularies)
         sure.add(0, Proposals([span], []))
-        self._turns.drop_unfit(prompt, sure)
         (winner,) = sure.ranked()
+        # Members with the same tokenizer take its ids, as if they had proposed them: copies of a model stay copies.
+        winner.ids |= {k: list(span.ids) for k in self._speakers_of_main}
+        self._turns.drop_unfit(prompt, sure)
         if winner.dropped is not None:
             return False
         scored = Span(winner.ids[0], winner.ends)
@@ -224,7 +226,7 @@ class Decoder:
         winner.confidences = confidences_of(winner, [log_probs], self._vocabularies[:1], [1.0])
         winner.score = winner.nlls[0] or 0.0
         winner.decided_by = [winner.score]
-        sure.criterion = "NLL under the main model, which is certain"
+        sure.criterion = ALONE
         main.num_proposals += 1
         self._committer.commit(prompt, sure, winner)
         return True

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..config import AdaFuseConfig
-from ..members.member import Member
+from ..members.member import Member, Span
 from ..members.passes import unread
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
@@ -126,7 +126,7 @@ class Proposer:
             yield from self.read([node])
             if math.exp(node.reading.top_log_probs[0]) < least:
                 break
-            (word,) = yield from self._extend([self.begin(node, node.reading.top[0])])
+            word = yield from self.greedy_word(node)
             words.append(word)
             if word.ends:
                 break
@@ -135,9 +135,23 @@ class Proposer:
 
     def propose_word(self, root: Node) -> Requests[Proposal]:
         """The greedy word alone: the last resort when every candidate is forbidden."""
-        yield from self.read([root])
-        (word,) = yield from self._extend([self.begin(root, root.reading.top[0])])
+        word = yield from self.greedy_word(root)
         return self.proposal([word])
+
+    def greedy_word(self, node: Node) -> Requests[GrowingWord]:
+        """The greedy word after a node."""
+        yield from self.read([node])
+        (word,) = yield from self._extend([self.begin(node, node.reading.top[0])])
+        return word
+
+    def log_probs(self, root: Node, words: Sequence[GrowingWord]) -> Requests[list[float]]:
+        """The log-probability (nats) of each token of words after the end of the prefix, and of the end of the text
+        where it ends with them."""
+        span = Span([node.token for word in words for node in word.nodes], any(word.ends for word in words))
+        if needed := self.member.needed_to_score(root.prompt_index, [span]):
+            yield Read(self.member_index, needed)
+        (values,) = self.member.log_probs(root.prompt_index, [span])
+        return values
 
     def has_room(self, node: Node) -> bool:
         """Whether the member's context holds one more token after this node."""

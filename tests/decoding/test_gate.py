@@ -6,12 +6,14 @@ import copy
 
 import pytest
 import torch
+from cases import Case
 from hosts import PROMPTS, TWO, ensemble, new_ids
 from reference_rules import decode_by_rule
 from releases import cache_of, with_cache
+from tiny import TOKENIZERS, tiny_model
 from transformers import NoRepeatNGramLogitsProcessor
 
-from hf_adafuse import enable_adafuse
+from hf_adafuse import AdaFuseConfig, enable_adafuse
 
 MEMBERS = [TWO, ("gpt2/byte_level/1", "llama/byte_level/2"), ("llama/characters/0", "qwen3/characters/1")]
 
@@ -67,6 +69,16 @@ def test_an_assistants_processor_that_remembers_is_called_once_a_token(gate):
     members = case.ref_members()
     members[1].process = process
     assert got == [decode_by_rule(members, case.member_prompts(row), case.config, case.max_new_tokens)[0]]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_copies_of_one_model_stay_copies(number):
+    """Greedy ids may not be those of their text: members with the same tokenizer take them as they are."""
+    model, tokenizer = tiny_model("llama", "sentencepiece", peak=4.0), TOKENIZERS["sentencepiece"]()
+    config = AdaFuseConfig(certainty_gate=0.6, num_branches=1)
+    cases = [Case([model] * count, [tokenizer] * count, config, ["The capital of France"], 16) for count in (1, number)]
+    one, several = [new_ids(case, case.fast()) for case in cases]
+    assert several == one
 
 
 def test_trust_from_the_prompt_reads_all_of_it_where_a_cache_is_given():

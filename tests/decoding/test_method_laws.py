@@ -71,7 +71,7 @@ def test_the_order_of_assistants_changes_nothing_but_ties(method, number):
 
 
 @pytest.mark.parametrize("number", range(4))
-@pytest.mark.parametrize("method", ["unite", "gac", "majority"])
+@pytest.mark.parametrize("method", ["unite", "gac", "majority", "anchor"])
 def test_with_all_weight_on_the_main_model_it_is_alone(method, number):
     case = case_of(method, 700 + number, model_weights=(1.0, 1e-9))
     alone = Case(case.models[:1], case.tokenizers[:1], config_of(method), case.prompts, 14)

@@ -20,6 +20,7 @@ OPTIONS = {
     "rerank": {},
     "blender": {"ranker": ("nll",)},
     "majority": {"pattern": (None, r"\w+", r"[a-z](\w)")},
+    "anchor": {"alpha": (0.5, 0.1, 0.9, 1.0), "beta": (0.5, 0.0, 2.0, 30.0), "num_words": (4, 1)},
 }
 
 

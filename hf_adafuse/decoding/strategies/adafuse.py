@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...members.member import Member
+from ...trees.nodes import Node
 from ..fusion import Choice, ScoredSpan, choose
-from ..proposer import Proposer
+from ..proposer import Proposal, Proposer
+from ..requests import Requests
 from ..words import WordRule
 from .strategy import SpanStrategy
 
@@ -21,6 +23,12 @@ class AdaFuse(SpanStrategy):
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
         return Proposer(member_index, members[member_index], self.config, rule)
+
+    def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
+        if self.config.certainty_gate is None:
+            return None
+        span = yield from main.propose_certain(root, self.config.certainty_gate)
+        return span
 
     @property
     def criterion(self) -> str:  # type: ignore[override]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...config import AdaFuseConfig
 from .adafuse import AdaFuse
+from .anchor import Anchor
 from .blender import Blender
 from .cool_fusion import CoolFusion
 from .deepen import DeePEn
@@ -32,6 +33,7 @@ STRATEGIES: dict[str, type[Any]] = {
     "majority": Majority,
     "rerank": WholeAnswers,
     "blender": Blender,
+    "anchor": Anchor,
 }
 
 
@@ -72,6 +74,7 @@ def _called_with(cls: type[Any]) -> dict[str, tuple[str, ...]]:
     return {
         "choose": ("candidates", "weights", "own"),
         "make_proposer": ("member_index", "members", "rule"),
+        "propose_alone": ("main", "root"),
         "fuse": ("texts",),
         "draft_method": (),
     }

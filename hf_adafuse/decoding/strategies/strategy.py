@@ -16,10 +16,16 @@ import torch
 from ...config import AdaFuseConfig
 from ...members.member import Member
 from ...members.vocabulary import Vocabulary
+from ...outputs import AdaFuseRound
+from ...trees.nodes import Node
 from ..fusion import Choice, ScoredSpan, mean_nll
-from ..proposer import Proposer
+from ..proposer import Proposal, Proposer
+from ..requests import Requests
 from ..scoring import first_lowest, fused_score
 from ..words import WordRule
+
+# The criterion of rounds in which the main model's words are committed without asking the others.
+ALONE = "NLL under the main model, which is certain"
 
 
 class Strategy:
@@ -65,6 +71,10 @@ class Strategy:
             ValueError: it cannot combine them.
         """
 
+    def counts(self, rounds: Sequence[AdaFuseRound]) -> dict[str, int]:
+        """What `stats` tells of this method alone, from the rounds of all prompts of a call; by default nothing."""
+        return {}
+
 
 @dataclass
 class SpanStrategy(Strategy):
@@ -93,6 +103,18 @@ class SpanStrategy(Strategy):
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
         """How a member proposes: [`Proposer`] or a subclass of it."""
         return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), rule)
+
+    def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
+        """
+        What is committed after `root` without asking the other members, who read it later; `None`, the default: they
+        are asked.
+
+        Args:
+            main (`Proposer`): the main model's.
+            root (`Node`): the end of the text.
+        """
+        yield from ()
+        return None
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
         """
