@@ -87,6 +87,12 @@ class Case:
         return [reference_decode(members, self.member_prompts(row), self.config, self.max_new_tokens) for row in rows]
 
 
+def context_of(model) -> int | None:
+    """The most tokens that a tiny model reads: rotary positions go on for ever."""
+    config = model.config
+    return None if getattr(config, "rope_parameters", None) else config.max_position_embeddings
+
+
 def random_config(rng: random.Random, num_members: int) -> AdaFuseConfig:
     fields = dict(
         margin_threshold=rng.choice([0.0, 0.2, 0.7, 1.1]),

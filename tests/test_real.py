@@ -49,7 +49,6 @@ def test_stories_equal_the_oracle(order, branches):
     members = case.ref_members()
     for member in members:
         member.eos = eos_ids(member.tokenizer)
-        member.max_length = member.model.config.max_position_embeddings
     from reference import reference_decode
 
     expected, texts = reference_decode(members, case.member_prompts(rows[0]), case.config, 200)

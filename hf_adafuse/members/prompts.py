@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from ..trees.model_call import has_dynamic_frequencies
 from .chat import is_same_text, loses_template
 from .participants import Participant
 
@@ -107,9 +108,11 @@ def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
                 "tokenizer adds no beginning-of-sequence token). Pass a prompt, or its ids in `assistant_inputs`."
             )
         if participant.max_length is not None and len(ids) > participant.max_length:
+            follow = has_dynamic_frequencies(participant.model.config.get_text_config())
+            reason = "; beyond, its dynamic rotary frequencies follow the length of the text" if follow else ""
             raise ValueError(
                 f"The prompt of {participant.name} must be at most {participant.max_length} tokens "
-                f"(`max_position_embeddings`), but is {len(ids)} tokens in row {row}. Shorten it."
+                f"(`max_position_embeddings`{reason}), but is {len(ids)} tokens in row {row}. Shorten it."
             )
     switch, lengths = participant.frequency_switch, [len(ids) for ids in prompts]
     if switch is not None and min(lengths) <= switch < max(lengths):

@@ -27,12 +27,32 @@ def position_offset(config: Any) -> int:
 
 
 def max_length(config: Any) -> int | None:
-    """The most tokens that the context of a model with this text config holds, where it is bounded."""
+    """
+    The most tokens that the positions of a model with this text config allow; `None` where any number goes.
+
+    Positions that are looked up in a table end with it. Rotary ones go on for ever: `max_position_embeddings` says how
+    long the texts of the training were, and with YaRN it is even what the factor is applied to. Only where frequencies
+    follow the length of the text (`"dynamic"`) may none go beyond: keys cached before would be wrong from there on.
+    """
+    if _ropes(config) and not has_dynamic_frequencies(config):
+        return None
     for name in ("max_position_embeddings", "max_seq_len"):
         length = getattr(config, name, None)
         if length is not None:
-            return int(length) - position_offset(config)
+            return int(length) - position_offset(config) if length > 0 else None
     return None
+
+
+def has_dynamic_frequencies(config: Any) -> bool:
+    """Whether a model with this text config takes other rotary frequencies for each length beyond its context."""
+    return any("dynamic" in str(rope.get("rope_type")) for rope in _ropes(config))
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The rotary settings of a text config: one, or one for each kind of layer."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    of_layers = [rope for rope in ropes.values() if isinstance(rope, dict)]
+    return of_layers or ([ropes] if ropes else [])
 
 
 def frequency_switch(config: Any) -> int | None:
@@ -40,9 +60,8 @@ def frequency_switch(config: Any) -> int | None:
     The number of tokens beyond which a model with this text config reads all of a text by other rotary frequencies
     (LongRoPE), if it does: keys cached before are then of no use, nor may one pass hold texts of both kinds.
     """
-    ropes = getattr(config, "rope_parameters", None) or {}
-    kinds = [ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))]
-    lengths = [rope["original_max_position_embeddings"] for rope in kinds if rope.get("rope_type") == "longrope"]
+    ropes = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
+    lengths = [rope["original_max_position_embeddings"] for rope in ropes]
     return min(lengths, default=None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 import warnings
@@ -16,8 +17,19 @@ from tiny import TOKENIZERS, eos_ids, tiny_model
 from hf_adafuse import AdaFuseConfig, enable_adafuse
 
 
+def with_dynamic_frequencies(model):
+    """The same model, which may not go on beyond its `max_position_embeddings`."""
+    config = copy.deepcopy(model.config)
+    config.rope_parameters = {**config.rope_parameters, "rope_type": "dynamic", "factor": 2.0}
+    made = type(model)(config).eval()
+    made.load_state_dict(model.state_dict())
+    made.generation_config = copy.deepcopy(model.generation_config)
+    return made
+
+
 def tight_case(number):
-    """Members of which one to all have a context of 24 to 40 tokens, most of them with learned positions (GPT-2)."""
+    """Members of which one to all have a context of 24 to 40 tokens: learned positions (GPT-2), or rotary frequencies
+    that follow the length of the text."""
     rng = random.Random(number)
     count = 1 + number % 3
     contexts = [rng.choice([24, 29, 40]) if k == number % count or rng.random() < 0.4 else 512 for k in range(count)]
@@ -26,6 +38,8 @@ def tight_case(number):
         architecture = "gpt2" if context < 512 and rng.random() < 0.7 else rng.choice(["llama", "mistral", "qwen3"])
         tokenizer = rng.choice(["byte_level", "sentencepiece", "characters", "trailing_space"])
         model = tiny_model(architecture, tokenizer, rng.randint(0, 1), 3.0, context)
+        if context < 512 and architecture != "gpt2":
+            model = with_dynamic_frequencies(model)
         members.append(RefMember(model, TOKENIZERS[tokenizer](), eos_ids(TOKENIZERS[tokenizer]()), context))
     config = random_config(rng, count)
     config = dataclasses.replace(config, num_branches=min(3, config.num_branches), max_words=min(3, config.max_words))
@@ -83,12 +97,13 @@ def row_of(length, seed=0):
     return torch.randint(30, 300, (1, length), generator=generator)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("architecture", ["gpt2", "dynamic"])
 @pytest.mark.parametrize("room", [1, 2, 7])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_exactly_enough_room_is_enough(architecture, room, seed):
     """Only the main model is tight: `max_new_tokens` come out, and no warning (which would be an error here)."""
-    main = enable_adafuse(own(architecture, "byte_level", max_positions=24, seed=seed))
+    tight = own("gpt2" if architecture == "gpt2" else "llama", "byte_level", max_positions=24, seed=seed)
+    main = enable_adafuse(tight if architecture == "gpt2" else with_dynamic_frequencies(tight))
     ids = row_of(24 - room, seed)
     other = tiny_model("llama", "characters", seed)
     for extra in ({}, dict(assistant_models=[other], assistant_tokenizers=[CHARS])):

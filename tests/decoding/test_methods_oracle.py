@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from cases import random_case
+from cases import context_of, random_case
 from reference_methods import METHODS, decode_by_method
 
 from hf_adafuse import AdaFuseConfig
@@ -57,7 +57,7 @@ def assert_equals_the_oracle(case, seed=None, **warping):
     output, width = case.fast(**warping), case.main_ids()[1].shape[1]
     members = case.ref_members()
     for member in members:
-        member.max_length = member.model.config.max_position_embeddings  # long sentences reach the ends of contexts
+        member.max_length = context_of(member.model)  # long sentences reach the ends of contexts
     for row, prompt in enumerate(case.main_ids()[0]):
         prompts = case.member_prompts(prompt)
         drawing = warping | {"numbers": numbers[row]}

@@ -117,12 +117,11 @@ def test_an_empty_row_of_assistant_inputs_is_refused():
     assert_refused(given, "prompt of assistant 1 .* is empty in row 1")
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
-def test_a_prompt_longer_than_a_context_is_refused(architecture):
+def test_a_prompt_longer_than_a_context_is_refused():
     ids = torch.full((2, 25), 40)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0  # the first row, without its padding, fits
-    tight = own(architecture, "byte_level", max_positions=24)
+    tight = own("gpt2", "byte_level", max_positions=24)
     given = arguments(input_ids=ids, attention_mask=mask)
     message = assert_refused(given, "prompt of the main model must be at most 24 tokens", main=enable_adafuse(tight))
     assert "25 tokens in row 1" in message and "max_position_embeddings" in message
