@@ -23,6 +23,7 @@ from .call.arguments import (
     places_of,
     resolve_participants,
 )
+from .call.images import read_images, without_images
 from .call.inputs import HostCall
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
@@ -81,6 +82,9 @@ class AdaFuseGenerationMixin(GenerationMixin):
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
+        images = read_images(self, kwargs) if is_ours else None
+        if images is not None:  # else transformers encodes them here, before anything has been checked
+            kwargs = {**without_images(kwargs, images), "adafuse_images": images}
         new_ids = read_new_ids(given.get("inputs"), kwargs) if is_ours else None
         if new_ids is None:
             return super().generate(*args, **kwargs)
@@ -105,24 +109,27 @@ class AdaFuseGenerationMixin(GenerationMixin):
                 del kwargs["adafuse_config"]
             return mode_kwargs  # type: ignore[no-any-return]
         call, asked = {name: kwargs.pop(name, None) for name in ARGUMENTS}, kwargs.pop("adafuse_asked", None)
+        images = kwargs.pop("adafuse_images", None)
         mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         bound = getattr(self, "_adafuse_bound", None)
         if bound is not None and bound.tokenizer is not None:
             mode_kwargs.setdefault("tokenizer", bound.tokenizer)
         mode_kwargs["adafuse_call"] = call
         mode_kwargs["adafuse_asked"] = asked
+        mode_kwargs["adafuse_images"] = images
         return mode_kwargs  # type: ignore[no-any-return]
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]
     ) -> None:
         call, asked = mode_kwargs.pop("adafuse_call", None), mode_kwargs.pop("adafuse_asked", None)
+        images = mode_kwargs.pop("adafuse_images", None)
         wanted = None if call is None else self._adafuse_arguments(call)
         if wanted is not None:
             _check_mode(generation_mode, generation_config, mode_kwargs)
             arguments, config = wanted
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
-            ensemble = make_ensemble(self, arguments, config, asked)
+            ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
             mode_kwargs["tokenizer"] = ensemble.participants[0].tokenizer  # stop strings need it
             mode_kwargs["adafuse"] = ensemble

@@ -31,6 +31,10 @@ CACHE_NAME = "cache" if "cache" in {field.name for field in fields(GenerateDecod
 # From transformers 5.24 on its own models say "cache"; models with remote code may say what older releases said.
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
 
+# Arguments that say nothing of a text without images: what a multimodal model's encoder made of them, an empty dict
+# that `generate()` adds itself, and which tokens stand for images, all zeros, which processors add.
+NO_IMAGES = ("mm_encoder_outputs", "mm_token_type_ids")
+
 # The methods of GenerationMixin that are overridden, in the order in which `generate()` calls them, with the arguments
 # that are relied on. There is no public way to decode otherwise inside `generate()`.
 GENERATION_HOOKS = {

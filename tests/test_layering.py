@@ -40,8 +40,8 @@ HOUSE = (
     ("decoding", "word_sampler sampled_rounds token_rounds decoder"),
     (
         "call",
-        "answering batch_columns sampling served_limits arguments new_ids inputs continuation stopping plan output run "
-        "running_batch score",
+        "answering batch_columns sampling served_limits images arguments new_ids inputs continuation stopping plan "
+        "output run running_batch score",
     ),
     ("", "logits_process stopping_criteria generation"),
     ("hub", "flatten exported repository generate modeling_adafuse"),

@@ -17,6 +17,7 @@ from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
 from ..outputs import AdaFuseRound
 from ..trees.adapters import adapted, base_model
+from .images import Images
 from .sampling import SamplingAsked
 from .served_limits import check_served_settings
 
@@ -102,6 +103,7 @@ class Ensemble:
         sampling (`dict`, *optional*): the settings of sampling that the call asks for; `None`: words are not sampled.
         max_batch_size (`int`, *optional*): the most prompts decoded at a time.
         on_answer (`Callable`, *optional*): told a prompt's row and its rounds when it has ended.
+        images (`Images`, *optional*): which the main model reads with its prompts.
 
     Raises:
         ValueError: weights that are not one per member.
@@ -115,6 +117,7 @@ class Ensemble:
     sampling: Mapping[str, Any] | None = None
     max_batch_size: int | None = None
     on_answer: Callable[[int, list[AdaFuseRound]], None] | None = None
+    images: Images | None = None
 
     def __post_init__(self) -> None:
         weights = self.config.model_weights
@@ -139,7 +142,11 @@ def ensemble_arguments(
 
 
 def make_ensemble(
-    model: Any, arguments: EnsembleArguments, config: AdaFuseConfig, asked: SamplingAsked | None = None
+    model: Any,
+    arguments: EnsembleArguments,
+    config: AdaFuseConfig,
+    asked: SamplingAsked | None = None,
+    images: Images | None = None,
 ) -> Ensemble:
     """
     The ensemble of a call.
@@ -148,10 +155,14 @@ def make_ensemble(
         model (`PreTrainedModel`): the main model.
         arguments (`EnsembleArguments`), config (`AdaFuseConfig`): as of [`ensemble_arguments`].
         asked (`SamplingAsked`, *optional*): what the call says of sampling.
+        images (`Images`, *optional*): those beside the main model's prompts. Weights that follow from the prompt are
+            equal then: the other members read a part of it.
 
     Raises:
         ValueError: arguments that cannot be honoured.
     """
+    if images is not None and isinstance(config.model_weights, str):
+        config = config.changed({"model_weights": None})
     strategy = make_strategy(config)  # so that an error comes before anything is loaded
     samples = config.do_sample if config.do_sample is not None else asked is not None and asked.do_sample
     if samples and strategy.samples is None:
@@ -179,6 +190,7 @@ def make_ensemble(
         sampling=({} if asked is None else asked.settings) if samples else None,
         max_batch_size=_places(arguments.max_batch_size),
         on_answer=_callable(arguments.on_answer),
+        images=images,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..host_internals import CACHE_ARGUMENTS, CACHE_NAME, given_cache, num_cached
+from ..host_internals import CACHE_ARGUMENTS, CACHE_NAME, NO_IMAGES, given_cache, num_cached
 from ..members.processor_request import ProcessorRequest
 from ..members.prompts import unpadded_rows
 from ..trees.kv_cache import AdaFuseCache, KeysValues, adopt_cache, kept_beginnings
@@ -142,7 +142,7 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
     unexpected = sorted(
         name
         for name, value in model_kwargs.items()
-        if name not in _EXPECTED and value is not None and value is not False
+        if name not in _EXPECTED and value is not None and value is not False and not _says_nothing(name, value)
     )
     if unexpected:
         raise ValueError(
@@ -157,10 +157,19 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
         )
 
 
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether an argument, which the caller did not pass, says that there are no images."""
+    return name in NO_IMAGES and not (value.any() if isinstance(value, torch.Tensor) else value)
+
+
 def _check_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, given: torch.Tensor | None) -> None:
     if given is None:
         return
     mask = torch.ones_like(input_ids) if mask is None else mask
     usual = (mask.long().cumsum(-1) - 1)[:, -given.shape[-1] :]
-    if given.shape != usual.shape or not torch.equal(given.to(mask.device)[usual >= 0], usual[usual >= 0]):
+    # Multimodal models have several axes; those of a text alone are equal.
+    axes: Any = given.to(mask.device).reshape(-1, *given.shape[-2:]) if given.dim() > 1 else []
+    if not len(axes) or any(
+        axis.shape != usual.shape or not torch.equal(axis[usual >= 0], usual[usual >= 0]) for axis in axes
+    ):
         raise ValueError("`position_ids` must count the unpadded tokens from 0, but are others. Leave them out.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..host_internals import CACHE_NAME, prepared_eos_ids
+from ..host_internals import CACHE_NAME, num_cached, prepared_eos_ids
 from ..members.histories import has_history
 from ..members.participants import Participant
 from ..members.processor_request import ProcessorRequest, assistant_processors, main_processors
@@ -22,6 +22,7 @@ from ..trees.kv_cache import KeysValues, kept_beginnings
 from ..trees.self_test import keeps_keys
 from .arguments import Ensemble
 from .continuation import assistant_states, resumed_ids
+from .images import Images, image_tokens
 from .inputs import HostCall, MainInputs, read_inputs
 from .sampling import RandomNumbers, Warper, random_streams, warper_of
 from .served_limits import check_served_call
@@ -40,6 +41,7 @@ class MemberPlan:
         eos_ids (`list[int]`): its end-of-sequence ids, those that it has an embedding of.
         processors (`list[PromptProcessors]`): per prompt.
         backend (`str`): what runs its trees.
+        images (`Images`, *optional*): which it reads with its prompts.
     """
 
     participant: Participant
@@ -48,6 +50,7 @@ class MemberPlan:
     eos_ids: list[int]
     processors: list[PromptProcessors]
     backend: str
+    images: Images | None = None
 
     @property
     def can_share(self) -> bool:
@@ -105,10 +108,13 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     request.check(len(ensemble.participants) - 1)
     participants = ensemble.participants
     prompts, caches = _prompts(ensemble, call, inputs)
-    _check_places(ensemble.max_batch_size, len(inputs.prompts), any(cache is not None for cache in caches))
+    has_cache = any(cache is not None for cache in caches) or ensemble.images is not None
+    _check_places(ensemble.max_batch_size, len(inputs.prompts), has_cache)
     for participant, ids in zip(participants, prompts, strict=True):
         participant.check_mode()
         check_prompts(participant, ids)
+    if ensemble.images is not None:
+        _check_image_prompts(participants[0].model, inputs)
     all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in participants[1:])]
     members = [
         MemberPlan(participant, ids, cache, _known(eos, participant), [], "")
@@ -117,6 +123,8 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
     members = [replace(member, backend=member.participant.choose_backend()) for member in members]
     for participant in participants:
         participant.warn_of_foreign_tokenizer()
+    if ensemble.images is not None:
+        members[0] = _with_images(members[0], ensemble.images)
     _check_cache(members[0], inputs)
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None
@@ -133,7 +141,11 @@ def _prompts(
     """Each member's ids of the prompts, and the cache of their beginning where there is one."""
     participants, given = ensemble.participants, ensemble.assistant_inputs
     repeats = call.generation_config.num_return_sequences or 1
-    prompts = [inputs.prompts, *assistant_prompts(participants, inputs.prompts, given, repeats)]
+    read = inputs.prompts
+    if ensemble.images is not None:
+        tokens = image_tokens(participants[0].model)
+        read = [[token for token in ids if token not in tokens] for ids in read]
+    prompts = [inputs.prompts, *assistant_prompts(participants, read, given, repeats)]
     # Trust that follows from the prompt needs all of it to be read.
     is_read_anew = isinstance(ensemble.config.model_weights, str)
     caches: list[KeysValues | None] = [_usable(participants[0], inputs.prompts, inputs.cache, inputs.cached_length)]
@@ -187,6 +199,28 @@ def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
             f"`{CACHE_NAME}` must be left out where the main model runs without keys and values, but is given for a "
             f"{type(main.participant.model).__name__}. Pass all ids alone."
         )
+
+
+def _check_image_prompts(model: Any, inputs: MainInputs) -> None:
+    if inputs.past is not None and num_cached(inputs.past):
+        raise ValueError(
+            f"`{CACHE_NAME}` must be left out with images, but is given. Pass the whole prompt without it."
+        )
+    tokens = image_tokens(model)
+    row = next((row for row, ids in enumerate(inputs.prompts) if len(ids) < 2 or ids[-1] in tokens), None)
+    if row is not None:
+        raise ValueError(
+            f"The prompt must end with text behind its images, but does not in row {row}. Put a question behind them."
+        )
+
+
+def _with_images(main: MemberPlan, images: Images) -> MemberPlan:
+    if not keeps_keys(main.backend):
+        raise ValueError(
+            f"The inputs must be text alone with AdaFuse and {type(main.participant.model).__name__}, but hold images: "
+            "it keeps no keys for each token. Describe the images in the prompt."
+        )
+    return replace(main, images=images)
 
 
 def _check_places(number: int | None, num_prompts: int, has_cache: bool) -> None:

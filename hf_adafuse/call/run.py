@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from ..decoding.decoder import Decoder
-from ..decoding.progress import Prompt, Sampling
+from ..decoding.progress import AdaFuseDecodingError, Prompt, Sampling
 from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member
 from ..members.readings import draw_token
 from ..outputs import AdaFuseOutput
+from ..trees.backend import ForwardError
 from ..trees.self_test import BACKENDS
 from ..trees.shared_prefix import prefix_caching
 from .output import make_output, pad_right, rounds_of
@@ -85,8 +86,22 @@ def make_members(plan: CallPlan) -> list[Member]:
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
     weighting = weights if isinstance(weights, str) else None
     for member, planned in zip(members, plan.members, strict=True):
-        member.start(planned.prompts, planned.processors, num_top, planned.cache, weighting, planned.can_share)
+        cache = planned.cache if planned.images is None else _read_images(plan, planned)
+        member.start(planned.prompts, planned.processors, num_top, cache, weighting, planned.can_share)
     return members
+
+
+def _read_images(plan: CallPlan, planned: MemberPlan) -> Any:
+    """The keys and values of a member's prompts and images, but for each prompt's last token."""
+    assert planned.images is not None
+    ids, mask = plan.call.input_ids, plan.call.model_kwargs.get("attention_mask")
+    num_padding = ids.shape[1] - max(map(len, planned.prompts))
+    try:
+        layers = planned.images.prefill(planned.participant.model, ids, mask)
+    except ForwardError as error:
+        rows = ids.tolist()
+        raise AdaFuseDecodingError(planned.participant.name, str(error), 0, [""] * len(rows), rows) from error.__cause__
+    return [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in layers]
 
 
 def prompt_nlls(plan: CallPlan, members: Sequence[Member]) -> list[list[float]]:

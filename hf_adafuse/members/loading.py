@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from ..host_internals import execution_device
 from ..servers.addresses import check_member_name, is_served_name
@@ -18,6 +18,8 @@ from ..servers.served_model import ServedModel
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Per main model, what was loaded for it; it may be seen through several objects that are equal.
 _ASSISTANTS: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+# What transformers says, with a page of names, where an auto class has none for a config.
+_UNKNOWN_CLASS = "Unrecognized configuration class"
 _LOADING_ERRORS = (OSError, ValueError, KeyError)
 # What may be said of a model behind a server beside its name; all else is for `from_pretrained`.
 _SERVED_OPTIONS = frozenset(inspect.signature(ServedModel).parameters) - {"url", "kind", "model"}
@@ -75,7 +77,16 @@ def load_model(name: str, **options: Any) -> Any:
     own = _known(name, options)
     if is_served_name(name):
         return ServedModel.from_name(name, **own)
-    return AutoModelForCausalLM.from_pretrained(name, **own).eval()
+    for auto_class in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        try:
+            return auto_class.from_pretrained(name, **own).eval()
+        except ValueError as error:
+            if _UNKNOWN_CLASS not in str(error):
+                raise
+    raise ValueError(
+        f"A member must be a causal language model, with or without images, but transformers has no such class for "
+        f"{name!r}. Choose another."
+    )
 
 
 def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
