@@ -28,7 +28,7 @@ class _WordReader:
         self.rule = WordRule(config.max_word_tokens, config.word_boundary)
         self.vocabulary = vocabulary_of(tokenizer)
         given = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
-        self.eos_ids = frozenset([] if given is None else torch.as_tensor(given).flatten().tolist())
+        self.eos_ids = frozenset([] if given is None else torch.as_tensor(given, device="cpu").flatten().tolist())
 
     def read(self, input_ids: torch.Tensor) -> list[tuple[list[int], list[int]]]:
         """Per row, its new ids and where its words start (`word_starts`): the last start ends the complete words."""

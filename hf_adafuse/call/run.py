@@ -174,4 +174,4 @@ def _draw(warper: Warper) -> Callable[..., int]:
 def _streaming(streamer: Any) -> Callable[[Prompt, list[int]], None]:
     if streamer is None:
         return lambda prompt, ids: None
-    return lambda prompt, ids: streamer.put(torch.tensor(ids))
+    return lambda prompt, ids: streamer.put(torch.tensor(ids, device="cpu"))

@@ -13,6 +13,7 @@ from transformers import MaxLengthCriteria, MaxTimeCriteria
 from ..decoding.progress import Prompt
 from ..members.forks import check_forks
 from ..members.histories import LiveCopy, has_history, is_of_transformers, is_per_row
+from ..trees.backend import as_tensor
 
 # Criteria that end a text wherever it is.
 _LIMITS = (MaxLengthCriteria, MaxTimeCriteria)
@@ -53,7 +54,7 @@ class StopCheck:
             row (`int`, *optional*): which of the prompts of the call it is; by default its index.
         """
         row = prompt.index if row is None else row
-        ids, reasons = torch.tensor([prompt.ids]), list[str]()
+        ids, reasons = torch.tensor([prompt.ids], device="cpu"), list[str]()
         for criterion, num_rows in self._criteria[row]:
             scores = tuple(one.expand(num_rows, -1) for one in prompt.scores) if self._with_scores else None
             rows = ids if is_of_transformers(type(criterion)) else ids.to(self._device)
@@ -71,5 +72,5 @@ class StopCheck:
 
 def _answer(result: Any, row: int) -> bool:
     """What a criterion says of a row: it may return one value for all."""
-    values = torch.as_tensor(result).flatten()
+    values = as_tensor(result).flatten()
     return bool(values[row] if len(values) > row else values.all())

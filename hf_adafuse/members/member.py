@@ -23,7 +23,7 @@ from .readings import Reading
 from .vocabulary import Vocabulary
 
 # In the place of scores that are not needed any more.
-_NO_SCORES = torch.empty(0)
+_NO_SCORES = torch.empty(0, device="cpu")
 
 
 class MemberError(Exception):

@@ -64,7 +64,10 @@ def pad_left(rows: Sequence[Sequence[int]], tokenizer: Any) -> Any:
     ids = [[filler] * (width - len(row)) + list(row) for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
     return BatchEncoding(
-        {"input_ids": torch.tensor(ids, dtype=torch.long), "attention_mask": torch.tensor(mask, dtype=torch.long)}
+        {
+            "input_ids": torch.tensor(ids, dtype=torch.long, device="cpu"),
+            "attention_mask": torch.tensor(mask, dtype=torch.long, device="cpu"),
+        }
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from ..trees.backend import as_tensor
 from ..trees.model_call import has_dynamic_frequencies
 from .chat import is_same_text, loses_template
 from .participants import Participant
@@ -151,9 +152,9 @@ def _given_rows(inputs: Any, index: int, num_rows: int, assistant: Participant) 
     if not isinstance(inputs, Mapping) and not hasattr(inputs, "keys"):
         inputs = {"input_ids": inputs}
     try:
-        ids = torch.as_tensor(inputs["input_ids"])
+        ids = as_tensor(inputs["input_ids"])
         mask = inputs.get("attention_mask")
-        mask = None if mask is None else torch.as_tensor(mask)
+        mask = None if mask is None else as_tensor(mask)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"`{name}` must hold `input_ids` and `attention_mask` as tensors, but cannot be read as such ({error}). "

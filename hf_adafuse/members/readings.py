@@ -209,7 +209,7 @@ def numbers_of(
     totals = (scores - values[:, :1]).exp_().sum(-1).log().double() + values[:, 0].double()
     rows = [row for row, tokens in enumerate(asked) for _ in tokens]
     tokens_asked = [token for tokens in asked for token in tokens]
-    where = to_device(torch.tensor([rows, tokens_asked], dtype=torch.long), scores.device)
+    where = to_device(torch.tensor([rows, tokens_asked], dtype=torch.long, device="cpu"), scores.device)
     parts = [largest, totals, values.flatten(), ids.flatten(), scores[where[0], where[1]]]
     numbers = iter(torch.cat([part.double() for part in parts]).tolist())
     num_rows, width = values.shape

@@ -77,9 +77,13 @@ class GrammarProcessor(LogitsProcessor):
 
     def can_begin(self, vocab_size: int) -> bool:
         """Whether any token may come first."""
-        bitmask = self.library.allocate_token_bitmask(1, vocab_size)
+        bitmask = self._bitmask(vocab_size)
         is_limited = self.library.GrammarMatcher(self.compiled).fill_next_token_bitmask(bitmask)
         return not is_limited or bool(bitmask.any())
+
+    def _bitmask(self, vocab_size: int) -> torch.Tensor:
+        with torch.device("cpu"):  # else on torch's default device
+            return self.library.allocate_token_bitmask(1, vocab_size)  # type: ignore[no-any-return]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` of shape `(1, vocab_size)` with minus infinity for tokens that the grammar does not allow."""
@@ -92,7 +96,7 @@ class GrammarProcessor(LogitsProcessor):
             self.is_lost = not self.matcher.accept_token(int(input_ids[0, -1]))
         if self.is_lost or self.matcher.is_terminated():
             return scores
-        bitmask = xgrammar.allocate_token_bitmask(1, scores.shape[-1])
+        bitmask = self._bitmask(scores.shape[-1])
         self.matcher.fill_next_token_bitmask(bitmask)
         allowed = scores.detach().to("cpu", copy=True)
         xgrammar.apply_token_bitmask_inplace(allowed, bitmask)

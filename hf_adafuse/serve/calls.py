@@ -158,7 +158,7 @@ def make_plan(
                 call["template_kwargs"] = {"reasoning_effort": request.reasoning_effort}
         inputs = prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            inputs = torch.tensor([prompt])
+            inputs = torch.tensor([prompt], device="cpu")
         else:
             inputs = [prompt]
         with planning() as plans, _SEEDING if call["do_sample"] else nullcontext(), torch.random.fork_rng(devices=[]):

@@ -122,10 +122,15 @@ class Backend:
         return nodes
 
 
+def as_tensor(values: Any) -> torch.Tensor:
+    """A tensor as it is; other numbers as one on the host, also where torch's default device is another."""
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
+
+
 def to_device(values: Any, device: torch.device) -> torch.Tensor:
     """Numbers that are on the host, as a tensor on a device. Of a GPU the host does not wait for the copy: an ordinary
     one waits until all is done that the GPU has been told to do."""
-    tensor = torch.as_tensor(values)
+    tensor = as_tensor(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

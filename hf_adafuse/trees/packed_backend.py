@@ -54,7 +54,8 @@ class PackedBackend(ColumnBackend):
                 [[node.token for node in nodes] for nodes in batch],
                 [[node.position for node in nodes] for nodes in batch],
                 [[numbers[node.prompt_index] for node in nodes] for nodes in batch],
-            ]
+            ],
+            device="cpu",
         )
         mask = self._masks.make(prompts, positions, self._seen(queries), self.cache.width)
         logits = self._forward(to_device(ids, self.device), to_device(positions, self.device), mask, self.cache)

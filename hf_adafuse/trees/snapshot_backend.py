@@ -106,7 +106,7 @@ class SnapshotBackend(Backend):
             memory = None if shared is None else join([shared.memory] * len(batch))
             logits, parts = self._forward(rows, [num_shared] * len(batch), memory, last_only=not with_log_probs)
             if with_log_probs:
-                values = log_probs_of(logits[:, :-1], torch.tensor(rows)[:, 1:]).tolist()
+                values = log_probs_of(logits[:, :-1], torch.tensor(rows, device="cpu")[:, 1:]).tolist()
                 log_probs.update(zip(batch, values, strict=True))
             for index, part in zip(batch, parts, strict=True):
                 trees[index] = SnapshotTree(self.first_index + index, list(prompts[index]), part)

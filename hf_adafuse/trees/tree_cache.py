@@ -142,7 +142,7 @@ class TreeCache(DynamicCache):
 
     def gather(self, sources: list[list[Place]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Per layer, copies of the keys and values at these places, as many in each row."""
-        index = torch.tensor(sources, dtype=torch.long).view(len(sources), len(sources[0]), 2)
+        index = torch.tensor(sources, dtype=torch.long, device="cpu").view(len(sources), len(sources[0]), 2)
         for layer in self.layers:
             yield _pick(layer.keys, index), _pick(layer.values, index)
 
@@ -155,7 +155,7 @@ class TreeCache(DynamicCache):
     def append(self, other: DynamicCache, sources: list[Place], columns: list[int], width: int) -> None:
         """Write what another cache holds at these places into these columns of the only row."""
         self.open([columns], width)
-        index = torch.tensor([sources])
+        index = torch.tensor([sources], device="cpu")
         for layer_idx, layer in enumerate(other.layers):
             self.update(_pick(layer.keys, index), _pick(layer.values, index), layer_idx)
 

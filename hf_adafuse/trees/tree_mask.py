@@ -47,7 +47,7 @@ class MaskMaker:
         self.dtype, self.device = model.dtype, device
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(config.layer_types)) if hasattr(config, "layer_types") else None
-        self._shown, self._hidden = torch.tensor([0, torch.finfo(self.dtype).min], dtype=self.dtype)
+        self._shown, self._hidden = torch.tensor([0, torch.finfo(self.dtype).min], dtype=self.dtype, device="cpu")
         self.forget()
 
     def forget(self) -> None:
@@ -55,7 +55,7 @@ class MaskMaker:
         self._row_of: dict[int, int] = {}  # by prompt, in the table below
         self._num_placed: list[int] = []
         # Per row, the position of each column that holds the prompt's prefix, -1 for the others; on CPU: few numbers.
-        self._prefixes = torch.full((0, 0), -1, dtype=torch.int32)
+        self._prefixes = torch.full((0, 0), -1, dtype=torch.int32, device="cpu")
 
     def place(self, prefixes: Mapping[int, list[int]], width: int) -> dict[int, int]:
         """The prefixes of prompts are in these of `width` columns, in this order; they only grow. Returns the number by
@@ -72,7 +72,7 @@ class MaskMaker:
             row, number = self._row_of[prompt_index], len(columns)
             known = self._num_placed[row]
             if known < number:
-                self._prefixes[row, columns[known:]] = torch.arange(known, number, dtype=torch.int32)
+                self._prefixes[row, columns[known:]] = torch.arange(known, number, dtype=torch.int32, device="cpu")
                 self._num_placed[row] = number
         return self._row_of
 

@@ -82,7 +82,7 @@ class DeePEn(TokenStrategy):
     def _search(self, members: Sequence[Distribution], weights: Sequence[float]) -> torch.Tensor:
         """z', of shape `(vocab_size,)`."""
         tables = relative_tables(members, self.num_anchors)
-        total, target = math.fsum(weights), torch.zeros(0)
+        total, target = math.fsum(weights), torch.zeros(0, device="cpu")
         device = tables[0].device
         parts = []
         for member, table, weight in zip(members, tables, weights, strict=True):

@@ -79,7 +79,9 @@ class _Union:
         self.texts: list[bytes | None] = [None, *texts]
         places = {text: place for place, text in enumerate(self.texts)}
         # Tokens without a text go to a place of their own behind the others, and are left out.
-        self._places = [torch.tensor([places.get(piece, len(places)) for piece in of_one]) for of_one in pieces]
+        self._places = [
+            torch.tensor([places.get(piece, len(places)) for piece in of_one], device="cpu") for of_one in pieces
+        ]
         self._alike: dict[bytes, list[int]] = {}  # the main model's tokens of a text
         for token, piece in enumerate(pieces[0]):
             self._alike.setdefault(piece, []).append(token)
@@ -89,7 +91,9 @@ class _Union:
         places = self._places[member_index].clone()
         places[member.eos_ids] = 0
         probabilities = member.probabilities()[: len(places)]
-        return torch.zeros(len(self.texts) + 1, dtype=torch.float64).index_add_(0, places, probabilities)[:-1]
+        return torch.zeros(len(self.texts) + 1, dtype=torch.float64, device="cpu").index_add_(0, places, probabilities)[
+            :-1
+        ]
 
     def main_tokens(self, main: Distribution, data: bytes) -> list[int] | None:
         """The main model's tokens of a text: of those that are it, the likeliest; `None` where it cannot write it, or a
