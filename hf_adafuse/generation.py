@@ -31,6 +31,7 @@ from .call.run import run_call
 from .call.sampling import sampling_asked
 from .config import AdaFuseConfig
 from .host_internals import user_arguments, warn_of_untested_release
+from .members.participants import inner_model_hint
 from .members.processor_request import ProcessorRequest
 
 warn_of_untested_release()
@@ -126,7 +127,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
         images = mode_kwargs.pop("adafuse_images", None)
         wanted = None if call is None else self._adafuse_arguments(call)
         if wanted is not None:
-            _check_mode(generation_mode, generation_config, mode_kwargs)
+            _check_mode(generation_mode, generation_config, mode_kwargs, self.generation_config)
             arguments, config = wanted
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
@@ -187,8 +188,11 @@ def enable_adafuse(
     """
     if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
         raise ValueError(
-            f"`model` must be a transformers model that generates, but is {type(model).__name__}. Load it with "
-            "AutoModelForCausalLM; with PEFT, enable the base model (`get_base_model()`)."
+            f"`model` must be a transformers model that generates, but is {type(model).__name__}. "
+            + (
+                inner_model_hint(model)
+                or "Load it with AutoModelForCausalLM; with PEFT, enable the base model (`get_base_model()`)."
+            )
         )
     if model.config.is_encoder_decoder:
         raise ValueError(
@@ -271,11 +275,31 @@ def _foreign_generate(cls: Any) -> str | None:
     )
 
 
-def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) -> None:
+# The settings that ask for another generation mode, and for what else there is not, with the values that do not.
+_MODES = {
+    "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": None, "dola_layers": None, "prompt_lookup_num_tokens": None,
+    "assistant_early_exit": None, "constraints": None, "force_words_ids": None,
+}  # fmt: skip
+
+
+def _remedy(names: Mapping[str, Any], own: Any, otherwise: str) -> str:
+    """What to do about settings, where they stand in the model's own generation config; `otherwise` where they do
+    not. `names`: with the values that do no harm."""
+    found = {name: value for name, value in names.items() if getattr(own, name, None) not in (None, value)}
+    if not found:
+        return otherwise
+    (name, value), *_ = found.items()
+    change = f"set `model.generation_config.{name} = {value!r}`"
+    in_the_call = "" if value is None else f"pass `{name}={value!r}` in the call, or "
+    return f"It stands in the model's own `generation_config`: {in_the_call}{change}."
+
+
+def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any], own: Any = None) -> None:
     if mode not in ("greedy_search", "sample"):
+        advice = "Leave out `num_beams`, `assistant_model`, `penalty_alpha` and the like."
         raise ValueError(
             f"The generation mode must be greedy search with AdaFuse, but is {str(getattr(mode, 'value', mode))!r}. "
-            "Leave out `num_beams`, `assistant_model`, `penalty_alpha` and the like."
+            + _remedy(_MODES, own, advice)
         )
     if mode_kwargs.get("synced_gpus"):
         raise ValueError(
@@ -283,16 +307,23 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]) 
         )
     if generation_config.guidance_scale not in (None, 1, 1.0):
         raise ValueError(
-            f"`guidance_scale` must be 1 with AdaFuse, but is {generation_config.guidance_scale}. Leave it out."
+            f"`guidance_scale` must be 1 with AdaFuse, but is {generation_config.guidance_scale}. "
+            + _remedy({"guidance_scale": 1.0}, own, "Leave it out.")
         )
     if generation_config.cache_implementation not in (None, "dynamic"):
         raise ValueError(
             "`cache_implementation` must be left out with AdaFuse, but is "
-            f"{generation_config.cache_implementation!r}. Its token tree keeps its own; compile the models beforehand."
+            f"{generation_config.cache_implementation!r}. "
+            + _remedy(
+                {"cache_implementation": "dynamic"},
+                own,
+                "Its token tree keeps its own; compile the models beforehand.",
+            )
         )
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(generation_config, name):
-            raise ValueError(f"`{name}` must be False with AdaFuse, but is True. Run the model on the result instead.")
+            advice = _remedy({name: False}, own, "Run the model on the result instead.")
+            raise ValueError(f"`{name}` must be False with AdaFuse, but is True. {advice}")
 
 
 def _check_number(ensemble: Ensemble, generation_config: Any) -> None:

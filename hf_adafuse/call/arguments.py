@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import ProcessorMixin
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
@@ -282,7 +283,12 @@ def _tokenizer(given: Any, model: Any, argument: str) -> Any:
         return find_tokenizer(model, argument)
     if isinstance(given, (str, os.PathLike)):
         return load_tokenizer(os.fspath(given), argument)
-    if not callable(given) or not hasattr(given, "encode"):
+    if not callable(given) or not hasattr(given, "encode") or isinstance(given, ProcessorMixin):
+        if hasattr(given, "tokenizer"):
+            raise ValueError(
+                f"`{argument}` must be a tokenizer, but is a {type(given).__name__}, which holds one. Pass its "
+                "`.tokenizer`."
+            )
         raise ValueError(
             f"`{argument}` must be a tokenizer or its name, but is {given!r}. Load it with AutoTokenizer, or leave it "
             "out to have it found by the model's name."

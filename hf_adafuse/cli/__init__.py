@@ -7,6 +7,7 @@ inside `run`, so that `--help` need not wait for them.
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import sys
 import warnings
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         the exit code: 0; 1 a member failed during decoding; 2 arguments or models that cannot be used; 130 interrupted;
         141 whoever read the output has gone.
     """
+    _replace_what_cannot_be_written(sys.stdout)
     try:
         args = _parser().parse_args(argv)
         with warnings.catch_warnings():
@@ -72,6 +74,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, AdaFuseDecodingError):
             raise
         return _complain(error, 1)
+
+
+def _replace_what_cannot_be_written(stream: Any) -> None:
+    """Have a stream that is not of Unicode show `?` for what it cannot write, and say so once, not end halfway."""
+    encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-")
+    if encoding.startswith("utf") or not hasattr(stream, "reconfigure"):
+        return
+    is_said = False
+
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        nonlocal is_said
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        if not is_said:
+            is_said = True
+            sys.stderr.write(
+                f"hf-adafuse: standard output is {encoding}, which lacks some characters: they are shown as '?'. Set "
+                "PYTHONIOENCODING=utf-8 to see them.\n"
+            )
+        return "?" * (error.end - error.start), error.end
+
+    codecs.register_error("hf_adafuse_replace", replace)
+    stream.reconfigure(errors="hf_adafuse_replace")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -172,8 +172,8 @@ class Participant:
         kind = type(base).__name__
         if not isinstance(base, torch.nn.Module) or not hasattr(base, "config"):
             raise ValueError(
-                f"`assistant_models` must be transformers models or names, but has {kind} as {self.name}. Load it with "
-                "AutoModelForCausalLM."
+                f"`assistant_models` must be transformers models or names, but has {kind} as {self.name}. "
+                f"{inner_model_hint(base) or 'Load it with AutoModelForCausalLM.'}"
             )
         if isinstance(base, PreTrainedModel) and not base.can_generate():
             raise ValueError(
@@ -189,6 +189,12 @@ class Participant:
             raise ValueError(f"The members must answer to token ids alone, but {self.name} {problem}")
         if not self.is_served and (reason := reason_not_to_test(base)) is not None:
             raise self.unfit(reason)
+
+
+def inner_model_hint(model: Any) -> str | None:
+    """What to pass in place of a model that is wrapped to be trained or compiled; `None` where it is not."""
+    names = [name for name in ("module", "_orig_mod") if isinstance(getattr(model, name, None), PreTrainedModel)]
+    return f"Pass the model inside it: its `.{names[0]}`." if names else None
 
 
 def _nll_of_english(model: Any, vocabulary: Vocabulary, device: torch.device) -> tuple[float, float]:

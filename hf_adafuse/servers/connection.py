@@ -171,6 +171,12 @@ class Connection:
             if status >= 500:
                 self.count_absence()
             raise _Away(f"status {status}", seconds_of(response.headers.get("Retry-After")))
+        if 300 <= status < 400 and (address := response.headers.get("Location")):
+            raise ServerError(
+                f"the server at {self.url} redirects {path} to {without_key(key, address)[:300]}. Give that address, "
+                "without what follows the host and port",
+                status,
+            )
         if status != 200:
             said = without_key(key, content.decode("utf-8", "replace"))[:300]
             raise ServerError(f"the server at {self.url} refuses {path}: status {status}, {said!r}", status)

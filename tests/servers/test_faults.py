@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cases import PROMPTS, Case
@@ -482,3 +483,26 @@ def test_nobody_listens():
     with pytest.raises(ServerError, match=r"gives no answer to /v1/models: ConnectError"):
         ServedModel("http://127.0.0.1:9", retries=1)
     assert os.environ.get("TINY_KEY") is None
+
+
+class _Redirects(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(307)
+        self.send_header("Location", "https://elsewhere.example:8443" + self.path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_redirect_shows_the_new_address():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Redirects) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(
+                ServerError, match=r"redirects /.* to https://elsewhere\.example:8443/.*\. Give that add"
+            ):
+                ServedModel(f"http://127.0.0.1:{server.server_port}", tokenizer=TOKENIZERS["byte_level"]())
+        finally:
+            server.shutdown()
