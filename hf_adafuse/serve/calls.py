@@ -149,7 +149,7 @@ def make_plan(
     """
     options = request.options
     try:
-        config = served.settings(options.settings)
+        config = served.settings(options.settings, options.drawn)
         call = _arguments(served, request, config, default_tokens)
         if isinstance(request, ChatRequest):
             prompt = conversation(request, served.takes_system)
@@ -218,7 +218,8 @@ def _arguments(
     samples = request.samples or bool(config.do_sample)
     drawn: dict[str, Any] = {"do_sample": samples}
     if samples:
-        given = {"top_p": request.top_p, "top_k": options.top_k, "min_p": options.min_p}
+        own = {name: value for name, value in options.drawn.items() if not served.has_option(options.settings, name)}
+        given = {"top_p": request.top_p, **own}
         given["temperature"] = request.temperature or (1.0 if request.samples else None)
         drawn |= {name: value for name, value in given.items() if value is not None}
     filler = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]

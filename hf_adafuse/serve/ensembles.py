@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..config import PRESETS, AdaFuseConfig
-from ..decoding.strategies.registry import make_strategy
+from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import chat_inputs
 from .asked_settings import check_asked
@@ -60,16 +61,26 @@ class Served:
             return False
         return True
 
-    def settings(self, given: Mapping[str, Any]) -> AdaFuseConfig:
+    def has_option(self, given: Mapping[str, Any], name: str) -> bool:
+        """Whether the method of a request with these settings has an option of a name."""
+        method = STRATEGIES.get(str(given.get("method") or self.config.method))
+        return method is not None and name in inspect.signature(method).parameters
+
+    def settings(self, given: Mapping[str, Any], drawn: Mapping[str, Any] | None = None) -> AdaFuseConfig:
         """
         The settings of a request that names some.
+
+        Args:
+            given (`dict`): of `AdaFuseConfig`.
+            drawn (`dict`, *optional*): names that say how tokens are drawn, unless the method has an option of that
+                name: `top_k` of UniTE.
 
         Raises:
             ValueError: they do not go together, or there are no such settings.
         """
+        given = {**given, **{name: value for name, value in (drawn or {}).items() if self.has_option(given, name)}}
         if not given:
             return self.config
-        given = dict(given)
         check_asked(given)
         preset = given.pop("preset", None)
         if preset is not None and preset not in PRESETS:

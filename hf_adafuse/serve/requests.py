@@ -172,6 +172,11 @@ class AdaFuseOptions(BaseModel):
         """Those of `AdaFuseConfig`."""
         return dict(self.model_extra or {})
 
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """How tokens are drawn, as far as it is said here; or options of a method, where it has some of these names."""
+        return {name: value for name in ("top_k", "min_p") if (value := getattr(self, name)) is not None}
+
 
 class GenerationRequest(_Model):
     """What both kinds of requests have."""

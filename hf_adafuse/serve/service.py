@@ -196,7 +196,7 @@ class Service:
 
     def _samples(self, request: Request, served: Served) -> bool:
         try:
-            config = served.settings(request.options.settings)
+            config = served.settings(request.options.settings, request.options.drawn)
         except ValueError as error:
             raise as_api_error(error) from error
         return request.samples or (request.temperature is None and bool(config.do_sample))

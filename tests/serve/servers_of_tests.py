@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import random
 
 import openai
 import torch
-from chats import CONFIG, LONGER, QUESTION, members
+from chats import CONFIG, members
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.serve.engine import Engine
@@ -41,23 +40,3 @@ def alone(prompt, call, config=CONFIG, pair=None):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(call.pop("seed", 0))
         return ensemble.rounds([prompt], chat=not isinstance(prompt, str), **call)[0]
-
-
-def random_request(rng: random.Random):
-    """A chat with settings, and the same for `generate()`."""
-    chat = rng.choice([QUESTION, LONGER, [{"role": "user", "content": f"was {rng.randrange(9)} a cat"}]])
-    number, seed = rng.randint(1, 20), rng.randrange(1000)
-    request, call = {"max_tokens": number, "seed": seed}, {"max_new_tokens": number, "seed": seed}
-    kind = rng.randrange(5)
-    if kind == 0:
-        request["stop"] = call["stop_strings"] = rng.choice([["e"], ["a", "th"]])
-    elif kind == 1:
-        request |= {"temperature": 1.2, "top_p": 0.9}
-        call |= {"temperature": 1.2, "top_p": 0.9, "do_sample": True}
-    elif kind == 2:
-        request["extra_body"] = {"adafuse": {"regex": "[a-z ]{3,9}"}}
-        call["structured"] = {"regex": "[a-z ]{3,9}"}
-    elif kind == 3:
-        request["extra_body"] = {"adafuse": {"num_branches": 1}}
-        call["adafuse_config"] = CONFIG.changed({"num_branches": 1})
-    return chat, request, call

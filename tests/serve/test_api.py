@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import httpx
 import openai
 import pytest
 from chats import CONFIG, LONGER, QUESTION, members
-from servers_of_tests import MODEL, alone, client_of, random_request, running, service_of
+from servers_of_tests import MODEL, alone, client_of, running, service_of
 
 from hf_adafuse.call.answering import cut_at
 from hf_adafuse.call.running_batch import RunningBatch
@@ -304,27 +303,6 @@ def test_health_and_metrics(server):
     assert f'adafuse_requests_total{{path="/v1/chat/completions",model="{MODEL}",status="200"}} {before + 1}' in text
     assert 'adafuse_request_seconds_bucket{le="+Inf"}' in text and "adafuse_running 0" in text
     assert service.engine.num_passes > 0
-
-
-def test_each_of_many_requests_gets_what_it_gets_alone():
-    """Of mixed settings, at random times, streamed and not, by more clients than places."""
-    rng = random.Random(5)
-    requests = [random_request(rng) for _ in range(40)]
-    waits = [rng.random() * 0.5 for _ in requests]
-
-    def ask(number):
-        chat, request, _ = requests[number]
-        time.sleep(waits[number])
-        if number % 2:
-            return client.chat.completions.create(model=MODEL, messages=chat, **request).choices[0].message.content
-        stream = client.chat.completions.create(model=MODEL, messages=chat, stream=True, **request)
-        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-
-    with running(service_of(max_batch_size=8)) as (service, client), ThreadPoolExecutor(12) as pool:
-        texts = list(pool.map(ask, range(len(requests))))
-    for (chat, request, call), text in zip(requests, texts, strict=True):
-        assert text == cut_at(alone(chat, call).text, call.get("stop_strings")), request
-    assert service.engine.num_jobs == len(requests) and service.engine.num_running == 0
 
 
 class Passes:
