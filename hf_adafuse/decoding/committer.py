@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from ..members.member import Member, MemberError
 from ..outputs import AdaFuseRound, cut_words
 from ..trees.nodes import Node
@@ -96,9 +98,10 @@ class Committer:
         for taken, (token, node) in enumerate(zip(tokens, nodes, strict=False), start=1):
             prompt.ids.append(token)
             if prompt.keeps_logits:
-                # Copies: each is a row of a tensor of the whole pass.
-                prompt.scores.append(node.reading.scores.clone())
-                prompt.logits.append(node.logits.clone())  # type: ignore[union-attr]
+                assert node.logits is not None
+                # Copies: whoever gets them may write into them.
+                prompt.scores.append(node.reading.row.to(torch.float32, copy=True))
+                prompt.logits.append(node.logits.to(torch.float32, copy=True))
             if (reason := self._should_stop(prompt)) is not None:
                 # An end-of-sequence token that comes with the last token that the length allows is the end.
                 prompt.finish("stop" if taken == len(tokens) and ends else reason)

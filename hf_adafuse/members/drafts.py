@@ -53,7 +53,7 @@ class Drafts:
         wrong."""
         for node in nodes if self._backend.can_prefetch else ():
             last, top = self._last_ids(node), node.reading.top[0]
-            self._vocab_size = node.reading.scores.shape[-1]
+            self._vocab_size = node.reading.row.shape[-1]
             for length, record in self._record.items():
                 if (guess := self._guess(last, length)) is not None:
                     record[0] += guess == top

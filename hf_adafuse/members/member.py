@@ -198,7 +198,7 @@ class Member:
         for node in self.backend.trees[prompt_index].root.run_descendants():
             node.logits = None
             if isinstance(node.reading, Reading):
-                node.reading.scores = _NO_SCORES
+                node.reading.row = _NO_SCORES
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
         """The most likely of its end-of-sequence ids after these ids, which have been scored with the end."""
@@ -208,7 +208,7 @@ class Member:
         """The processed logit of each id of a span that has been read, and of the likeliest end where it ends."""
         nodes = self.path(prompt_index, span.ids)
         ends = [self.best_end(prompt_index, span.ids)] if span.ends and self.eos_ids else []
-        return [float(node.reading.scores[token]) for node, token in zip(nodes, [*span.ids, *ends], strict=False)]
+        return [float(node.reading.row[token]) for node, token in zip(nodes, [*span.ids, *ends], strict=False)]
 
     def begin_pass(
         self, needs: Mapping[int, tuple[list[Node], list[Node]]], likely: Callable[[int], list[Node]]
@@ -238,6 +238,7 @@ class Member:
     def drop(self, finished: set[int]) -> None:
         """These prompts need no more passes."""
         self.backend.drop(finished)
+        self._reader.drop(finished)
 
     def commit(self, prompt_index: int, ids: list[int]) -> None:
         """Make these ids part of a prompt's prefix. What was read below a forbidden token is processed only now."""

@@ -42,17 +42,28 @@ class Reader:
         """Give the nodes, which have logits, their readings; `is_committed`: also those below forbidden tokens."""
         if not nodes:
             return
-        logits = torch.stack([node.logits for node in nodes if node.logits is not None])
+        logits = torch.stack([node.logits for node in nodes if node.logits is not None]).float()
         largest = logits.amax(-1)  # NaN where any is
-        scores, states, forbidden = self._process(logits, nodes, is_committed)
+        scores, states, forbidden, processed = self._process(logits, nodes, is_committed)
         asked = [list({*node.children, *self._eos_ids}) for node in nodes]  # what will be asked of each
-        for node, row, found in zip(nodes, scores, numbers_of(scores, largest, self._num_top, asked), strict=True):
+        for index, (node, found) in enumerate(
+            zip(nodes, numbers_of(scores, largest, self._num_top, asked), strict=True)
+        ):
+            # A node lives longer than the pass: it keeps its own row, and a second one only where processors made it.
+            row = scores[index].clone() if index in processed else node.logits
+            assert row is not None
             node.reading = Reading(row, *found[:3], states.get(node), node in forbidden, found[3])
 
     def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
         """The processors of further prompts."""
         self._processors = [*self._processors, *processors]
         self.has_processors = self.has_processors or any(processors)
+
+    def drop(self, prompts: Iterable[int]) -> None:
+        """These prompts are finished: nothing of theirs is read any more."""
+        for prompt_index in prompts:
+            self._committed.pop(prompt_index, None)
+            self._settled.pop(prompt_index, None)
 
     def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
         """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
@@ -82,11 +93,12 @@ class Reader:
 
     def _process(
         self, logits: torch.Tensor, nodes: list[Node], is_committed: bool
-    ) -> tuple[torch.Tensor, dict[Node, States], set[Node]]:
-        """The processed logits, where processors with a history are, and which nodes are below forbidden tokens."""
-        states, forbidden = dict[Node, States](), set[Node]()
+    ) -> tuple[torch.Tensor, dict[Node, States], set[Node], set[int]]:
+        """The processed logits, where processors with a history are, which nodes are below forbidden tokens, and the
+        rows that processors have made."""
+        states, forbidden, processed = dict[Node, States](), set[Node](), set[int]()
         if not self.has_processors:
-            return logits, states, forbidden
+            return logits, states, forbidden, processed
         order = {id(node): index for index, node in enumerate(nodes)}
         groups: dict[tuple[int, int], list[int]] = {}  # texts of equal length go through the processors together
         for index, node in enumerate(nodes):
@@ -99,13 +111,15 @@ class Reader:
                 forbidden.update(below)
                 indices = [index for index in indices if nodes[index] not in forbidden]
             processors = self._processors[prompt_index]
+            if processors:
+                processed.update(indices)
             if processors.has_history:
                 for index in indices:
                     logits[index], states[nodes[index]] = self._follow(nodes[index], logits[index], states)
             elif indices and processors:
                 ids = [self._ids_to(nodes[index]) for index in indices]
                 logits[indices] = processors(ids, logits[indices])
-        return logits, states, forbidden
+        return logits, states, forbidden, processed
 
     def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
         """The processed logits of one node, where the processors have a history: that of the node above goes on."""
@@ -126,5 +140,5 @@ def _is_forbidden(
     is_new = id(above) in order
     if above in forbidden if is_new else above.reading.is_forbidden:
         return True
-    scores = logits[order[id(above)]] if is_new else above.reading.scores
+    scores = logits[order[id(above)]] if is_new else above.reading.row
     return bool(scores[node.token] == -math.inf)

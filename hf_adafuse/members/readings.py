@@ -70,8 +70,13 @@ class Reading:
     """
     What a member reads off the logits of one node.
 
+    Args:
+        row (`torch.Tensor` of shape `(vocab_size,)`): as of `scores`, in any precision. The reading keeps it, so it
+            must not be a view of the logits of other nodes.
+
     Attributes:
-        scores (`torch.FloatTensor` of shape `(vocab_size,)`): processed logits.
+        scores (`torch.FloatTensor` of shape `(vocab_size,)`): processed logits in float32. Made of the row each time
+            where that is in half precision.
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
         known (`dict[int, float]`): by token, scores that have left the device.
@@ -79,11 +84,11 @@ class Reading:
         is_forbidden (`bool`): whether a token on the way here has been forbidden and not committed.
     """
 
-    __slots__ = ("is_forbidden", "known", "log_total", "scores", "states", "top", "top_log_probs")
+    __slots__ = ("is_forbidden", "known", "log_total", "row", "states", "top", "top_log_probs")
 
     def __init__(
         self,
-        scores: torch.Tensor,
+        row: torch.Tensor,
         log_total: float,
         top: list[int],
         top_log_probs: list[float],
@@ -91,7 +96,7 @@ class Reading:
         is_forbidden: bool = False,
         known: dict[int, float] | None = None,
     ) -> None:
-        self.scores = scores
+        self.row = row
         self.known = {} if known is None else known
         self.states = states
         self.is_forbidden = is_forbidden
@@ -99,12 +104,17 @@ class Reading:
         self.top = top
         self.top_log_probs = top_log_probs
 
+    @property
+    def scores(self) -> torch.Tensor:
+        return self.row.float()
+
     def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
         """The `count` best tokens that are allowed and possible, with their log-probabilities."""
-        vocab_size = self.scores.shape[-1]
+        scores = self.scores[None]
+        vocab_size = scores.shape[-1]
         looked_at = min(4 * count + 16, vocab_size)
         while True:
-            values, ids = best_tokens(self.scores[None], looked_at)
+            values, ids = best_tokens(scores, looked_at)
             pairs = zip(ids[0].tolist(), (values[0].double() - self.log_total).tolist(), strict=True)
             best = [(token, value) for token, value in pairs if value > -math.inf and allow(token)][:count]
             if len(best) == count or looked_at == vocab_size:
@@ -126,7 +136,7 @@ def look_up(asked: Iterable[tuple[Reading, int]]) -> None:
     """Make these scores known, all at once."""
     unknown = [(reading, token) for reading, token in asked if token not in reading.known]
     if unknown:
-        scores = torch.stack([reading.scores[token] for reading, token in unknown]).tolist()
+        scores = torch.stack([reading.row[token].float() for reading, token in unknown]).tolist()
         for (reading, token), score in zip(unknown, scores, strict=True):
             reading.known[token] = score
 

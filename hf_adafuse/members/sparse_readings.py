@@ -55,6 +55,9 @@ class SparseReader:
     def remember(self, path: list[Node]) -> None:
         """This path becomes part of the prefix."""
 
+    def drop(self, prompts: Iterable[int]) -> None:
+        """These prompts are finished."""
+
     def add_prompts(self, processors: Sequence[Any]) -> None:
         """No logits processor acts on a member behind a server."""
 

@@ -115,9 +115,11 @@ class Backend:
         self.trees = [TokenTree(index, list(ids)) for index, ids in zip(self.active, prompts, strict=True)]
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
-        """Give nodes that have been run their logits, of shape `(num_nodes, vocab_size)`."""
-        for node, node_logits in zip(nodes, logits.float(), strict=True):
-            node.logits = node_logits
+        """Give nodes that have been run their logits, of shape `(num_nodes, vocab_size)`. Each node gets a copy of its
+        row: a view would keep the logits of all nodes of the pass for as long as one of them lives."""
+        logits = logits if logits.dtype in (torch.bfloat16, torch.float16) else logits.float()
+        for node, node_logits in zip(nodes, logits, strict=True):
+            node.logits = node_logits.clone()
             node.is_run = True
         return nodes
 

@@ -16,7 +16,8 @@ class Node:
         prompt_index (`int`): the prompt whose tree it is in.
         position (`int`): the number of tokens before it.
         is_run (`bool`): whether the model has read it.
-        logits (`torch.FloatTensor` of shape `(vocab_size,)`): of the token after it, in float32, once it has been run.
+        logits (`torch.Tensor` of shape `(vocab_size,)`): of the token after it, once it has been run; in the model's
+            half precision, or in float32. The tensor is the node's own.
         reading: what its member made of the logits.
         ends_candidate (`bool`): whether a candidate ends here, so that the next round may begin here.
         snapshot: what the model remembers of the tokens up to it, where a backend keeps that per node.
@@ -133,7 +134,8 @@ class TokenTree:
     def close(self) -> None:
         """The prompt is finished: nothing below the prefix is needed any more."""
         _take_apart(self.top)
-        self.root.logits = self.root.reading = None  # of a tensor of the whole pass
+        for node in {*self.pending, self.root}:  # they stay in the tree, which lasts as long as the call
+            node.logits = node.reading = None
 
 
 def _take_apart(top: Node, kept: Node | None = None) -> None:

@@ -244,13 +244,15 @@ def _difference(
             backend.run([path[-1] for path in paths[2:]])
             backend.run([path[1] for path in paths[:2]])
         backend.run([path[-1] for path in paths])
+        found = [torch.stack([node.logits for node in path if node.logits is not None]) for path in paths]
+        for tree in backend.trees:
+            tree.close()
     except Exception as error:
         if isinstance(error.__cause__, torch.OutOfMemoryError):
             raise SelfTestError(str(error)) from error
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    for path, logits in zip(paths, expected, strict=True):
-        found = torch.stack([node.logits for node in path if node.logits is not None])
-        distance = _distance(found.to(logits.device), logits[path[0].position :])
+    for path, of_path, logits in zip(paths, found, expected, strict=True):
+        distance = _distance(of_path.to(logits.device), logits[path[0].position :])
         if not distance <= tolerance:
             return f"its logits are off by {distance:.2g} of their spread"
     return None
