@@ -30,6 +30,8 @@ class AdaFuseCandidate:
             `criterion` names: one, or, where candidates are compared word by word, one for each of its words until it
             lost; empty where it was not compared.
         note (`str`): what else decided about it; `None` for nothing.
+        features (`list[float]`): the numbers by which a method that selects answers has judged it, as
+            `hf_adafuse.confidence.features` describes them; `None` among them: not known. Empty for other methods.
     """
 
     text: str
@@ -42,6 +44,7 @@ class AdaFuseCandidate:
     dropped: str | None = None
     decided_by: list[float] = field(default_factory=list)
     note: str | None = None
+    features: list[float | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -341,6 +341,153 @@ class Anchor:
         return ordered[next(i for i, value in enumerate(logs) if value <= min(logs) + TIE)]
 
 
+class Select(Rerank):
+    """The answer of the highest score, or with a calibration of the highest probability: straight from the formulas."""
+
+    def __init__(self, calibration=None, with_features=False):
+        super().__init__()
+        self.calibration = calibration
+
+    def told(self, members, prompts):
+        """What the prompt says to each member: the entropy of its first token, and what it and its last part cost."""
+        self.members, self.entropies, self.costs, self.last_costs = members, [], [], []
+        for m, ids in zip(members, prompts):
+            log_probs = m.log_probs(ids)
+            self.entropies.append(-sum(math.exp(v) * v for v in log_probs.double().tolist() if v > -math.inf))
+            pieces = [m.token_bytes(token) for token in ids]
+            text = b"".join(pieces)
+            at = text.rstrip().rfind(b"\n\n")
+            self.costs.append(self.cost(m, ids, pieces, 0))
+            self.last_costs.append(self.cost(m, ids, pieces, at + 2 if at >= 0 else 0))
+
+    def cost(self, m, ids, pieces, start):
+        total, count, end = 0.0, 0, 0
+        for i, piece in enumerate(pieces):
+            end += len(piece)
+            if i and piece and end > start:
+                total, count = total - m.log_probs(ids[:i])[ids[i]].item(), count + len(piece)
+        return total / count if count else None
+
+    def words(self, text):
+        if self.config.word_boundary == "unicode" and text.strip():
+            from icu4py.breakers import WordBreaker
+
+            found, space = [], ""
+            for segment in WordBreaker(text, "en"):
+                found, space = ([*found, space + segment], "") if segment.strip() else (found, space + segment)
+            return [*found[:-1], found[-1] + space]
+        found = re.findall(r"\s*\S+", text)
+        rest = text[len("".join(found)) :]
+        return [*found[:-1], found[-1] + rest] if found else [rest] * bool(rest)
+
+    def by_word(self, entry, k):
+        """The log-probabilities of a member's tokens, by the word that each begins in; the end is a word of its own."""
+        words, values = self.words(entry["text"]), entry["values"][k]
+        ends = list(itertools.accumulate(len(word.encode()) for word in words))
+        found, at = [[] for _ in words], 0
+        for token, value in zip(entry["ids"][k], values):
+            if words:
+                found[min(sum(end <= at for end in ends), len(words) - 1)].append(value)
+            at += len(self.members[k].token_bytes(token))
+        if entry["ends"]:
+            found.append(values[len(entry["ids"][k]) if words else 0 :])
+        return found if any(found) else []
+
+    def confidence(self, of_words, weights, levels):
+        """Per word the log of the members' mean probability of it."""
+        known = [(w, words) for w, words in zip(weights, of_words) if words and any(words[at] for at in levels)]
+        total, found = sum(w for w, _ in known), []
+        for at in levels:
+            most = max(sum(words[at]) for _, words in known)
+            found.append(most + math.log(sum(w * math.exp(sum(words[at]) - most) for w, words in known) / total))
+        return found
+
+    def scores(self, entries, weights):
+        if self.calibration is not None:
+            return [-math.log(p) for p in self.probabilities(entries, weights)]
+        found = []
+        for entry in entries:
+            levels = range(len(self.words(entry["text"])) or 1)
+            logs = self.confidence([self.by_word(entry, k) for k in range(len(weights))], weights, levels)
+            found.append(-sum(logs) / len(logs))
+        return found
+
+    def features(self, entry, texts, weights):
+        members = range(len(weights))
+        of_words = [self.by_word(entry, k) for k in members]
+        text, size = entry["text"], len(entry["text"].encode()) + entry["ends"]
+        sums = [sum(values) if values else None for values in entry["values"]]
+        tokens = [None if s is None else s / len(values) for s, values in zip(sums, entry["values"])]
+        size_of = [None if s is None else s / size for s in sums]
+        worst = [min(sum(word) for word in words if word) if words else None for words in of_words]
+        own = [size_of[k] for k in members if k in entry["own"]]
+        others = [size_of[k] for k in members if k not in entry["own"]]
+        known = [value for value in size_of if value is not None]
+        mean = sum(known) / len(known)
+        levels = range(max(len(words) for words in of_words))
+        logs = self.confidence(of_words, weights, levels)
+        said, mine = [None if t is None else self.said(t) for t in texts], self.said(text)
+        share = lambda values: sum(w * v for w, v in zip(weights, values)) / sum(weights)  # noqa: E731
+        return [
+            *tokens, *size_of, *sums, *worst,
+            self.mean(own or others), self.mean(others or own),
+            math.sqrt(sum((value - mean) ** 2 for value in known) / len(known)),
+            sum(logs) / len(logs),
+            share([t is not None and t.strip() == text.strip() for t in texts]),
+            share([s is not None and s[0] == mine[0] for s in said]),
+            share([s is not None and mine[1] is not None and s[1] == mine[1] for s in said]),
+            share([0 if s is None else self.overlap(s[0], mine[0]) for s in said]),
+            math.log(1 + size),
+            *self.entropies, *self.costs, *self.last_costs,
+        ]  # fmt: skip
+
+    def mean(self, values):
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    def said(self, text):
+        words = [word for word in Majority().says(text).split() if word not in ("a", "an", "the")]
+        numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+", text)
+        return words, float(numbers[-1].replace(",", "")) if numbers else None
+
+    def overlap(self, words, others):
+        if not words or not others:
+            return words == others
+        left, common = list(others), 0
+        for word in words:
+            if word in left:
+                left.remove(word)
+                common += 1
+        return 2 * common / (len(words) + len(others))
+
+    def probabilities(self, entries, weights):
+        c, texts, count = self.calibration, [None] * len(weights), len(weights)
+        for entry in entries:
+            for k in entry["own"]:
+                texts[k] = entry["text"]
+        rows = [self.features(entry, texts, weights) for entry in entries]
+        place = [next((i for i, e in enumerate(entries) if k in e["own"]), None) for k in range(count)]
+        found = [0.0] * len(entries)
+        values = []
+        for j in range(c["num_features"]):
+            column = [None if i is None else rows[i][j] for i in place]
+            known = [v for v in column if v is not None]
+            filler = sum(known) / len(known) if known else c["centres"][j]
+            values.append([filler if v is None else v for v in column])
+        clip = lambda v: min(max(v, -5.0), 5.0)  # noqa: E731
+        for k, i in enumerate(place):
+            if i is None:
+                continue
+            logit = c["intercept"] + c["places"][k]
+            for j, column in enumerate(values):
+                mean = sum(column) / count
+                prompt = clip((mean - c["centres"][j]) / c["prompt_spreads"][j])
+                logit += c["own"][j] * clip((column[k] - mean) / c["own_spreads"][j])
+                logit += (c["prompt"][j] + c["products"][k][j]) * prompt
+            found[i] = max(found[i], 1 / (1 + math.exp(-logit)))
+        return found
+
+
 METHODS = {
     "sweetspan": SweetSpan,
     "cool-fusion": CoolFusion,
@@ -350,6 +497,7 @@ METHODS = {
     "majority": Majority,
     "blender": Blender,
     "anchor": Anchor,
+    "select": Select,
 }
 
 
@@ -375,6 +523,7 @@ def decode_by_method(members, prompts, config, max_new_tokens, numbers=None, **w
     method.source = members[0].tokenizer.decode(
         prompts[0], skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
+    method.config = config
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
     count, samples = 0, getattr(method, "num_samples", 1)
 
@@ -389,6 +538,8 @@ def decode_by_method(members, prompts, config, max_new_tokens, numbers=None, **w
             method.options = max_new_tokens - len(new)
             if not isinstance(method, Rerank):
                 extra = write_together(members, prefixes, config, method.options)
+        if isinstance(method, Select):
+            method.told(members, prefixes)
         winner = method.alone(members, prefixes, config) if hasattr(method, "alone") else None
         winner = winner or one_round(members, prefixes, method, config, extra, drafters=drafters)
         count += 1

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "hf_adafuse"
 HOUSE = (
     ("settings", "config_checks"),
     ("", "config outputs host_internals"),
-    ("confidence", "ridge calibration word_confidence answer_score"),
+    ("confidence", "ridge calibration word_confidence answer_score features"),
     ("rounds", "trace_text trace_html round_lists"),
     ("servers", "daemons queries turnstile addresses patience connection api vllm sglang llamacpp served_model"),
     ("trees", "adapters kv_cache nodes backend race pass_costs"),
@@ -33,7 +33,7 @@ HOUSE = (
     ("decoding", "words scoring requests progress answer_stops proposer draft_sampler word_parts fusion pool trust"),
     (
         "decoding.strategies",
-        "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender anchor",
+        "strategy drafting adafuse sweetspan cool_fusion specfuse text_spans majority blender anchor selection",
     ),
     ("decoding.strategies", "token_strategy unite gac deepen registry"),
     ("decoding", "judge foresight look_ahead turns fused_answers fused_drafts scheduler places committer"),

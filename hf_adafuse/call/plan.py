@@ -146,8 +146,8 @@ def _prompts(
         tokens = image_tokens(participants[0].model)
         read = [[token for token in ids if token not in tokens] for ids in read]
     prompts = [inputs.prompts, *assistant_prompts(participants, read, given, repeats)]
-    # Trust that follows from the prompt needs all of it to be read.
-    is_read_anew = isinstance(ensemble.config.model_weights, str)
+    # What follows from the prompt needs all of it to be read.
+    is_read_anew = isinstance(ensemble.config.model_weights, str) or make_strategy(ensemble.config).needs_prompt
     caches: list[KeysValues | None] = [_usable(participants[0], inputs.prompts, inputs.cache, inputs.cached_length)]
     unread = []
     for index, (assistant, rows) in enumerate(zip(participants[1:], prompts[1:], strict=True)):

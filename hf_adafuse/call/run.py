@@ -84,10 +84,11 @@ def make_members(plan: CallPlan) -> list[Member]:
     """The members, which have been given the prompts and have read none."""
     members = [_make_member(member) for member in plan.members]
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
-    weighting = weights if isinstance(weights, str) else None
+    options = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
     for member, planned in zip(members, plan.members, strict=True):
         cache = planned.cache if planned.images is None else _read_images(plan, planned)
-        member.start(planned.prompts, planned.processors, num_top, cache, weighting, planned.can_share)
+        weighting, with_costs = options
+        member.start(planned.prompts, planned.processors, num_top, cache, weighting, planned.can_share, with_costs)
     return members
 
 

@@ -22,15 +22,28 @@ def word_confidences(log_probs: Sequence[Sequence[Sequence[float]]], weights: Se
     Returns:
         per word a number from 0 to 1; `None` where no member has scored it.
     """
+    return [None if value is None else math.exp(value) for value in word_log_confidences(log_probs, weights)]
+
+
+def word_log_confidences(
+    log_probs: Sequence[Sequence[Sequence[float]]], weights: Sequence[float]
+) -> list[float | None]:
+    """The logarithms of [`word_confidences`], which may be too small for a number."""
     scored = [(weight, of_words) for weight, of_words in zip(weights, log_probs, strict=True) if any(of_words)]
     num_words = max((len(of_words) for of_words in log_probs), default=0)
     if not scored:
         return [None] * num_words
     total = math.fsum(weight for weight, _ in scored)
-    return [
-        math.fsum(weight * math.exp(min(math.fsum(of_words[word]), 0.0)) for weight, of_words in scored) / total
-        for word in range(num_words)
-    ]
+    found = list[float | None]()
+    for word in range(num_words):
+        values = [min(math.fsum(of_words[word]), 0.0) for _, of_words in scored]
+        most = max(values)
+        if most == -math.inf:
+            found.append(most)
+            continue
+        share = math.fsum(w * math.exp(value - most) for (w, _), value in zip(scored, values, strict=True)) / total
+        found.append(min(most + math.log(share), 0.0))
+    return found
 
 
 def text_confidence(confidences: Sequence[float | None]) -> float | None:

@@ -6,11 +6,13 @@ How members take their turns is in `turns`, what a method makes of the scores in
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..confidence.features import PromptFacts
 from ..config import AdaFuseConfig
 from ..members.member import Member, MemberError, Span
 from ..trees.nodes import Node
@@ -174,6 +176,7 @@ class Decoder:
                 yield from self._fused_drafts.add(prompt, pool)
             self._turns.drop_unfit(prompt, pool)
             scored = yield from self._turns.score(prompt, pool)
+            self._tell_facts(prompt)
             winner = self._judge.choose(prompt, pool, scored)
             if winner is None:
                 winner = yield from self._last_resort(prompt)
@@ -183,6 +186,14 @@ class Decoder:
                 self._turns.record.add(pool.margins[first][-1], winner is pool.best_of(first))
                 self._committer.commit(prompt, pool, winner)
                 self._judge.learn(prompt, winner, scored)
+
+    def _tell_facts(self, prompt: Prompt) -> None:
+        """The method of a prompt that asks for it is told what the prompt says to each member."""
+        strategy = self.strategies[prompt.index]
+        if strategy.needs_prompt:
+            entropies = [member.entropy(prompt.index) for member in self.members]
+            costs = [_known(member.prompt_costs[prompt.index]) for member in self.members]
+            strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in costs], [one for _, one in costs])
 
     def _decode_tokens(self, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt where tokens are fused."""
@@ -267,6 +278,12 @@ class Decoder:
 
 def _draft_method(strategy: Any) -> SpanStrategy | None:
     return strategy.draft_method() if isinstance(strategy, SpanStrategy) else None
+
+
+def _known(costs: tuple[float, float]) -> tuple[float | None, float | None]:
+    """What is not known is NaN in numbers of members, and `None` in facts."""
+    whole, last = (None if math.isnan(cost) else cost for cost in costs)
+    return whole, last
 
 
 def _nothing(prompt_index: int) -> list[Node]:

@@ -107,6 +107,9 @@ class Choice:
             others, as the trace shows them; by default its score.
         notes (`dict[int, str]`, *optional*): what else decided, by candidate.
         weights (`list[float]`, *optional*): of the members, where the rule had others than it was given.
+        features (`dict[int, list[float]]`, *optional*): the numbers by which it judged, by candidate; `None` where one
+            is not known.
+        confidences (`dict[int, float]`, *optional*): by candidate, the probability that the answer is right.
     """
 
     winner: int | None
@@ -115,6 +118,8 @@ class Choice:
     decided_by: list[list[float]] = field(default_factory=list)
     notes: Mapping[int, str] = field(default_factory=dict)
     weights: Sequence[float] | None = None
+    features: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
+    confidences: Mapping[int, float] = field(default_factory=dict)
 
 
 def choose(

@@ -31,6 +31,8 @@ class Candidate:
         dropped (`str`, *optional*): why it left the pool.
         decided_by (`list[float]`), note (`str`, *optional*): as of [`AdaFuseCandidate`].
         end_token (`int`, *optional*): of the main model: the one that ends the sequence, where that has been drawn.
+        confidences (`list[float]`), confidence (`float`, *optional*): as of [`AdaFuseRound`], were it committed.
+        features (`list[float]`): as of [`AdaFuseCandidate`].
     """
 
     text: str
@@ -50,6 +52,7 @@ class Candidate:
     end_token: int | None = None
     confidences: list[float | None] = field(default_factory=list)
     confidence: float | None = None
+    features: list[float | None] = field(default_factory=list)
 
     @property
     def reaches_caller(self) -> bool:
@@ -132,6 +135,8 @@ class Pool:
         for index, candidate in enumerate(candidates):
             candidate.decided_by = choice.decided_by[index] if choice.decided_by else [candidate.score]
             candidate.note = choice.notes.get(index)
+            candidate.confidence = choice.confidences.get(index)
+            candidate.features = list(choice.features.get(index, ()))
         return None if choice.winner is None else candidates[choice.winner]
 
     def trace(self) -> list[AdaFuseCandidate]:
@@ -148,6 +153,7 @@ class Pool:
                 dropped=candidate.dropped,
                 decided_by=candidate.decided_by,
                 note=candidate.note,
+                features=candidate.features,
             )
             for candidate in self.ranked()
         ]

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,13 @@ def _plan(
             f"`model_weights` must be one per member, but is {len(config.model_weights)} for {1 + len(names)} members. "
             "Give the main model's weight first."
         )
-    if type(make_strategy(config)).__module__.partition(".")[0] != __name__.partition(".")[0]:
+    strategy = make_strategy(config)
+    if type(strategy).__module__.partition(".")[0] != __name__.partition(".")[0]:
         raise ValueError(
             f"`method` must be one that the package has, but {config.method!r} is registered here alone. A repository "
             "cannot hold it."
         )
+    config = replace(config, method_options=strategy.portable_options())
     return _Plan(model, _pairs(model, tokenizer, held, tokenizers, len(names)), names, config)
 
 

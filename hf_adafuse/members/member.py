@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from .drafts import Drafts
 from .passes import Pass, planned_pass, reader_of, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
-from .readings import Reading
+from .readings import Reading, entropy_of
 from .vocabulary import Vocabulary
 
 # In the place of scores that are not needed any more.
@@ -59,6 +60,7 @@ class Member:
         costs (`PassCosts`): what its passes have cost so far.
         num_proposals (`int`), num_wins (`int`): of this call.
         prompt_nlls (`list[float]`): per prompt that has been read, where they were asked for; see [`prompt_nll`].
+        prompt_costs (`list[tuple[float, float]]`): the same of the whole prompt and of its last part.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Member:
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
         self.prompt_nlls: list[float] = []
+        self.prompt_costs: list[tuple[float, float]] = []
 
     def start(
         self,
@@ -96,6 +99,7 @@ class Member:
         cache: Any = None,
         weighting: str | None = None,
         can_share: bool = True,
+        with_costs: bool = False,
     ) -> None:
         """
         Take the prompts of a call; none is read before `read_prompts`, all at once where a cache holds beginnings.
@@ -104,9 +108,11 @@ class Member:
             prompts, processors, cache, can_share: as of `MemberPlan`.
             num_top (`int`): how many of the best tokens are read after each token.
             weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, `"prompt"` or `"examples"`.
+            with_costs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_costs`.
         """
         self._reader = reader_of(self.backend, self.eos_ids, processors, num_top)
         self._prompts, self._cache, self._weighting, self._can_share = list(prompts), cache, weighting, can_share
+        self._with_costs = with_costs
         self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
 
     def add_prompts(self, prompts: list[list[int]], processors: list[PromptProcessors]) -> None:
@@ -122,12 +128,16 @@ class Member:
             MemberError: a forward pass failed.
         """
         trees, first, weighting = self.backend, len(self.backend.trees), self._weighting
-        prompts, options = self._prompts[first : first + number], (weighting is not None, self._can_share)
+        prompts, with_log_probs = self._prompts[first : first + number], weighting is not None or self._with_costs
+        options = with_log_probs, self._can_share
         self._drafts.add_texts(prompts)
         self._read(lambda: trees.admit(prompts, *options) if first else trees.prefill(prompts, self._cache, *options))
+        pairs = list(zip(prompts, trees.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
-            pairs = zip(prompts, trees.prompt_log_probs, strict=True)
             self.prompt_nlls += [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
+        if self._with_costs:
+            cost = partial(prompt_nll, self.vocabulary)
+            self.prompt_costs += [(cost(*pair, "prompt"), cost(*pair, "question")) for pair in pairs]
 
     @property
     def num_active(self) -> int:
@@ -159,6 +169,11 @@ class Member:
     def root(self, prompt_index: int) -> Node:
         """The last node of a prompt's prefix."""
         return self.backend.trees[prompt_index].root
+
+    def entropy(self, prompt_index: int) -> float | None:
+        """Of what may come after a prompt's prefix, in nats; `None` where it has not been read, or is known in part."""
+        reading = self.root(prompt_index).reading
+        return entropy_of(reading) if isinstance(reading, Reading) else None
 
     def path(self, prompt_index: int, ids: Iterable[int]) -> list[Node]:
         """The root, and the nodes of these ids below it; made where there are none."""

@@ -17,11 +17,14 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     Args:
         vocabulary (`Vocabulary`), ids (`list[int]`): the member's, all of the prompt.
         log_probs (`list[float]`): of its last ids (nats).
-        weighting (`str`): `"prompt"`, or `"examples"`: of the tokens that write the answers of its examples.
+        weighting (`str`): `"prompt"`; `"examples"`: of the tokens that write the answers of its examples; `"question"`:
+            of what comes after its last empty line, or of all where it has none.
     """
     pieces = [vocabulary.piece(token) for token in ids]
     ends = list(itertools.accumulate(map(len, pieces)))
-    spans = answer_spans(b"".join(pieces)) if weighting == "examples" else [(0, ends[-1])]
+    text = b"".join(pieces)
+    start = text.rstrip().rfind(b"\n\n") + 2 if weighting == "question" and b"\n\n" in text.rstrip() else 0
+    spans = answer_spans(text) if weighting == "examples" else [(start, ends[-1])]
     first = len(ids) - len(log_probs)
     read = [
         (value, len(piece))

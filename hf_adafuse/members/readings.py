@@ -141,6 +141,12 @@ def look_up(asked: Iterable[tuple[Reading, int]]) -> None:
             reading.known[token] = score
 
 
+def entropy_of(reading: Reading) -> float:
+    """Of the token that comes next, in nats."""
+    probabilities = (reading.scores.double() - reading.log_total).exp()
+    return float(torch.special.entr(probabilities).sum())
+
+
 def draw_token(
     reading: Reading,
     warp: Callable[[torch.Tensor], torch.Tensor] | None,

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Names of models to load, and a regular expression, whose search may take for ever: the server's settings alone.
-_OF_THE_SERVER = ("ranker", "fuser", "pattern")
+# The server's settings alone: names of models to load, a regular expression, whose search may take for ever, a file.
+_OF_THE_SERVER = ("ranker", "fuser", "pattern", "calibration")
 # The largest whole numbers: several times what is of use.
 _MOST = {
     "num_branches": 16,

@@ -117,7 +117,7 @@ def test_a_stop_string_ends_the_text(method):
     stopped = case.tokenizers[0].decode(new_ids(case, case.fast(stop_strings=[stop])), skip_special_tokens=True)
     assert stop in stopped
     assert len(stopped) < len(whole)
-    if method not in ("majority", "rerank", "blender"):  # which may choose another answer then
+    if method not in ("majority", "rerank", "blender", "select"):  # which may choose another answer then
         assert whole.startswith(stopped)
 
 
@@ -198,13 +198,13 @@ class Counts(StoppingCriteria):
         return torch.full((len(input_ids),), self.calls >= 3)
 
 
-@pytest.mark.parametrize("method", ["majority", "rerank"])
+@pytest.mark.parametrize("method", ["majority", "rerank", "select"])
 def test_whole_answers_refuse_criteria_that_remember(method):
     with pytest.raises(ValueError, match=r"`stopping_criteria` must be functions of the ids .+, but \['Counts'\]"):
         case_of(method, 1500).fast(stopping_criteria=StoppingCriteriaList([Counts()]))
 
 
-@pytest.mark.parametrize("method", [name for name in PEERS if name not in ("majority", "rerank", "blender")])
+@pytest.mark.parametrize("method", [name for name in PEERS if name not in ("majority", "rerank", "blender", "select")])
 def test_criteria_that_remember_are_asked_token_by_token(method):
     case = case_of(method, 1600)
     case.prompts = case.prompts[:1]
@@ -233,6 +233,11 @@ def test_sampling_is_refused():
         ({"method": "unite", "top_k": True}, "`top_k`"),
         ({"method": "deepen", "num_anchors": 0}, "`num_anchors`"),
         ({"method": "majority", "pattern": 3}, "`pattern`"),
+        ({"method": "select", "calibration": 3}, "`calibration`"),
+        ({"method": "select", "calibration": {"version": 1}}, "`calibration`"),
+        ({"method": "select", "calibration": "no-such-file.json"}, "`calibration`"),
+        ({"method": "select", "with_features": 1}, "`with_features`"),
+        ({"method": "select", "num_samples": 2}, "num_samples"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from reference_methods import METHODS, decode_by_method
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.call.sampling import random_streams
+from hf_adafuse.confidence.features import feature_names
 
 OPTIONS = {
     "sweetspan": {"num_words": (1, 2, 4), "filter_ratio": (10.0, 2.0, None)},
@@ -21,6 +23,7 @@ OPTIONS = {
     "blender": {"ranker": ("nll",)},
     "majority": {"pattern": (None, r"\w+", r"[a-z](\w)")},
     "anchor": {"alpha": (0.5, 0.1, 0.9, 1.0), "beta": (0.5, 0.0, 2.0, 30.0), "num_words": (4, 1)},
+    "select": {},
 }
 
 
@@ -29,6 +32,7 @@ SAMPLED = {
     "rerank": {"num_samples": (1, 3)},
     "majority": {"num_samples": (1, 2, 5), "pattern": (None, r"[a-z](\w)")},
     "blender": {"num_samples": (1, 3)},
+    "select": {},
 }
 
 
@@ -73,6 +77,46 @@ def assert_equals_the_oracle(case, seed=None, **warping):
 def test_a_method_equals_its_oracle(method, method_number, look_ahead):
     look_ahead(method_number % 3, is_flat=method_number % 2 == 1)
     assert_equals_the_oracle(case_of(method, method_number))
+
+
+def random_calibration(number, num_members):
+    """What a fit may give, of random numbers."""
+    rng, width = random.Random(number), len(feature_names(num_members))
+
+    def row(count, spread=1.0, centre=0.0):
+        return [rng.gauss(centre, spread) for _ in range(count)]
+
+    return {
+        "version": 1,
+        "num_candidates": num_members,
+        "num_features": width,
+        "centres": row(width),
+        "prompt_spreads": [rng.uniform(0.5, 2.0) for _ in range(width)],
+        "own_spreads": [rng.uniform(0.5, 2.0) for _ in range(width)],
+        "own": row(width, 0.5),
+        "prompt": row(width, 0.3),
+        "places": row(num_members),
+        "products": [row(width, 0.2) for _ in range(num_members)],
+        "intercept": rng.gauss(0, 1),
+    }
+
+
+def calibrated_case(number, options=OPTIONS, **fields):
+    case = case_of("select", number, options, **fields)
+    calibration = random_calibration(number, len(case.models))
+    case.config = replace(case.config, method_options={"calibration": calibration})
+    return case
+
+
+def test_calibrated_selection_equals_its_oracle(method_number, look_ahead):
+    look_ahead(method_number % 3, is_flat=method_number % 2 == 1)
+    assert_equals_the_oracle(calibrated_case(method_number))
+
+
+def test_calibrated_selection_among_drawn_answers_equals_its_oracle(method_number):
+    assert_equals_the_oracle(
+        calibrated_case(method_number, SAMPLED, do_sample=True), method_number, temperature=1.0, top_k=8
+    )
 
 
 @pytest.mark.parametrize("method", SAMPLED)

@@ -56,6 +56,7 @@ def served(url, model, tokenizer, **options):
         AdaFuseConfig(certainty_gate=0.3),
         AdaFuseConfig(online_rate=1.0, switch_margin=0.1),
         AdaFuseConfig(method="majority"),
+        AdaFuseConfig(method="select"),
         AdaFuseConfig(method="spans", method_options={"unit": "paragraph", "num_words": 3}),
         AdaFuseConfig(method="sweetspan"),
         AdaFuseConfig(method="cool-fusion"),

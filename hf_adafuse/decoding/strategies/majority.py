@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...confidence.features import normalized_answer
 from ...members.member import Member
 from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
@@ -14,9 +14,6 @@ from ..scoring import first_lowest, fused_score
 from ..words import WordRule
 from .drafting import answers_of
 from .strategy import SpanStrategy, check_number
-
-# The punctuation before a word; a number keeps its sign and its point.
-_BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
 
 
 @dataclass
@@ -89,11 +86,4 @@ class Majority(WholeAnswers):
         found = None if self._pattern is None else list(self._pattern.finditer(text))
         if found:
             text = (found[-1].group(1) if self._pattern.groups else found[-1].group()) or ""  # type: ignore[union-attr]
-        folded = unicodedata.normalize("NFKC", text).casefold()
-        return " ".join(_bare(word) for word in folded.split()).strip()
-
-
-def _bare(word: str) -> str:
-    """A word without the punctuation around it."""
-    before = _BEFORE.match(word)
-    return re.sub(r"\W+$", "", word[before.end() :] if before else word)
+        return normalized_answer(text)

@@ -14,6 +14,7 @@ from .cool_fusion import CoolFusion
 from .deepen import DeePEn
 from .gac import GaC
 from .majority import Majority, WholeAnswers
+from .selection import Select
 from .specfuse import SpecFuse
 from .strategy import SpanStrategy
 from .sweetspan import SweetSpan
@@ -32,6 +33,7 @@ STRATEGIES: dict[str, type[Any]] = {
     "spans": TextSpans,
     "majority": Majority,
     "rerank": WholeAnswers,
+    "select": Select,
     "blender": Blender,
     "anchor": Anchor,
 }

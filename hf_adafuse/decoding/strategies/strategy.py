@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ...confidence.features import PromptFacts
 from ...config import AdaFuseConfig
 from ...members.member import Member
 from ...members.vocabulary import Vocabulary
@@ -26,6 +27,7 @@ from ..words import WordRule
 
 # The criterion of rounds in which the main model's words are committed without asking the others.
 ALONE = "NLL under the main model, which is certain"
+_NO_FACTS: PromptFacts | None = None
 
 
 class Strategy:
@@ -39,6 +41,8 @@ class Strategy:
             what the trace shows.
         samples (`str`, *optional*): what `do_sample=True` does: `"words"` are the members' by lot; `"drafts"`: what
             members propose is drawn, by proposers that are [`DraftedText`]. `None`: it is refused.
+        needs_prompt (`bool`): whether `prompt_facts` are needed.
+        prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
     """
 
     config = AdaFuseConfig()  # without an annotation: these are no options
@@ -48,6 +52,8 @@ class Strategy:
     criterion = "fused NLL"
     highest_wins = False
     samples: ClassVar[str | None] = None
+    needs_prompt = False
+    prompt_facts = _NO_FACTS
 
     def prepare(self, device: torch.device) -> None:
         """
@@ -59,6 +65,10 @@ class Strategy:
         Raises:
             ValueError: something does not load.
         """
+
+    def portable_options(self) -> dict[str, Any]:
+        """The method's options without names of files, for a repository that is used elsewhere."""
+        return dict(self.config.method_options)
 
     def check_members(self, vocabularies: Sequence[Vocabulary]) -> None:
         """

@@ -1,0 +1,245 @@
+"""The numbers by which an answer is judged: what all members say of it, made of what decoding has computed anyway.
+
+A question has the answers of K members. With member k's tokens t of an answer, its log-probability of the answer is
+S_k = sum_t log p_k(t | prompt, earlier tokens), in nats. That the text ends there counts as one token and one byte,
+where the answer has an end-of-sequence token. Features with a member in their name are there for each of the K members.
+
+Of an answer:
+
+- `log-probability per token, member k`: S_k / its tokens. The NLL of AdaFuse, equation 4, with the sign turned.
+- `log-probability per byte, member k`: S_k / UTF-8 bytes. The same, comparable across tokenizers.
+- `log-probability, member k`: S_k. The likelihood of the sequence (arXiv 2207.05221).
+- `worst word, member k`: the lowest log-probability of a word.
+- `log-probability per byte, authors`: the mean of S_k / bytes over the members whose own answer it is.
+- `log-probability per byte, others`: the same over the other members; over the authors where there is no other. The
+  cross-model perplexity (arXiv 2603.25450), as a logarithm.
+- `disagreement`: the standard deviation of S_k / bytes over the members (cross-model disagreement, arXiv 2604.17112).
+- `word confidence`: the mean over words of log sum_k w_k p_k(word): the logarithm of this package's confidence score.
+- `agreement`: the share of the weight of the members whose own answer it is, but for space around it. Self-consistency
+  (arXiv 2203.11171) over members.
+- `agreement, normalized`: the same, without case, articles, and punctuation around words.
+- `agreement, last number`: the same of answers with the same last number, as in GSM8K; 0 of an answer without a number.
+- `agreement, words`: the weighted mean over members of the F1 of the answer's words and those of the member's own.
+- `length`: log(1 + bytes).
+
+Of the prompt, the same for all its answers:
+
+- `first entropy, member k`: -sum_t p_k(t) log p_k(t) over the first token, in nats.
+- `prompt cost, member k`: the NLL of the prompt, in nats per byte (PackLLM, arXiv 2404.11531).
+- `question cost, member k`: the NLL of the part of the prompt behind its last empty line.
+
+What a member cannot tell (the entropy behind a server, the cost of a prompt that has no text) is `None`, and is filled
+in by [`filled`].
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .word_confidence import word_log_confidences
+
+# The punctuation before a word; a number keeps its sign and its point.
+_BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
+_ARTICLES = frozenset(("a", "an", "the"))
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+
+_PER_MEMBER = ("log-probability per token", "log-probability per byte", "log-probability", "worst word")
+_OF_ANSWER = [
+    "log-probability per byte, authors",
+    "log-probability per byte, others",
+    "disagreement",
+    "word confidence",
+    "agreement",
+    "agreement, normalized",
+    "agreement, last number",
+    "agreement, words",
+    "length",
+]
+_OF_PROMPT = ("first entropy", "prompt cost", "question cost")
+
+Row = list[float | None]
+
+
+@dataclass(frozen=True)
+class AnswerFacts:
+    """
+    One answer as its features see it.
+
+    Args:
+        text (`str`)
+        log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
+            tokens that begin in the word; the end of the text is a word of its own. Empty for a member that has nothing
+            to score.
+        num_bytes (`int`): of the text in UTF-8; its end counts as one.
+        authors (`tuple[int]`): the members whose own answer it is, by number.
+    """
+
+    text: str
+    log_probs: Sequence[Sequence[Sequence[float]]]
+    num_bytes: int
+    authors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PromptFacts:
+    """
+    What the prompt says to each member; `None` where it is not known.
+
+    Args:
+        entropies (`list[float]`): per member, of its first token (nats).
+        costs (`list[float]`): per member, its NLL of the prompt in nats per byte.
+        question_costs (`list[float]`): per member, the same of the prompt's last part.
+    """
+
+    entropies: Sequence[float | None]
+    costs: Sequence[float | None]
+    question_costs: Sequence[float | None]
+
+
+def feature_names(num_members: int) -> list[str]:
+    """What the features of an answer are, in their order."""
+    members = range(num_members)
+    own = [f"{name}, member {k}" for name in _PER_MEMBER for k in members]
+    return [*own, *_OF_ANSWER, *(f"{name}, member {k}" for name in _OF_PROMPT for k in members)]
+
+
+def answer_features(
+    answers: Sequence[AnswerFacts], own_texts: Sequence[str | None], weights: Sequence[float], prompt: PromptFacts
+) -> list[Row]:
+    """
+    Per answer its features, in the order of [`feature_names`]; `None`: not known.
+
+    Args:
+        answers (`list[AnswerFacts]`): to one prompt.
+        own_texts (`list[str]`): per member its own answer; `None` where it has none.
+        weights (`list[float]`): of the members; positive.
+        prompt (`PromptFacts`)
+    """
+    said = [None if text is None else _Said(text) for text in own_texts]
+    return [_features(answer, said, weights, prompt) for answer in answers]
+
+
+def filled(rows: Sequence[Sequence[Row | None]], centres: Sequence[float] | None = None) -> Any:
+    """
+    The features of several questions as an array, what is not known filled in: by the mean of the question's other
+    candidates, else by the mean of the questions.
+
+    Args:
+        rows (`list`): per question and candidate its features, or `None` where there is no such candidate.
+        centres (`list[float]`, *optional*): per feature, the mean of the questions of a fit; by default that of these.
+
+    Returns:
+        `numpy.ndarray` of shape `(num_questions, num_candidates, num_features)`: finite.
+    """
+    width = next((len(row) for of_question in rows for row in of_question if row is not None), len(centres or ()))
+    blank: Row = [None] * width
+    values = np.array(
+        [[[math.nan if value is None else value for value in row or blank] for row in one] for one in rows],
+        dtype=np.float64,
+    )
+    values = np.where(np.isfinite(values), values, math.nan)
+    means = _mean(values, 1)
+    columns = _mean(means, 0)[0] if centres is None else np.asarray(centres, dtype=np.float64)
+    columns = np.where(np.isfinite(columns), columns, 0.0)
+    means = np.where(np.isfinite(means), means, columns)
+    return np.where(np.isfinite(values), values, means)
+
+
+def normalized_answer(text: str) -> str:
+    """What a text says: without case, spaces, and punctuation around its words."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(_bare(word) for word in folded.split()).strip()
+
+
+class _Said:
+    """What a member's own answer says."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+        self.words = [word for word in normalized_answer(text).split() if word not in _ARTICLES]
+        found = _NUMBER.findall(text)
+        self.number = _value(found[-1]) if found else None
+
+    def overlap(self, other: _Said) -> float:
+        """The F1 of both texts' words."""
+        if not self.words or not other.words:
+            return float(self.words == other.words)
+        common = (Counter(self.words) & Counter(other.words)).total()
+        return 2 * common / (len(self.words) + len(other.words))
+
+
+def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequence[float], prompt: PromptFacts) -> Row:
+    sums: Row = [_total(of_member) for of_member in answer.log_probs]
+    counts = [sum(map(len, of_member)) for of_member in answer.log_probs]
+    per_byte = [None if value is None else value / max(answer.num_bytes, 1) for value in sums]
+    per_token = [None if value is None else value / count for value, count in zip(sums, counts, strict=True)]
+    worst: Row = [min(map(math.fsum, filter(None, of_member)), default=None) for of_member in answer.log_probs]
+    confidences = word_log_confidences(answer.log_probs, weights)
+    authors = [value for k, value in enumerate(per_byte) if k in answer.authors]
+    others = [value for k, value in enumerate(per_byte) if k not in answer.authors]
+    own = _Said(answer.text)
+    return [
+        *per_token,
+        *per_byte,
+        *sums,
+        *worst,
+        _known_mean(authors or others),
+        _known_mean(others or authors),
+        _spread(per_byte),
+        _known_mean(confidences),
+        _share([one is not None and one.text == own.text for one in said], weights),
+        _share([one is not None and one.words == own.words for one in said], weights),
+        _share([one is not None and own.number is not None and one.number == own.number for one in said], weights),
+        _share([0.0 if one is None else one.overlap(own) for one in said], weights),
+        math.log(1 + answer.num_bytes),
+        *prompt.entropies,
+        *prompt.costs,
+        *prompt.question_costs,
+    ]
+
+
+def _total(of_member: Sequence[Sequence[float]]) -> float | None:
+    values = [value for word in of_member for value in word]
+    return math.fsum(values) if values else None
+
+
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _spread(values: Sequence[float | None]) -> float | None:
+    mean = _known_mean(values)
+    return None if mean is None else math.sqrt(_known_mean([(v - mean) ** 2 for v in values if v is not None]) or 0.0)
+
+
+def _share(values: Sequence[float], weights: Sequence[float]) -> float:
+    return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / math.fsum(weights)
+
+
+def _mean(values: Any, axis: int) -> Any:
+    """The mean of what is known along an axis, which stays; NaN where nothing is."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0.0).sum(axis, keepdims=True)
+    counts = known.sum(axis, keepdims=True)
+    return np.where(counts > 0, total / np.maximum(counts, 1), math.nan)
+
+
+def _bare(word: str) -> str:
+    """A word without the punctuation around it."""
+    before = _BEFORE.match(word)
+    return re.sub(r"\W+$", "", word[before.end() :] if before else word)
+
+
+def _value(number: str) -> str:
+    """A number without what does not change it: `1,000` is `1000`, and `3.0` is `3`."""
+    plain = number.replace(",", "")
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain

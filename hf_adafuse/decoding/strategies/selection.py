@@ -1,0 +1,157 @@
+"""Selection by calibrated confidence: of the members' own answers the one that is most likely right. Knows texts and
+scores; the features and the calibration are in `confidence`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...confidence.calibration import Calibration
+from ...confidence.features import (
+    AnswerFacts,
+    PromptFacts,
+    Row,
+    answer_features,
+    feature_names,
+    filled,
+)
+from ...confidence.word_confidence import word_log_confidences
+from ...members.vocabulary import Vocabulary
+from ..fusion import END, Choice, ScoredSpan
+from .majority import WholeAnswers
+from .strategy import lowest
+
+
+@dataclass
+class Select(WholeAnswers):
+    """
+    Every member answers alone, greedily or sampled, and every member scores every answer. With a calibration the answer
+    that is most likely right is taken, and `confidence` is that probability. Without one, the answer of the highest
+    confidence score is taken: the geometric mean over its words of the members' mean probability.
+
+    Args:
+        calibration (`dict` or `str`, *optional*): what `Calibration.to_dict()` gave, or the name of the `adafuse.json`
+            that `hf-adafuse fit` has written. It is of as many members, in the same order.
+        with_features (`bool`, *optional*, defaults to `False`): whether candidates in `rounds` have their `features`,
+            those of `hf_adafuse.confidence.features`, also without a calibration.
+    """
+
+    num_samples: int = field(default=1, init=False)
+    highest_wins = True
+    calibration: Mapping[str, Any] | str | None = None
+    with_features: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.with_features, bool):
+            raise ValueError(
+                f"`with_features` must be True or False, but is {self.with_features!r}. Leave it out for the default."
+            )
+        self._values = None if self.calibration is None else _read(self.calibration)
+        self._calibration = None if self._values is None else Calibration.from_dict(self._values)
+        self.needs_prompt = self._calibration is not None or self.with_features
+
+    @property
+    def criterion(self) -> str:  # type: ignore[override]
+        return "confidence score" if self._calibration is None else "probability of being right"
+
+    def prepare(self, device: torch.device) -> None:
+        if isinstance(self.config.model_weights, str):
+            raise ValueError(
+                f"`model_weights` must be numbers or left out with method 'select', but is "
+                f"{self.config.model_weights!r}. What the prompt says of the members is among the features."
+            )
+
+    def check_members(self, vocabularies: Sequence[Vocabulary]) -> None:
+        if self._calibration is None or self._values is None:
+            return
+        names, fitted = feature_names(len(vocabularies)), self._values.get("features")
+        if self._calibration.num_candidates != len(vocabularies):
+            raise ValueError(
+                f"`calibration` must be of as many members as there are, {len(vocabularies)}, but is of "
+                f"{self._calibration.num_candidates}. Fit it with these members, in this order."
+            )
+        if self._calibration.num_features != len(names) or (fitted is not None and list(fitted) != names):
+            raise ValueError(
+                f"`calibration` must be of the {len(names)} features of this version, but is of "
+                f"{self._calibration.num_features} others. Fit it again with `hf-adafuse fit`."
+            )
+
+    def portable_options(self) -> dict[str, Any]:
+        """The calibration itself instead of the name of its file."""
+        return {**self.config.method_options, **({} if self._values is None else {"calibration": self._values})}
+
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+        nlls = self.nlls(candidates, len(weights))
+        features = self._features(candidates, weights) if self.needs_prompt else {}
+        if self._calibration is None:
+            scores = [_score(candidate, weights) for candidate in candidates]
+            confidences: dict[int, float] = {}
+        else:
+            confidences = self._probabilities(self._calibration, candidates, features, len(weights))
+            scores = [-math.log(confidences[index]) if index in confidences else math.inf for index in range(len(nlls))]
+        choice = lowest(candidates, nlls, scores)
+        shown = [[math.exp(-score)] for score in choice.scores]
+        return Choice(choice.winner, nlls, choice.scores, shown, features=features, confidences=confidences)
+
+    def _features(self, candidates: Sequence[ScoredSpan], weights: Sequence[float]) -> dict[int, Row]:
+        """Per candidate that is possible, by its index."""
+        possible = [index for index, candidate in enumerate(candidates) if candidate.is_possible]
+        texts: list[str | None] = [None] * len(weights)
+        for index in possible:
+            for k in candidates[index].proposers:
+                texts[k] = candidates[index].text
+        facts = [
+            AnswerFacts(one.text, one.log_probs, sum(one.num_bytes), tuple(sorted(set(one.proposers))))
+            for one in (candidates[index] for index in possible)
+        ]
+        prompt = self.prompt_facts or PromptFacts(*[[None] * len(weights)] * 3)
+        return dict(zip(possible, answer_features(facts, texts, weights, prompt), strict=True))
+
+    def _probabilities(
+        self, calibration: Calibration, candidates: Sequence[ScoredSpan], features: Mapping[int, Row], num_members: int
+    ) -> dict[int, float]:
+        """Per candidate that is possible, by its index, how likely it is to be right. An answer that several members
+        give has a place for each: the highest probability counts."""
+        index_of = {k: index for index in features for k in candidates[index].proposers}
+        if not index_of:
+            return {}
+        rows = [features[index_of[k]] if k in index_of else None for k in range(num_members)]
+        (found,) = calibration.probabilities(filled([rows], calibration.centres))
+        probabilities: dict[int, float] = {}
+        for k, index in index_of.items():
+            probabilities[index] = max(float(found[k]), probabilities.get(index, 0.0))
+        return probabilities
+
+
+def _score(candidate: ScoredSpan, weights: Sequence[float]) -> float:
+    """Minus the logarithm of the confidence score: where there is no word, of the end of the text."""
+    levels = [level for level, word in enumerate(candidate.words) if word != END] or range(len(candidate.words))
+    of_words = [[of_member[level] for level in levels] if of_member else [] for of_member in candidate.log_probs]
+    known = [value for value in word_log_confidences(of_words, weights) if value is not None]
+    return -math.fsum(known) / len(known) if known else math.inf
+
+
+def _read(calibration: Any) -> dict[str, Any]:
+    """The values of a calibration, given as such or by the name of a file."""
+    if isinstance(calibration, Mapping):
+        return dict(calibration)
+    rule = "`calibration` must be what `Calibration.to_dict()` gave, or the name of an adafuse.json"
+    if not isinstance(calibration, str):
+        raise ValueError(f"{rule}, but is {calibration!r}. Fit one with `hf-adafuse fit`.")
+    try:
+        found = json.loads(Path(calibration).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{rule}, but {calibration!r} cannot be read ({error}). Check the name.") from None
+    settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
+    values = settings.get("calibration", settings) if isinstance(settings, Mapping) else None
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{rule}, but {calibration!r} holds none. Fit one with `hf-adafuse fit`.")
+    return dict(values)

@@ -1,0 +1,101 @@
+"""The features of answers: their formulas on small numbers, and what is filled in where one is not known."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from hf_adafuse.confidence import features
+from hf_adafuse.confidence.features import (
+    AnswerFacts,
+    PromptFacts,
+    answer_features,
+    feature_names,
+    filled,
+    normalized_answer,
+)
+from hf_adafuse.confidence.word_confidence import word_confidences, word_log_confidences
+
+PROMPT = PromptFacts([0.5, None], [1.0, 2.0], [3.0, 4.0])
+# Two members and two words; the second member has three tokens of the second word.
+LIMA = AnswerFacts(" The Lima.", [[[-1.0], [-0.5]], [[-2.0], [-0.5, -0.25, -0.25]]], 10, (0,))
+OSLO = AnswerFacts(" Oslo", [[[-3.0]], []], 5, (1,))
+
+
+def of(answers, texts, weights=(1.0, 1.0), prompt=PROMPT):
+    rows = answer_features(answers, texts, list(weights), prompt)
+    return [dict(zip(feature_names(2), row, strict=True)) for row in rows]
+
+
+def test_formulas():
+    lima, oslo = of([LIMA, OSLO], [" The Lima.", " Oslo"], (3.0, 1.0))
+    assert (lima["log-probability, member 0"], lima["log-probability, member 1"]) == (-1.5, -3.0)
+    assert (lima["log-probability per token, member 0"], lima["log-probability per token, member 1"]) == (-0.75, -0.75)
+    assert (lima["log-probability per byte, member 0"], lima["log-probability per byte, member 1"]) == (-0.15, -0.3)
+    assert (lima["worst word, member 0"], lima["worst word, member 1"]) == (-1.0, -2.0)
+    assert (lima["log-probability per byte, authors"], lima["log-probability per byte, others"]) == (-0.15, -0.3)
+    assert lima["disagreement"] == pytest.approx(0.075)
+    words = [0.75 * math.exp(-1) + 0.25 * math.exp(-2), 0.75 * math.exp(-0.5) + 0.25 * math.exp(-1)]
+    assert lima["word confidence"] == pytest.approx(sum(map(math.log, words)) / 2)
+    assert (lima["agreement"], oslo["agreement"]) == (0.75, 0.25)
+    assert lima["length"] == math.log(11)
+    assert (oslo["log-probability, member 1"], oslo["worst word, member 1"]) == (None, None)
+    assert oslo["log-probability per byte, authors"] is None  # the author's tokenizer gives no token
+    assert oslo["disagreement"] == 0
+    for row in (lima, oslo):
+        assert [row[f"{name}, member 0"] for name in ("first entropy", "prompt cost", "question cost")] == [0.5, 1, 3]
+        assert [row[f"{name}, member 1"] for name in ("first entropy", "prompt cost", "question cost")] == [None, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "expected"),
+    [
+        (" Lima", "Lima ", (1.0, 1.0, 0.5, 1.0)),  # a text without a number agrees with nobody about the number
+        (" The LIMA.", " lima", (0.5, 1.0, 0.5, 1.0)),
+        (" 1,000 dollars", " so 1000.0", (0.5, 0.5, 1.0, 0.5)),
+        (" it is 7", " 7 apples of 8", (0.5, 0.5, 0.5, 0.5 + 0.5 * 2 / 7)),
+        (" ...", " !", (0.5, 1.0, 0.5, 1.0)),
+        (" a", None, (0.5, 0.5, 0.5, 0.5)),
+    ],
+    ids=str,
+)
+def test_agreement(text, other, expected):
+    facts = AnswerFacts(text, LIMA.log_probs, 9, (0,))
+    (row,) = of([facts], [text, other])
+    has_number = bool(re.search(r"\d", text))
+    names = ["agreement", "agreement, normalized", "agreement, last number", "agreement, words"]
+    exact, normalized, number, words = (row[name] for name in names)
+    assert (exact, normalized, words) == (expected[0], expected[1], pytest.approx(expected[3]))
+    assert number == (expected[2] if has_number else 0.0)
+
+
+def test_what_is_not_known_is_filled_in():
+    rows = [[[1.0, None, None], [3.0, 4.0, None]], [[5.0, None, None], None]]
+    values = filled(rows)
+    assert values.tolist() == [[[1, 4, 0], [3, 4, 0]], [[5, 4, 0], [5, 4, 0]]]
+    assert filled(rows, [7.0, 8.0, 9.0]).tolist() == [[[1, 4, 9], [3, 4, 9]], [[5, 8, 9], [5, 8, 9]]]
+    assert filled([[[math.inf, 1.0], [2.0, math.nan]]]).tolist() == [[[2, 1], [2, 1]]]
+    assert filled([[None, None]], [1.0, 2.0]).tolist() == [[[1, 2], [1, 2]]]
+    assert np.isfinite(values).all()
+
+
+def test_every_feature_is_documented():
+    documented = re.findall(r"^- `([^`]+)`:", features.__doc__, flags=re.MULTILINE)
+    assert documented == list(dict.fromkeys(re.sub(r"member \d", "member k", name) for name in feature_names(3)))
+    assert len(set(feature_names(3))) == len(feature_names(3))
+
+
+def test_confidences_too_small_for_a_number_have_a_logarithm():
+    log_probs = [[[-800.0, -100.0]], [[-1000.0]]]
+    assert word_log_confidences(log_probs, [1.0, 3.0]) == [pytest.approx(-900 - math.log(4))]
+    assert word_confidences(log_probs, [1.0, 3.0]) == [0.0]
+    assert word_log_confidences([[[-math.inf]], []], [1.0, 1.0]) == [-math.inf]
+    assert word_log_confidences([[], []], [1.0, 1.0]) == []
+
+
+def test_normalized_answers():
+    assert normalized_answer("  The\n'Lima'.") == "the lima"
+    assert normalized_answer("-3.5%, +.5") == "-3.5 +.5"
