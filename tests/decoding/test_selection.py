@@ -103,8 +103,7 @@ def test_a_calibration_may_be_named_by_its_file(tmp_path):
 
 
 def test_an_exported_ensemble_holds_the_calibration_and_not_the_name_of_its_file(tmp_path):
-    case = calibrated_case(1)
-    case.models, case.tokenizers = [tiny_model()], [TOKENIZERS["byte_level"]()]
+    case = Case([tiny_model()], [TOKENIZERS["byte_level"]()], AdaFuseConfig(), PROMPTS[:2], 8)
     values = random_calibration(1, 1)
     (tmp_path / "adafuse.json").write_text(json.dumps(values), encoding="utf-8")
     selecting(case, calibration=str(tmp_path / "adafuse.json"))
