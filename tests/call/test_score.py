@@ -193,12 +193,17 @@ def test_a_chat_is_scored_behind_each_members_own_template():
         ("a", ["\ud800"], r"`answers\[0\]` must be text in UTF-8"),
         ("a", [3], "`answers` must be one list of texts per prompt"),
         (3, [" a"], "`prompts` must be a text or a list of texts"),
-        ("a", [" b" * 600], r"`answers\[0\]\[0\]` must fit behind its prompt into the context of the main model, 512"),
+        pytest.param(
+            "a",
+            [" b" * 600],
+            r"`answers\[0\]\[0\]` must fit behind its prompt into the context of the main model, 512",
+            id="long",
+        ),
     ],
     ids=str,
 )
 def test_wrong_answers_are_refused_before_the_first_pass(prompts, answers, match, monkeypatch):
-    ensemble = AdaFuseEnsemble([(tiny_model(), TOKENIZERS["byte_level"]())])
+    ensemble = AdaFuseEnsemble([(tiny_model("gpt2"), TOKENIZERS["byte_level"]())])  # whose positions are a table
     monkeypatch.setattr("hf_adafuse.members.member.Member.read_prompts", None)
     with pytest.raises(ValueError, match=match) as error:
         ensemble.score(prompts, answers)

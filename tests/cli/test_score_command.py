@@ -12,6 +12,7 @@ from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.cli import main
 from hf_adafuse.cli.answers import Answers
 from hf_adafuse.demo.data import PROMPT
+from hf_adafuse.members.participants import Participant
 
 TEXTS = [[" Lima", " 3"], [" 3", " 4", " four"], " Oslo"]
 
@@ -111,8 +112,9 @@ def test_bad_lines(score, capsys, line, problem):
     assert len(good["scores"]) == len(other["scores"]) - 1 == 2
 
 
-def test_an_answer_that_is_too_long_takes_no_other_with_it(score, capsys):
-    write_lines(score.input, [score.asked[0], {**score.asked[1], "answers": [" b" * 5000]}, score.asked[2]])
+def test_an_answer_that_is_too_long_takes_no_other_with_it(score, monkeypatch):
+    monkeypatch.setattr(Participant, "context", lambda self, prompts: (300, "the context"))
+    write_lines(score.input, [score.asked[0], {**score.asked[1], "answers": [" b" * 400]}, score.asked[2]])
     assert score("--on-error", "skip") == 0
     good, bad, other = lines_of(score.output)
     assert "must fit behind its prompt into the context" in bad["error"]
