@@ -26,7 +26,6 @@ class StandIn:
 
     Attributes:
         requests (`list`): path, body and headers of each.
-        most_at_a_time (`int`): how many completions have been under way together.
     """
 
     def __init__(self, model, tokenizer, kind="vllm", name="tiny", seconds=0.0, max_length=None, noise=0.0):
@@ -36,11 +35,10 @@ class StandIn:
         eos = model.generation_config.eos_token_id
         self.eos = set([eos] if isinstance(eos, int) else eos or [])
         self.requests = []
-        self._lock = threading.Lock()
+        self._lock, self._listing = threading.Lock(), threading.Lock()
         self._memory = {}
         self._asked = []  # bodies of completions that are under way
         self._spoilt = []  # those that others beside them have harmed
-        self.most_at_a_time = 0
 
     def answer(self, path, body, headers):
         """The status and the answer."""
@@ -58,19 +56,20 @@ class StandIn:
         if path not in ("/v1/completions", "/completion"):
             yield
             return
-        self._asked.append(body)
-        asked = list(self._asked)
-        self.most_at_a_time = max(self.most_at_a_time, len(asked))
-        if path == "/completion":
-            sizes = sorted(len(ids) + one["n_predict"] for one in asked for ids in one["prompt"])
-            self._spoilt += asked if sum(sizes[-self.num_slots :]) > self.max_length else []
-        else:
-            plain = [one for one in asked if "logprob_token_ids" not in one]
-            self._spoilt += plain if len(plain) < len(asked) else []
+        with self._listing:  # two that came or left at once would write over each other's lists
+            self._asked.append(body)
+            asked = list(self._asked)
+            if path == "/completion":
+                sizes = sorted(len(ids) + one["n_predict"] for one in asked for ids in one["prompt"])
+                self._spoilt += asked if sum(sizes[-self.num_slots :]) > self.max_length else []
+            else:
+                plain = [one for one in asked if "logprob_token_ids" not in one]
+                self._spoilt += plain if len(plain) < len(asked) else []
         try:
             yield
         finally:
-            self._asked = [one for one in self._asked if one is not body]
+            with self._listing:
+                self._asked = [one for one in self._asked if one is not body]
 
     def _answer(self, path, body, headers):
         time.sleep(self.seconds)
