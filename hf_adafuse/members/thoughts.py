@@ -4,10 +4,13 @@ ensemble fuses the answer that follows. Thoughts are never shared with another m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, Protocol
 
-from transformers import BatchEncoding
+import torch
+from transformers import BatchEncoding, StoppingCriteria
 
 from ..host_internals import execution_device
 from ..servers.served_model import ServedModel
@@ -29,6 +32,55 @@ DEFAULT_BUDGET = 1024
 
 # Per prompt, each member's thoughts; `None` of a member that had none.
 Thoughts = list[list[str | None]]
+
+
+class Pace(Protocol):
+    """Says when the next token of thoughts may be computed: another thread, which decodes other texts with the same
+    models, gives turns."""
+
+    def begin(self) -> None:
+        """Wait for the first turn. May raise, and then nothing is thought."""
+
+    def next(self) -> None:
+        """A token has been computed: wait for the next turn. May raise, and then nothing more is thought."""
+
+    def end(self) -> None:
+        """No further turn is needed."""
+
+
+_pace: ContextVar[Pace | None] = ContextVar("thinking_at", default=None)
+
+
+@contextmanager
+def thinking_at(pace: Pace) -> Iterator[None]:
+    """Within this context members think at a given pace."""
+    token = _pace.set(pace)
+    try:
+        yield
+    finally:
+        _pace.reset(token)
+
+
+class _Paced(StoppingCriteria):
+    """Stops nothing; waits after each token."""
+
+    is_function_of_ids = True
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self._pace.next()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+@contextmanager
+def _turns(pace: Pace) -> Iterator[None]:
+    try:
+        pace.begin()
+        yield
+    finally:
+        pace.end()
 
 
 def check_thinking(thinking: str | None, max_thinking_tokens: int | None) -> None:
@@ -139,7 +191,10 @@ def _write(
     if hasattr(model, "_adafuse_arguments"):
         how["adafuse_config"] = False
     filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
-    made = model.generate(**inputs, max_new_tokens=budget, pad_token_id=filler, **how)
+    if (pace := _pace.get()) is not None:
+        how["stopping_criteria"] = [_Paced(pace)]
+    with nullcontext() if pace is None else _turns(pace):
+        made = model.generate(**inputs, max_new_tokens=budget, pad_token_id=filler, **how)
     written = []
     for row in made[:, inputs["input_ids"].shape[1] :].tolist():
         stop = next((at for at, token in enumerate(row) if token in ends), len(row))

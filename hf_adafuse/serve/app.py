@@ -138,7 +138,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 async def _answer(service: Service, body: ChatRequest | CompletionRequest, request: Request) -> Response:
     request.state.model = body.model if body.model in service.served else "unknown"
     if body.stream:
-        answer = await service.begin(body)
+        answer = await _unless_gone(service.begin(body), request)
         return StreamingResponse(_events(service, answer, request), media_type="text/event-stream")
     begun: list[Answer] = []
 

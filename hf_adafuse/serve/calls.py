@@ -20,15 +20,59 @@ from ..call.run import planning
 from ..config import AdaFuseConfig
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.thinking import thinking_format
+from ..members.thoughts import thinking_at
 from ..servers.queries import ServerError
-from .engine import Job, StoppedError
+from .engine import Job, StoppedError, Turns
 from .ensembles import Served, without_paths
 from .errors import ApiError
 from .requests import ChatRequest, CompletionRequest
 from .tools import told
 
-# torch has one seed for all threads.
-_SEEDING = threading.Lock()
+# torch has one generator for all threads.
+_GENERATOR = threading.Lock()
+
+
+class Seeded:
+    """
+    Within this context torch's generator begins with a seed, and no other thread seeds it. Afterwards it is as before.
+
+    Args:
+        seed (`int`)
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> Seeded:
+        _GENERATOR.acquire()
+        self._before = _generator_state()
+        torch.manual_seed(self._seed)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _set_generator(self._before)
+        _GENERATOR.release()
+
+    def hold(self) -> None:
+        """Let other threads have the generator."""
+        self._own = _generator_state()
+        self.__exit__()
+
+    def resume(self) -> None:
+        """Go on with it where it was left."""
+        _GENERATOR.acquire()
+        self._before = _generator_state()
+        _set_generator(self._own)
+
+
+def _generator_state() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
+def _set_generator(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
 
 
 @dataclass
@@ -132,10 +176,10 @@ class Call(Job):
 
 
 def make_plan(
-    served: Served, prompt: Any, request: ChatRequest | CompletionRequest, seed: int, default_tokens: int
+    served: Served, prompt: Any, request: ChatRequest | CompletionRequest, seed: int, default_tokens: int, turns: Turns
 ) -> CallPlan:
     """
-    The plan of one prompt of a request. Members that think write their thoughts here.
+    The plan of one prompt of a request. Members that think write their thoughts here, in turn with the engine.
 
     Args:
         served (`Served`)
@@ -143,9 +187,11 @@ def make_plan(
         request (`ChatRequest` or `CompletionRequest`)
         seed (`int`): of what is sampled.
         default_tokens (`int`): the most new tokens where the request names no number.
+        turns (`Turns`): in which members think.
 
     Raises:
         ApiError: it cannot be done.
+        CancelledError, StoppedError: nobody waits for it, or the engine stops.
     """
     options = request.options
     try:
@@ -161,9 +207,10 @@ def make_plan(
             inputs = torch.tensor([prompt], device="cpu")
         else:
             inputs = [prompt]
-        with planning() as plans, _SEEDING if call["do_sample"] else nullcontext(), torch.random.fork_rng(devices=[]):
-            if call["do_sample"]:
-                torch.manual_seed(seed)
+        seeded = Seeded(seed) if call["do_sample"] else None
+        if seeded is not None:
+            turns.hold, turns.resume = seeded.hold, seeded.resume
+        with planning() as plans, thinking_at(turns), seeded or nullcontext():
             served.ensemble.generate(inputs, **call)
     except (ValueError, ImportError, AdaFuseDecodingError, ServerError) as error:
         raise as_api_error(error) from error
@@ -172,7 +219,9 @@ def make_plan(
 
 
 def takes_long(served: Served, request: ChatRequest | CompletionRequest) -> bool:
-    """Whether a plan takes long, for members think."""
+    """Whether a plan may take long: members think, or a grammar is compiled."""
+    if request.structured is not None:
+        return True
     if not isinstance(request, ChatRequest) or request.thinking == "off":
         return False
     return any(thinking_format(tokenizer) is not None for tokenizer in served.ensemble.tokenizers)

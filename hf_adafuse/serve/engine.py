@@ -71,6 +71,70 @@ class Job:
         self.plan = replace(self.plan, streams=copy.deepcopy(self._streams))
 
 
+class CancelledError(Exception):
+    """Nobody waits for this any more."""
+
+
+class Turns:
+    """
+    The turns in which members think for one call, in a thread of its own: the engine gives one between two passes, so
+    that no two threads run the models at the same time. See [`~hf_adafuse.members.thoughts.Pace`].
+
+    Args:
+        engine (`Engine`)
+
+    Attributes:
+        hold, resume (`Callable`): called in the thinking thread when a turn ends, and when the next one begins.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.hold: Callable[[], None] = lambda: None
+        self.resume: Callable[[], None] = lambda: None
+        self._engine = engine
+        self._given, self._is_over = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        """
+        Raises:
+            CancelledError: as of `cancel`.
+            StoppedError: the engine stops.
+        """
+        self.hold()
+        try:
+            self._engine.add_turns(self)
+        except StoppedError:
+            self.resume()
+            raise
+        self._wait()
+
+    def next(self) -> None:
+        """As of `begin`."""
+        self.hold()
+        self._is_over.release()
+        self._wait()
+
+    def end(self) -> None:
+        """No more turns are needed."""
+        self._engine.remove_turns(self)
+        self._is_over.release()
+
+    def give(self) -> None:
+        """Let it run to the end of one turn; called in the engine's thread."""
+        self._given.release()
+        self._is_over.acquire()
+
+    def cancel(self, error: Exception | None = None) -> None:
+        """At its next turn it ends."""
+        self._error = error or CancelledError()
+
+    def _wait(self) -> None:
+        self._given.acquire()
+        self.resume()
+        if self._error is not None:
+            raise self._error
+
+
 class _Lane:
     """A running batch, and the jobs in it by their numbers."""
 
@@ -122,6 +186,7 @@ class Engine:
         self._lanes: deque[_Lane] = deque()
         self._running: dict[Job, _Lane] = {}
         self._cancelled: set[Job] = set()
+        self._thinking: list[Turns] = []
         self._num_reserved = 0
         self._changed = threading.Condition()
         self._is_stopping = False
@@ -196,6 +261,31 @@ class Engine:
             self._cancelled.add(job)
             self._changed.notify()
 
+    def add_turns(self, turns: Turns) -> None:
+        """
+        From now on these turns are given, one between two passes.
+
+        Raises:
+            StoppedError: the engine stops.
+        """
+        with self._changed:
+            if self._is_stopping:
+                raise StoppedError("the server is shutting down")
+            self._thinking.append(turns)
+            self._changed.notify()
+
+    def remove_turns(self, turns: Turns) -> None:
+        with self._changed:
+            if turns in self._thinking:
+                self._thinking.remove(turns)
+
+    def _think(self) -> None:
+        """Those that think have one turn each."""
+        with self._changed:
+            thinking = list(self._thinking)
+        for turns in thinking:
+            turns.give()
+
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -204,17 +294,23 @@ class Engine:
         with prefix_caching(self._prefixes):
             while True:
                 with self._changed:
-                    while not (self._is_stopping or self._lanes or self._waiting or self._alone):
+                    while not (self._is_stopping or self._lanes or self._waiting or self._alone or self._thinking):
                         self._cancelled.clear()
                         self._changed.wait()
                 if self._is_stopping:
                     break
                 self._leave()
                 self._admit()
+                self._think()
                 if self._lanes:
                     self._step(self._lanes[0])
                     self._lanes.rotate(-1)
                     self._lanes = deque(lane for lane in self._lanes if not lane.batch.is_over)
+        with self._changed:
+            thinking = list(self._thinking)
+        for turns in thinking:
+            turns.cancel(StoppedError("the server is shutting down"))
+            turns.give()
         with self._changed:
             left = [*self._running, *self._alone, *self._waiting]
             for held in (self._running, self._waiting, self._alone):

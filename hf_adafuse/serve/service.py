@@ -15,7 +15,7 @@ from typing import Any
 from ..cli.plain_json import with_nulls
 from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
 from .calls import Call, as_api_error, make_plan, takes_long
-from .engine import Engine, QueueFullError, StoppedError
+from .engine import Engine, QueueFullError, StoppedError, Turns
 from .ensembles import Served
 from .errors import ApiError
 from .metrics import Metrics
@@ -91,8 +91,9 @@ class Service:
             raise ValueError(f"The names of what is served must differ, but two are {twice!r}. Choose another name.")
         self.served, self.engine, self.default_tokens = {one.name: one for one in served}, engine, default_tokens
         self.metrics = Metrics()
-        # Members that think write for long: others do not wait for them.
-        self._planners = [ThreadPoolExecutor(1, "hf-adafuse plans"), ThreadPoolExecutor(1, "hf-adafuse thoughts")]
+        # Others do not wait for members that think, and for grammars that are compiled.
+        number = engine.max_batch_size
+        self._planners = [ThreadPoolExecutor(1, "hf-adafuse plans"), ThreadPoolExecutor(number, "hf-adafuse thoughts")]
 
     def close(self) -> None:
         for planner in self._planners:
@@ -215,12 +216,12 @@ class Service:
             raise ApiError(429, message, "queue_full", headers={"Retry-After": wait}) from error
         except StoppedError as error:
             raise as_api_error(error) from error
-        loop, choices = asyncio.get_running_loop(), []
+        loop, choices, turns = asyncio.get_running_loop(), list[Choice](), Turns(self.engine)
         try:
             for served, prompt, seed, indices in targets:
                 planner = self._planners[takes_long(served, request)]
                 plan = await loop.run_in_executor(
-                    planner, make_plan, served, prompt, request, seed, self.default_tokens
+                    planner, make_plan, served, prompt, request, seed, self.default_tokens, turns
                 )
                 echo = ""
                 if isinstance(request, CompletionRequest) and request.echo:
@@ -229,6 +230,7 @@ class Service:
                 offer = request.offer if isinstance(request, ChatRequest) else None
                 choices.append(Choice(indices, echo, call, GrowingText(request.stops, served.members, offer)))
         except BaseException:
+            turns.cancel()
             self.engine.release(len(targets))
             raise
         for choice in choices:

@@ -1,0 +1,133 @@
+"""Members that think, behind the server: they think in turn with the running batch, and only while somebody waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+import torch
+from chats import QUESTION, templated
+from servers_of_tests import MODEL, alone, running, service_of
+from thinkers import CHAT, pair
+from tiny import tiny_model
+
+from hf_adafuse import AdaFuseConfig
+from hf_adafuse.serve.calls import Seeded
+
+# Its thoughts are never closed, so that they are as long as they may be.
+ENDLESS = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"
+LONG = {"model": MODEL, "messages": QUESTION, "max_tokens": 4, "adafuse": {"max_thinking_tokens": 400}}
+
+
+def endless():
+    return [
+        (tiny_model("llama", "byte_level", 0), templated("byte_level", ENDLESS)),
+        (tiny_model("qwen3", "sentencepiece", 1), templated("sentencepiece", ENDLESS)),
+    ]
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_thoughts_are_in_the_answer(is_streamed):
+    with running(service_of(pair=pair(), config=AdaFuseConfig())) as (_, client):
+        made = client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=4, stream=is_streamed)
+        if is_streamed:
+            chunks = list(made)
+            text, adafuse = "".join(one.choices[0].delta.content or "" for one in chunks), chunks[-1].choices[0].adafuse
+        else:
+            text, adafuse = made.choices[0].message.content, made.choices[0].message.adafuse
+        assert text.strip() == "sky"
+        assert list(adafuse["thoughts"].values()) == ["blue dim", "red dim"]
+        off = [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
+        for given in [*off, {"adafuse": {"thinking": "off"}}]:
+            answer = client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=4, extra_body=given)
+            assert answer.choices[0].message.content.strip() == "gray"
+
+
+def test_drawn_thoughts_and_answers_are_those_of_generate():
+    """Of several requests at a time, between whose turns others draw."""
+    drawn = {"temperature": 1.3, "max_thinking_tokens": 6}
+    bodies = [{"seed": seed, "temperature": 1.3, "adafuse": {"max_thinking_tokens": 6}} for seed in range(6)]
+    call = {"do_sample": True, "max_new_tokens": 5, **drawn}
+    expected = [alone(QUESTION, {**call, "seed": seed}, pair=endless()) for seed in range(6)]
+    with running(service_of(pair=endless())) as (_, client):
+        made, threads = {}, []
+
+        def ask(number):
+            body = {"model": MODEL, "messages": QUESTION, "max_tokens": 5}
+            message = client.chat.completions.create(**body, extra_body=bodies[number]).choices[0].message
+            made[number] = message.content, list(message.adafuse["thoughts"].values())
+
+        for number in range(6):
+            threads.append(threading.Thread(target=ask, args=(number,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+    assert [made[number] for number in range(6)] == [(one.text, one.thoughts) for one in expected]
+    assert len({one.thoughts[0] for one in expected}) > 1
+
+
+def test_others_are_answered_while_members_think():
+    with running(service_of(pair=endless())) as (service, client):
+        thinking = threading.Thread(
+            target=lambda: httpx.post(f"{client.base_url}chat/completions", json=LONG, timeout=60)
+        )
+        thinking.start()
+        until(lambda: service.engine._thinking)
+        assert client.completions.create(model=MODEL, prompt="She", max_tokens=4).choices[0].text
+        assert thinking.is_alive() and service.engine._thinking
+        thinking.join()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_client_that_goes_away_while_members_think(is_streamed):
+    with running(service_of(pair=endless())) as (service, client):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{client.base_url}chat/completions", json={**LONG, "stream": is_streamed}, timeout=0.3)
+        until(lambda: not service.engine._thinking and service.engine.num_waiting == 0, 1)
+        assert service.engine.num_jobs == 0
+
+
+def test_a_server_that_stops_while_members_think():
+    with running(service_of(pair=endless())) as (service, client):
+        caught = []
+
+        def ask():
+            try:
+                client.chat.completions.create(
+                    **{k: v for k, v in LONG.items() if k != "adafuse"}, extra_body={"adafuse": LONG["adafuse"]}
+                )
+            except openai.InternalServerError as error:
+                caught.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: service.engine._thinking)
+        began = time.monotonic()
+        service.engine.begin_to_stop()
+        asking.join(5)
+        assert time.monotonic() - began < 2 and "shutting down" in str(caught[0])
+
+
+def test_the_generator_of_torch_is_as_before():
+    before = torch.get_rng_state()
+    with Seeded(3) as seeded:
+        first = torch.rand(3)
+        seeded.hold()
+        assert torch.equal(torch.get_rng_state(), before)
+        with Seeded(5):
+            torch.rand(1)
+        seeded.resume()
+        second = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    with Seeded(3):
+        assert torch.equal(torch.rand(6), torch.cat([first, second]))
