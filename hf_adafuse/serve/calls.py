@@ -28,6 +28,9 @@ from .errors import ApiError
 from .requests import ChatRequest, CompletionRequest
 from .tools import told
 
+# Of a request whose texts are tokenized beside others': some tokenizers take seconds for a word of so many.
+MANY_CHARACTERS = 20_000
+
 # torch has one generator for all threads.
 _GENERATOR = threading.Lock()
 
@@ -219,8 +222,8 @@ def make_plan(
 
 
 def takes_long(served: Served, request: ChatRequest | CompletionRequest) -> bool:
-    """Whether a plan may take long: members think, or a grammar is compiled."""
-    if request.structured is not None:
+    """Whether a plan may take long: members think, a grammar is compiled, or a long text is read by tokenizers."""
+    if request.structured is not None or request.num_characters > MANY_CHARACTERS:
         return True
     if not isinstance(request, ChatRequest) or request.thinking == "off":
         return False

@@ -276,9 +276,7 @@ class ChatRequest(GenerationRequest):
     def _check_chat(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("`logprobs` must be true with `top_logprobs`")
-        texts = [message.text for message in self.messages]
-        called = [call.function for message in self.messages for call in message.tool_calls or []]
-        if sum(map(len, texts)) + sum(len(one.arguments) for one in called) > MOST_CHARACTERS:
+        if self.num_characters > MOST_CHARACTERS:
             raise ValueError(f"`messages` must be of at most {MOST_CHARACTERS} characters together")
         self._check_tools()
         return self
@@ -300,6 +298,12 @@ class ChatRequest(GenerationRequest):
         is_json = "json_schema" in (super().structured or {})
         if offer is not None and (is_json or (offer.forced and super().structured)):
             raise ValueError('`response_format` must be left out with `tools`, unless `tool_choice` is "none"')
+
+    @property
+    def num_characters(self) -> int:
+        """Of all messages."""
+        called = [call.function for message in self.messages for call in message.tool_calls or []]
+        return sum(len(message.text) for message in self.messages) + sum(len(one.arguments) for one in called)
 
     @functools.cached_property
     def offer(self) -> Offer | None:
@@ -353,6 +357,11 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     @property
+    def num_characters(self) -> int:
+        """Of all prompts that are texts."""
+        return sum(len(one) for one in self.prompts if isinstance(one, str))
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
@@ -364,6 +373,8 @@ class CompletionRequest(GenerationRequest):
             raise ValueError("`echo` must be false with `logprobs`: a prompt is not scored here, use `hf-adafuse eval`")
         if self.best_of not in (None, self.n or 1):
             raise ValueError("`best_of` must be left out or be `n`: answers are not ranked here")
+        if self.num_characters > MOST_CHARACTERS:
+            raise ValueError(f"`prompt` must be of at most {MOST_CHARACTERS} characters together")
         if len(self.prompts) * (self.n or 1) > MOST_PROMPTS:
             raise ValueError(f"`n` times the prompts must be at most {MOST_PROMPTS}")
         return self

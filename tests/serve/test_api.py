@@ -43,7 +43,8 @@ def post(client):
 
     def send(content, path="chat/completions", **options):
         content = content if isinstance(content, (str, bytes)) else json.dumps(content)
-        return httpx.post(url + path, content=content, headers={"Content-Type": "application/json"}, **options)
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(url + path, content=content, headers=headers, **{"timeout": 60, **options})
 
     return send
 
