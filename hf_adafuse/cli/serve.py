@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the main model, where a request names no number (default: 512)",
     )  # fmt: skip
     parser.add_argument(
+        "--max-prompt-tokens", type=_number, metavar="N",
+        help="of a prompt, in each member's tokens; longer ones are refused (default: as each model was trained)",
+    )  # fmt: skip
+    parser.add_argument(
         "--cors-origin", action="append", default=[], metavar="URL",
         help="let pages of this origin ask from a browser; may be given several times (default: none)",
     )  # fmt: skip
@@ -91,12 +95,13 @@ def run(args: argparse.Namespace) -> int:
     if ensembles is None:
         members = load_members(args.model, args.assistant, **member_loading(args))
         template = _demo_template() if args.model is None else None
-        served = serve_members(args.name, members, adafuse_config(args, members[0][0], base), template)
+        config, most = adafuse_config(args, members[0][0], base), args.max_prompt_tokens
+        served = serve_members(args.name, members, config, template, (), most)
     else:
         names = list(dict.fromkeys(name for own, _ in ensembles.values() for name in own))
         loaded = dict(zip(names, load_members(names[0], names[1:], **member_loading(args)), strict=True))
         for name, (own, config) in ensembles.items():
-            served += serve_members(name, [loaded[one] for one in own], config, None, served)
+            served += serve_members(name, [loaded[one] for one in own], config, None, served, args.max_prompt_tokens)
     service = Service(served, Engine(args.max_batch_size, args.max_waiting), args.max_new_tokens)
 
     def on_ready(url: str) -> None:

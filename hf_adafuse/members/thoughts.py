@@ -38,8 +38,8 @@ class Pace(Protocol):
     """Says when the next token of thoughts may be computed: another thread, which decodes other texts with the same
     models, gives turns."""
 
-    def begin(self) -> None:
-        """Wait for the first turn. May raise, and then nothing is thought."""
+    def begin(self, num_tokens: int) -> None:
+        """Wait for the first turn, with prompts of so many tokens. May raise, and then nothing is thought."""
 
     def next(self) -> None:
         """A token has been computed: wait for the next turn. May raise, and then nothing more is thought."""
@@ -75,9 +75,9 @@ class _Paced(StoppingCriteria):
 
 
 @contextmanager
-def _turns(pace: Pace) -> Iterator[None]:
+def _turns(pace: Pace, num_tokens: int) -> Iterator[None]:
     try:
-        pace.begin()
+        pace.begin(num_tokens)
         yield
     finally:
         pace.end()
@@ -193,7 +193,7 @@ def _write(
     filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
     if (pace := _pace.get()) is not None:
         how["stopping_criteria"] = [_Paced(pace)]
-    with nullcontext() if pace is None else _turns(pace):
+    with nullcontext() if pace is None else _turns(pace, inputs["input_ids"].shape[1]):
         made = model.generate(**inputs, max_new_tokens=budget, pad_token_id=filler, **how)
     written = []
     for row in made[:, inputs["input_ids"].shape[1] :].tolist():

@@ -22,7 +22,7 @@ from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.thinking import thinking_format
 from ..members.thoughts import thinking_at
 from ..servers.queries import ServerError
-from .engine import Job, StoppedError, Turns
+from .engine import Job, StoppedError, Turns, too_long
 from .ensembles import Served, without_paths
 from .errors import ApiError
 from .requests import ChatRequest, CompletionRequest
@@ -210,6 +210,7 @@ def make_plan(
             inputs = torch.tensor([prompt], device="cpu")
         else:
             inputs = [prompt]
+        turns.most_tokens = max(served.lengths)
         seeded = Seeded(seed) if call["do_sample"] else None
         if seeded is not None:
             turns.hold, turns.resume = seeded.hold, seeded.resume
@@ -218,6 +219,9 @@ def make_plan(
     except (ValueError, ImportError, AdaFuseDecodingError, ServerError) as error:
         raise as_api_error(error) from error
     (plan,) = plans
+    for name, member, most in zip(served.members, plan.members, served.lengths, strict=True):
+        if (number := len(member.prompts[0])) > most:
+            raise as_api_error(too_long(name, number, most))
     return plan
 
 

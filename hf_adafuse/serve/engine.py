@@ -85,21 +85,28 @@ class Turns:
 
     Attributes:
         hold, resume (`Callable`): called in the thinking thread when a turn ends, and when the next one begins.
+        most_tokens (`int`, *optional*): of a prompt.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.hold: Callable[[], None] = lambda: None
         self.resume: Callable[[], None] = lambda: None
+        self.most_tokens: int | None = None
         self._engine = engine
         self._given, self._is_over = threading.Semaphore(0), threading.Semaphore(0)
         self._error: Exception | None = None
 
-    def begin(self) -> None:
+    def begin(self, num_tokens: int) -> None:
         """
+        Wait for the first turn, with a prompt of so many tokens.
+
         Raises:
+            ValueError: it is too long.
             CancelledError: as of `cancel`.
             StoppedError: the engine stops.
         """
+        if self.most_tokens is not None and num_tokens > self.most_tokens:
+            raise too_long("a member that thinks", num_tokens, self.most_tokens)
         self.hold()
         try:
             self._engine.add_turns(self)
@@ -133,6 +140,11 @@ class Turns:
         self.resume()
         if self._error is not None:
             raise self._error
+
+
+def too_long(member: str, number: int, most: int) -> ValueError:
+    """The error that says that a prompt is of too many tokens for a member."""
+    return ValueError(f"The prompt of {member} must be at most {most} tokens, but is {number} tokens. Shorten it.")
 
 
 class _Lane:

@@ -15,10 +15,13 @@ from ..config import PRESETS, AdaFuseConfig
 from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import chat_inputs
+from ..trees.adapters import base_model
 from .asked_settings import check_asked
 
 # Settings with which a member alone writes its own greedy text.
 ALONE = AdaFuseConfig(num_branches=1)
+# Where a model's config does not say for which length it was trained.
+_USUAL_LENGTH = 32_768
 _PATH = re.compile(r"(?<![\w:/.])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 
 
@@ -35,6 +38,7 @@ class Served:
         alone (`list[Served]`): each member by itself; empty where this is one.
         template (`str`, *optional*): what the page makes a prompt of, where there is no chat: with `{question}`.
         pair (`tuple`, *optional*): the model and the tokenizer of a member alone.
+        lengths (`list[int]`): the most tokens of a prompt, for each member.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Served:
     alone: list[Served] = field(default_factory=list)
     template: str | None = None
     pair: tuple[Any, Any] | None = None
+    lengths: list[int] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -98,6 +103,7 @@ def serve_members(
     config: Any = None,
     template: str | None = None,
     known: Sequence[Served] = (),
+    max_prompt_tokens: int | None = None,
 ) -> list[Served]:
     """
     An ensemble of loaded members, and each of these alone.
@@ -108,6 +114,8 @@ def serve_members(
         config (`AdaFuseConfig`, `dict` or `str`, *optional*): as of `generate()`.
         template (`str`, *optional*): as of [`Served`].
         known (`list[Served]`): members that are served alone already, for other ensembles.
+        max_prompt_tokens (`int`, *optional*): the most tokens of a prompt, for any member; by default as many as each
+            was trained for.
 
     Returns:
         the ensemble, and those of its members that are not among `known`.
@@ -125,10 +133,12 @@ def serve_members(
     for one, pair in zip(names, members, strict=True):
         found = next((other for other in known if other.pair is not None and other.pair[0] is pair[0]), None)
         if found is None:
-            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair)
+            length = max_prompt_tokens or _trained_length(pair[0])
+            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length])
             new.append(found)
         alone.append(found)
-    return [Served(name, ensemble, settings, [one.name for one in alone], alone, template), *new]
+    lengths = [length for one in alone for length in one.lengths]
+    return [Served(name, ensemble, settings, [one.name for one in alone], alone, template, None, lengths), *new]
 
 
 def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:
@@ -194,6 +204,14 @@ def without_paths(message: str) -> str:
     return _PATH.sub(
         lambda found: PurePath(found[0]).name or "...", message.replace(home, "~") if home != "/" else message
     )
+
+
+def _trained_length(model: Any) -> int:
+    """For how many tokens a model was trained, as its config says. It may read more; that takes the more memory."""
+    config = getattr(base_model(model), "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((length for length in found if isinstance(length, int) and length > 0), _USUAL_LENGTH)
 
 
 def _name(model: Any) -> str:

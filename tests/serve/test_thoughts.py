@@ -97,6 +97,14 @@ def test_a_client_that_goes_away_while_members_think(is_streamed):
         assert service.engine.num_jobs == 0
 
 
+def test_a_prompt_that_is_too_long_is_not_thought_about():
+    with running(service_of(pair=endless())) as (service, client):
+        chat = [{"role": "user", "content": "was a cat " * 1000}]
+        with pytest.raises(openai.BadRequestError, match="must be at most 512 tokens") as caught:
+            client.chat.completions.create(model=MODEL, messages=chat)
+        assert caught.value.code == "context_length_exceeded" and service.engine.num_passes == 0
+
+
 def test_a_server_that_stops_while_members_think():
     with running(service_of(pair=endless())) as (service, client):
         caught = []
