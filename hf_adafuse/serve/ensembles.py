@@ -208,7 +208,7 @@ def without_paths(message: str) -> str:
 
 def _trained_length(model: Any) -> int:
     """For how many tokens a model was trained, as its config says. It may read more; that takes the more memory."""
-    config = getattr(base_model(model), "config", None)
+    config: Any = getattr(base_model(model), "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     found = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
     return next((length for length in found if isinstance(length, int) and length > 0), _USUAL_LENGTH)
