@@ -38,7 +38,7 @@ class Select(WholeAnswers):
 
     Args:
         calibration (`dict` or `str`, *optional*): what `Calibration.to_dict()` gave, or the name of the `adafuse.json`
-            that `hf-adafuse fit` has written. It is of as many members, in the same order.
+            that holds it as `calibration`. It is of as many members, in the same order.
         with_features (`bool`, *optional*, defaults to `False`): whether candidates in `rounds` have their `features`,
             those of `hf_adafuse.confidence.features`, also without a calibration.
     """
@@ -81,7 +81,7 @@ class Select(WholeAnswers):
         if self._calibration.num_features != len(names) or (fitted is not None and list(fitted) != names):
             raise ValueError(
                 f"`calibration` must be of the {len(names)} features of this version, but is of "
-                f"{self._calibration.num_features} others. Fit it again with `hf-adafuse fit`."
+                f"{self._calibration.num_features} others. Fit it again with `Calibration.fit`."
             )
 
     def portable_options(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _read(calibration: Any) -> dict[str, Any]:
         return dict(calibration)
     rule = "`calibration` must be what `Calibration.to_dict()` gave, or the name of an adafuse.json"
     if not isinstance(calibration, str):
-        raise ValueError(f"{rule}, but is {calibration!r}. Fit one with `hf-adafuse fit`.")
+        raise ValueError(f"{rule}, but is {calibration!r}. Fit one with `Calibration.fit`.")
     try:
         found = json.loads(Path(calibration).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -153,5 +153,5 @@ def _read(calibration: Any) -> dict[str, Any]:
     settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
     values = settings.get("calibration", settings) if isinstance(settings, Mapping) else None
     if not isinstance(values, Mapping):
-        raise ValueError(f"{rule}, but {calibration!r} holds none. Fit one with `hf-adafuse fit`.")
+        raise ValueError(f"{rule}, but {calibration!r} holds none. Fit one with `Calibration.fit`.")
     return dict(values)
