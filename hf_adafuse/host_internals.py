@@ -35,6 +35,9 @@ CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
 # that `generate()` adds itself, and which tokens stand for images, all zeros, which processors add.
 NO_IMAGES = ("mm_encoder_outputs", "mm_token_type_ids")
 
+# Where torch's wrappers keep the model: those of several devices and processes, and that of `torch.compile`.
+INNER_MODELS = ("module", "_orig_mod")
+
 # The methods of GenerationMixin that are overridden, in the order in which `generate()` calls them, with the arguments
 # that are relied on. There is no public way to decode otherwise inside `generate()`.
 GENERATION_HOOKS = {

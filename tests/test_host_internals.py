@@ -23,6 +23,7 @@ import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
 from adapted import PEFT_WARNINGS, base_of, own, with_adapters
 from kinds import model_of
+from multimodal import tiny_with_images
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from releases import STATE_NAME, cache_of, with_cache
@@ -51,7 +52,9 @@ from hf_adafuse.host_internals import (
     CACHE_NAME,
     FROM_MODEL_CONFIG,
     GENERATION_HOOKS,
+    INNER_MODELS,
     NEWEST_TESTED_TRANSFORMERS,
+    NO_IMAGES,
     Conv1D,
     DynamicLayer,
     adapter_configs,
@@ -383,6 +386,30 @@ def test_importing_the_mixin_warns_of_a_newer_release():
     code = "import transformers; transformers.__version__ = '5.99.0'; import hf_adafuse.generation"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.count("but 5.99.0 is installed") == 1
+
+
+def test_what_says_nothing_of_a_text_without_images():
+    """A multimodal model is given an empty `mm_encoder_outputs` by `generate()` itself."""
+    given, model = [], tiny_with_images("LlavaForConditionalGeneration")
+    sample = type(model)._sample
+
+    def spy(self, *args, **kwargs):
+        given.append({name: kwargs[name] for name in NO_IMAGES if name in kwargs})
+        return sample(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "_sample", spy)
+        model.generate(IDS, max_new_tokens=1)
+    assert given in ([{NO_IMAGES[0]: {}}], [{}])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where it is compiled first
+def test_where_wrappers_keep_the_model():
+    model = own()
+    assert [getattr(torch.nn.DataParallel(model), INNER_MODELS[0]), getattr(torch.compile(model), INNER_MODELS[1])] == [
+        model,
+        model,
+    ]
 
 
 # Caches

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import ProcessorMixin
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
@@ -283,8 +282,11 @@ def _tokenizer(given: Any, model: Any, argument: str) -> Any:
         return find_tokenizer(model, argument)
     if isinstance(given, (str, os.PathLike)):
         return load_tokenizer(os.fspath(given), argument)
-    if not callable(given) or not hasattr(given, "encode") or isinstance(given, ProcessorMixin):
-        if hasattr(given, "tokenizer"):
+    is_processor = any(
+        cls.__name__ == "ProcessorMixin" for cls in type(given).__mro__
+    )  # imported, it brings much along
+    if is_processor or not callable(given) or not hasattr(given, "encode"):
+        if is_processor:
             raise ValueError(
                 f"`{argument}` must be a tokenizer, but is a {type(given).__name__}, which holds one. Pass its "
                 "`.tokenizer`."

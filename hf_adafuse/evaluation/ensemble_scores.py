@@ -151,7 +151,7 @@ def context_nlls(participant: Participant, call: ModelCall, contexts: Sequence[s
         contexts (`list[str]`): those that are too long lose their beginning.
         weighting (`str`): as of [`prompt_nll`].
     """
-    limit = participant.max_length or sys.maxsize
+    limit = participant.trained_length or sys.maxsize
     rows = [context_ids(context, participant.tokenizer)[-limit:] for context in contexts]
     readings = read(participant, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
     return [

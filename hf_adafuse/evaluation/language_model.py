@@ -232,13 +232,13 @@ class AdaFuseLM(LM):
     def _cut(self, member_index: int, ids: list[int], max_new_tokens: int) -> list[int]:
         """The end of a prompt that is too long for a member, as the harness cuts them."""
         participant = self.participants[member_index]
-        if participant.max_length is None:
+        if participant.trained_length is None:
             return ids
-        room = participant.max_length - max_new_tokens
+        room = participant.trained_length - max_new_tokens
         if room < 1:
             raise ValueError(
                 f"`max_gen_toks` must be below the context of every member, but is {max_new_tokens} with "
-                f"{participant.max_length} tokens of {participant.name}. Ask for shorter answers (--max-new-tokens)."
+                f"{participant.trained_length} tokens of {participant.name}. Ask for shorter ones (--max-new-tokens)."
             )
         return ids[-room:]
 

@@ -103,7 +103,7 @@ class Clock:
         """Each member's own ids; of a prompt that is too long for it the end, as `AdaFuseLM` has it."""
         participants = self._ensemble.participants
         rows = prompt_rows(prompt, [one.tokenizer for one in participants])
-        rooms = [None if one.max_length is None else one.max_length - NEW_TOKENS for one in participants]
+        rooms = [None if one.trained_length is None else one.trained_length - NEW_TOKENS for one in participants]
         return [[ids if room is None else ids[-room:]] for ids, room in zip(rows, rooms, strict=True)]
 
 

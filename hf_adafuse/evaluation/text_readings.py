@@ -69,7 +69,7 @@ def read(
 
 def most_continued(participant: Participant) -> int | None:
     """The most tokens of a continuation, after one token at least; `None`: any number."""
-    limit = participant.max_length
+    limit = participant.trained_length
     return limit if limit is None or not participant.is_served else limit - 1  # its server reads the last one, too
 
 

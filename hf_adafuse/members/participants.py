@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..host_internals import execution_device
+from ..host_internals import INNER_MODELS, execution_device
 from ..servers.served_model import ServedModel
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
 from ..trees.backend import log_probs_of, to_device
-from ..trees.model_call import ModelCall, frequency_switch, has_dropout, is_checkpointed, max_length
+from ..trees.model_call import ModelCall, frequency_switch, has_dropout, is_checkpointed, max_length, trained_length
 from ..trees.self_test import SelfTestError, choose_backend, reason_not_to_test
 from .served_checks import check_served
 from .vocabulary import Vocabulary, vocabulary_of
@@ -52,6 +52,11 @@ class Participant:
     @property
     def max_length(self) -> int | None:
         return max_length(self.model.config.get_text_config())
+
+    @property
+    def trained_length(self) -> int | None:
+        """For measuring: longer texts are cut, as other harnesses cut them."""
+        return trained_length(self.model.config.get_text_config())
 
     @property
     def is_served(self) -> bool:
@@ -193,7 +198,7 @@ class Participant:
 
 def inner_model_hint(model: Any) -> str | None:
     """What to pass in place of a model that is wrapped to be trained or compiled; `None` where it is not."""
-    names = [name for name in ("module", "_orig_mod") if isinstance(getattr(model, name, None), PreTrainedModel)]
+    names = [name for name in INNER_MODELS if isinstance(getattr(model, name, None), PreTrainedModel)]
     return f"Pass the model inside it: its `.{names[0]}`." if names else None
 
 

@@ -34,8 +34,11 @@ def max_length(config: Any) -> int | None:
     long the texts of the training were, and with YaRN it is even what the factor is applied to. Only where frequencies
     follow the length of the text (`"dynamic"`) may none go beyond: keys cached before would be wrong from there on.
     """
-    if _ropes(config) and not has_dynamic_frequencies(config):
-        return None
+    return None if _ropes(config) and not has_dynamic_frequencies(config) else trained_length(config)
+
+
+def trained_length(config: Any) -> int | None:
+    """The most tokens in the texts on which a model with this text config was trained, where the config says so."""
     for name in ("max_position_embeddings", "max_seq_len"):
         length = getattr(config, name, None)
         if length is not None:
