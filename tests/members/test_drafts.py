@@ -15,7 +15,7 @@ from hf_adafuse.trees.pass_policy import Policy
 
 
 def reading(*top, vocab_size=99):
-    return SimpleNamespace(top=list(top), scores=torch.zeros(vocab_size))
+    return SimpleNamespace(top=list(top), row=torch.zeros(vocab_size))
 
 
 def drafts(*prompts, room=math.inf, eos_ids=(9,), can_prefetch=True):
