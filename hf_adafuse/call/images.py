@@ -89,6 +89,8 @@ def read_images(model: Any, call: Mapping[str, Any]) -> Images | None:
     if not given:
         return None
     reason = _unfit(model, given)
+    if any(name.startswith("vision_") for name, value in call.items() if value is not None):
+        reason = "how images are encoded cannot be changed in a call"
     if reason is not None:
         raise ValueError(
             f"The inputs must be text alone with AdaFuse and {type(model).__name__}, but hold {sorted(given)}: {reason}"

@@ -45,7 +45,8 @@ def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], 
         rounds=rounds,
         stats={**count_words(rounds), **of_method, "members": [_stats(member) for member in members]},
         confidence=[of_prompt.confidence for of_prompt in rounds],
-        **{CACHE_NAME: final_cache(sequences, members, prompts) if plan.call.returns_cache else None},
+        # A cache does not know its images: a later call could take their tokens for words.
+        **{CACHE_NAME: final_cache(sequences, members, prompts) if plan.returns_cache else None},
     )
 
 

@@ -89,6 +89,10 @@ class CallPlan:
     on_answer: Any = None
 
     @property
+    def returns_cache(self) -> bool:
+        return self.call.returns_cache and self.members[0].images is None
+
+    @property
     def keeps_logits(self) -> bool:
         call = self.call
         return call.gives_scores or (call.returns_dict and bool(call.generation_config.output_logits))
@@ -114,7 +118,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         participant.check_mode()
         check_prompts(participant, ids)
     if ensemble.images is not None:
-        _check_image_prompts(participants[0].model, inputs)
+        _check_image_prompts(participants[0].model, inputs, call.generation_config.num_return_sequences or 1)
     all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in participants[1:])]
     members = [
         MemberPlan(participant, ids, cache, _known(eos, participant), [], "")
@@ -201,12 +205,19 @@ def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
         )
 
 
-def _check_image_prompts(model: Any, inputs: MainInputs) -> None:
+def _check_image_prompts(model: Any, inputs: MainInputs, num_texts: int) -> None:
+    if num_texts > 1:
+        raise ValueError(f"`num_return_sequences` must be 1 with images, but is {num_texts}. Call once for each text.")
     if inputs.past is not None and num_cached(inputs.past):
         raise ValueError(
             f"`{CACHE_NAME}` must be left out with images, but is given. Pass the whole prompt without it."
         )
     tokens = image_tokens(model)
+    without = next((row for row, ids in enumerate(inputs.prompts) if not tokens.intersection(ids)), None)
+    if without is not None:
+        raise ValueError(
+            f"The prompt must hold a token for its image, but does not in row {without}. Make it with the processor."
+        )
     row = next((row for row, ids in enumerate(inputs.prompts) if len(ids) < 2 or ids[-1] in tokens), None)
     if row is not None:
         raise ValueError(

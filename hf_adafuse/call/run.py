@@ -118,7 +118,7 @@ def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) 
         strategies=make_strategies(plan),
         should_stop=plan.stop_check,
         on_commit=_streaming(plan.call.streamer),
-        keep_cache=plan.call.returns_cache,
+        keep_cache=plan.returns_cache,
         prompt_nlls=prompt_nlls(plan, members),
         max_batch_size=plan.max_batch_size,
         on_answer=_telling(plan, prompts),

@@ -151,6 +151,13 @@ def _given_rows(inputs: Any, index: int, num_rows: int, assistant: Participant) 
     name = f"assistant_inputs[{index}]"
     if not isinstance(inputs, Mapping) and not hasattr(inputs, "keys"):
         inputs = {"input_ids": inputs}
+    others = map(str, inputs.keys())
+    images = sorted(key for key in others if key.startswith(("pixel_", "image_", "input_features")))
+    if images:
+        raise ValueError(
+            f"`{name}` must hold `input_ids` and `attention_mask` alone, but also holds {images}. Assistants read "
+            "text; make the model that sees images the main one."
+        )
     try:
         ids = as_tensor(inputs["input_ids"])
         mask = inputs.get("attention_mask")

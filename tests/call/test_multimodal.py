@@ -179,3 +179,29 @@ def test_a_folder_of_another_kind_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="must be a causal language model, with or without images") as caught:
         AdaFuseEnsemble([str(tmp_path)])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (dict(vision_feature_layer=-1), "how images are encoded cannot be changed"),
+        (dict(num_return_sequences=2, do_sample=True), "`num_return_sequences` must be 1 with images"),
+        (dict(input_ids=torch.tensor([[5, 6, 7]]), attention_mask=None), "must hold a token for its image"),
+    ],
+)
+def test_what_would_lose_images_is_refused(changes, match):
+    model, ids, mask, images = with_image("LlavaForConditionalGeneration")
+    given = dict(input_ids=ids, attention_mask=mask, **images, tokenizer=TOKENIZER, adafuse_config=True) | changes
+    with pytest.raises(ValueError, match=match):
+        enable_adafuse(copy.copy(model)).generate(**given, max_new_tokens=2)
+
+
+def test_images_of_assistants_are_refused_and_no_cache_comes_back():
+    model, ids, mask, images = with_image("LlavaForConditionalGeneration")
+    given = dict(input_ids=ids, attention_mask=mask, **images, tokenizer=TOKENIZER, max_new_tokens=2)
+    enabled = enable_adafuse(copy.copy(model))
+    assistants = dict(assistant_models=[model], assistant_tokenizers=[TOKENIZER])
+    with pytest.raises(ValueError, match=r"but also holds \['pixel_values'\]"):
+        enabled.generate(**given, **assistants, assistant_inputs=[dict(input_ids=ids, **images)])
+    output = enabled.generate(**given, adafuse_config=True, return_dict_in_generate=True)
+    assert getattr(output, "cache", None) is None and output.sequences.shape[0] == 1
