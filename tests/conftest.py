@@ -13,6 +13,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
+from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees import skinny_linear
 from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
@@ -53,6 +54,12 @@ def _no_deprecated_name(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     logger.removeHandler(caplog.handler)
     said = [record.getMessage() for when in ("setup", "call") for record in caplog.get_records(when)]
     assert [text for text in said if "deprecated" in text and "past_key_values" in text] == []
+
+
+@pytest.fixture
+def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All members read 256 tokens at most: rotary positions, which most tiny members have, set no limit."""
+    monkeypatch.setattr(Participant, "max_length", property(lambda self: 256))
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,6 @@ from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor, 
 from hf_adafuse.call import batch_columns
 from hf_adafuse.cli import main
 from hf_adafuse.demo.data import PROMPT
-from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees.column_backend import ColumnBackend
 
 pandas = pytest.importorskip("pandas")
@@ -31,12 +30,7 @@ pyarrow = pytest.importorskip("pyarrow")
 FORM = {"template": PROMPT, "max_new_tokens": NEW}
 TYPES = {"text": "string", "words": "int64", "finish_reason": "string", "error": "string"}
 TOO_LONG = "why " * 3000
-
-
-@pytest.fixture(autouse=True)
-def context(monkeypatch):
-    """Some prompts are too long."""
-    monkeypatch.setattr(Participant, "max_length", property(lambda self: 256))  # rotary positions have none
+pytestmark = pytest.mark.usefixtures("short_contexts")
 
 
 def pair():

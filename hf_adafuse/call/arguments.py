@@ -164,6 +164,7 @@ def make_ensemble(
     if images is not None and isinstance(config.model_weights, str):
         config = config.changed({"model_weights": None})
     strategy = make_strategy(config)  # so that an error comes before anything is loaded
+    config = replace(config, method_options=strategy.portable_options())  # a file is read once, not for each prompt
     samples = config.do_sample if config.do_sample is not None else asked is not None and asked.do_sample
     if samples and strategy.samples is None:
         raise ValueError(
@@ -282,15 +283,13 @@ def _tokenizer(given: Any, model: Any, argument: str) -> Any:
         return find_tokenizer(model, argument)
     if isinstance(given, (str, os.PathLike)):
         return load_tokenizer(os.fspath(given), argument)
-    is_processor = any(
-        cls.__name__ == "ProcessorMixin" for cls in type(given).__mro__
-    )  # imported, it brings much along
-    if is_processor or not callable(given) or not hasattr(given, "encode"):
-        if is_processor:
-            raise ValueError(
-                f"`{argument}` must be a tokenizer, but is a {type(given).__name__}, which holds one. Pass its "
-                "`.tokenizer`."
-            )
+    # By its name: to import the class takes seconds.
+    if any(cls.__name__ == "ProcessorMixin" for cls in type(given).__mro__):
+        raise ValueError(
+            f"`{argument}` must be a tokenizer, but is a {type(given).__name__}, which holds one. Pass its "
+            "`.tokenizer`."
+        )
+    if not callable(given) or not hasattr(given, "encode"):
         raise ValueError(
             f"`{argument}` must be a tokenizer or its name, but is {given!r}. Load it with AutoTokenizer, or leave it "
             "out to have it found by the model's name."

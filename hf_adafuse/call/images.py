@@ -88,9 +88,7 @@ def read_images(model: Any, call: Mapping[str, Any]) -> Images | None:
     given = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) or len(value)}
     if not given:
         return None
-    reason = _unfit(model, given)
-    if any(name.startswith("vision_") for name, value in call.items() if value is not None):
-        reason = "how images are encoded cannot be changed in a call"
+    reason = _unfit(model, given, call)
     if reason is not None:
         raise ValueError(
             f"The inputs must be text alone with AdaFuse and {type(model).__name__}, but hold {sorted(given)}: {reason}"
@@ -109,8 +107,8 @@ def image_tokens(model: Any) -> set[int]:
     return {token for name in _TOKENS if isinstance(token := getattr(model.config, name, None), int)}
 
 
-def _unfit(model: Any, given: Mapping[str, Any]) -> str | None:
-    """Why a model cannot read images here; `None` where it can."""
+def _unfit(model: Any, given: Mapping[str, Any], call: Mapping[str, Any]) -> str | None:
+    """Why a model cannot read the images `given` in a call; `None` where it can."""
     parameters = inspect.signature(base_model(model).forward).parameters
     parts = list(model.modules())
     if "mm_encoder_outputs" in given:
@@ -124,6 +122,8 @@ def _unfit(model: Any, given: Mapping[str, Any]) -> str | None:
         return "its tokens have positions on several axes"
     if any(name.startswith(("video_", "pixel_values_videos", "input_features", "input_values")) for name in given):
         return "only images can take part"
+    if any(name.startswith("vision_") and value is not None for name, value in call.items()):
+        return "how images are encoded cannot be changed in a call"
     if not image_tokens(model):
         return "its config does not say which token stands for an image"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -52,15 +52,19 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     prompts = make_prompts(plan)
     members = make_members(plan)
     try:
-        # Prompts that are read later need not read again what all begin with.
-        has_later = plan.max_batch_size is not None and plan.max_batch_size < len(prompts)
-        with prefix_caching() if has_later else nullcontext():
+        with sharing_prefixes(plan):
             _make_decoder(plan, members, prompts).run()
     finally:
         if call.streamer is not None:
             call.streamer.end()  # also after an error: who waits for the text gets what there is
     sequences = pad_right([prompt.ids for prompt in prompts], call.generation_config, call.input_ids)
     return make_output(sequences, plan, members, prompts) if call.returns_dict else sequences
+
+
+def sharing_prefixes(plan: CallPlan) -> AbstractContextManager[Any]:
+    """Within this context prompts that are read later do not read again what all begin with."""
+    has_later = plan.max_batch_size is not None and plan.max_batch_size < len(plan.inputs.prompts)
+    return prefix_caching() if has_later else nullcontext()
 
 
 def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
@@ -84,10 +88,9 @@ def make_members(plan: CallPlan) -> list[Member]:
     """The members, which have been given the prompts and have read none."""
     members = [_make_member(member) for member in plan.members]
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
-    options = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
+    weighting, with_costs = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
     for member, planned in zip(members, plan.members, strict=True):
         cache = planned.cache if planned.images is None else _read_images(plan, planned)
-        weighting, with_costs = options
         member.start(planned.prompts, planned.processors, num_top, cache, weighting, planned.can_share, with_costs)
     return members
 

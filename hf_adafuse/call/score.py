@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +14,13 @@ from ..decoding.places import Places
 from ..decoding.pool import Candidate, Pool
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..decoding.requests import Read, Requests, SideBySide
-from ..decoding.scheduler import Scheduler
+from ..decoding.scheduler import Scheduler, nothing_likely
 from ..decoding.trust import Trust
 from ..decoding.words import WordRule
 from ..members.member import MemberError, Span
 from ..members.templates import is_unicode
-from ..trees.nodes import Node
-from ..trees.shared_prefix import prefix_caching
 from .plan import CallPlan
-from .run import make_members, make_prompts, prompt_nlls
+from .run import make_members, make_prompts, prompt_nlls, sharing_prefixes
 
 # Logits of answers held at a time, over all prompts: 256 MB in float32. Of a prompt at least so many tokens are read.
 _MOST_LOGITS, _LEAST_TOKENS = 2**26, 16
@@ -88,8 +85,7 @@ def score_call(
         AdaFuseDecodingError: a member failed.
     """
     plan = replace(plan, members=[replace(member, processors=[]) for member in plan.members])
-    has_later = plan.max_batch_size is not None and plan.max_batch_size < len(answers)
-    with prefix_caching() if has_later else nullcontext():
+    with sharing_prefixes(plan):
         return _Scores(plan, answers, ends, on_scores).run()
 
 
@@ -115,7 +111,7 @@ class _Scores:
 
     def run(self) -> list[list[AnswerScore]]:
         """All of them."""
-        likely = [_nothing] * len(self._members)
+        likely = [nothing_likely] * len(self._members)
         scheduler = Scheduler(self._members, likely, self._move_on)
         try:
             scheduler.run(self._move_on())
@@ -191,8 +187,3 @@ class _Scores:
 
 def _are_texts(given: Any) -> bool:
     return isinstance(given, (list, tuple)) and bool(given) and all(isinstance(text, str) for text in given)
-
-
-def _nothing(prompt_index: int) -> list[Node]:
-    """What a member is likely to need next: nothing."""
-    return []

@@ -29,7 +29,7 @@ from .progress import AdaFuseDecodingError, Prompt, Sampling
 from .proposer import Proposals
 from .requests import Read, Requests
 from .sampled_rounds import SampledRounds
-from .scheduler import Scheduler
+from .scheduler import Scheduler, nothing_likely
 from .scoring import span_nll
 from .strategies.drafting import DraftedText
 from .strategies.strategy import ALONE, SpanStrategy
@@ -91,7 +91,7 @@ class Decoder:
                 proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
         self._places = Places(self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache)
-        likely = [foresight.add_likely_nodes for foresight in self._foresights] or [_nothing] * len(self.members)
+        likely = [foresight.add_likely_nodes for foresight in self._foresights] or [nothing_likely] * len(self.members)
         self._scheduler = Scheduler(self.members, likely, self._move_on, self._num_left)
 
     def _answer_stops(self) -> AnswerStops:
@@ -284,8 +284,3 @@ def _known(costs: tuple[float, float]) -> tuple[float | None, float | None]:
     """What is not known is NaN in numbers of members, and `None` in facts."""
     whole, last = (None if math.isnan(cost) else cost for cost in costs)
     return whole, last
-
-
-def _nothing(prompt_index: int) -> list[Node]:
-    """What a member is likely to need next: not known."""
-    return []

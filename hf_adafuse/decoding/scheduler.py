@@ -190,3 +190,8 @@ class Scheduler:
 
 def _tasks(prompts: Mapping[int, Requests[None]]) -> list[_Task]:
     return [_Task(prompt_index, requests) for prompt_index, requests in prompts.items()]
+
+
+def nothing_likely(prompt_index: int) -> list[Node]:
+    """What a member is likely to need next, where nobody knows."""
+    return []

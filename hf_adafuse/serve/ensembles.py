@@ -16,6 +16,7 @@ from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import chat_inputs
 from ..trees.adapters import base_model
+from ..trees.model_call import trained_length
 from .asked_settings import check_asked
 
 # Settings with which a member alone writes its own greedy text.
@@ -133,7 +134,7 @@ def serve_members(
     for one, pair in zip(names, members, strict=True):
         found = next((other for other in known if other.pair is not None and other.pair[0] is pair[0]), None)
         if found is None:
-            length = max_prompt_tokens or _trained_length(pair[0])
+            length = max_prompt_tokens or trained_length(base_model(pair[0]).config.get_text_config()) or _USUAL_LENGTH
             found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length])
             new.append(found)
         alone.append(found)
@@ -204,14 +205,6 @@ def without_paths(message: str) -> str:
     return _PATH.sub(
         lambda found: PurePath(found[0]).name or "...", message.replace(home, "~") if home != "/" else message
     )
-
-
-def _trained_length(model: Any) -> int:
-    """For how many tokens a model was trained, as its config says. It may read more; that takes the more memory."""
-    config: Any = getattr(base_model(model), "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return next((length for length in found if isinstance(length, int) and length > 0), _USUAL_LENGTH)
 
 
 def _name(model: Any) -> str:

@@ -15,7 +15,6 @@ import torch
 from hf_adafuse import demo
 from hf_adafuse.benchmarks.measuring import AGAINST, DEFAULT_AGAINST
 from hf_adafuse.cli import bench, main, members
-from hf_adafuse.members.participants import Participant
 
 
 def recomputed(measurement):
@@ -116,9 +115,8 @@ def test_the_targets(prompt_file, capsys):
         (["--device", "cuda"], "`--device` must be cpu, but is cuda"),
     ],
 )
-def test_refusals(prompt_file, capsys, monkeypatch, arguments, message):
+def test_refusals(prompt_file, capsys, monkeypatch, short_contexts, arguments, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(Participant, "max_length", property(lambda self: 512))  # rotary positions have none
     call = ["bench", "--model", "A", "--assistant", "B", "--prompt-file", prompt_file]
     call += ["--prompt-tokens", "4", "--batch", "1", "--new-tokens", "2", "--threads", "1", "--repeats", "1"]
     assert main([*call, *arguments]) == 2

@@ -14,7 +14,6 @@ from saved_members import PROMPT
 
 from hf_adafuse.cli import main
 from hf_adafuse.cli.questions import Template, read_questions
-from hf_adafuse.members.participants import Participant
 
 NOT_A_NUMBER = '{"question": "x", "score": NaN}'
 
@@ -105,9 +104,8 @@ def test_an_output_that_is_no_regular_file(kind, job, tmp_path, capsys):
     assert not Path(f"{path}.settings.json").exists()
 
 
-def test_a_problem_is_one_sentence(job, capsys, monkeypatch):
+def test_a_problem_is_one_sentence(job, capsys, short_contexts):
     """Of `generate()`, whose errors end with a period, as of a line, whose errors do not."""
-    monkeypatch.setattr(Participant, "max_length", property(lambda self: 256))  # rotary positions have none
     rewrite(job, lambda asked: [{"question": "why " * 3000}, "{"])
     assert job("--on-error", "skip") == 0
     long, bad, _ = capsys.readouterr().err.splitlines()

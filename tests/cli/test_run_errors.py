@@ -8,7 +8,6 @@ from jobs import answers_to, lines_of, questions, rewrite
 from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble
 from hf_adafuse.cli import main, members
 from hf_adafuse.cli.batches import Answerer
-from hf_adafuse.members.participants import Participant
 
 
 def test_a_bad_line_stops_before_anything_is_loaded(job, capsys, monkeypatch):
@@ -37,8 +36,7 @@ def test_bad_lines_are_skipped_when_asked(job, capsys):
     assert job.output.read_bytes() == whole
 
 
-def test_a_prompt_that_is_too_long_takes_no_other_with_it(job, capsys, monkeypatch):
-    monkeypatch.setattr(Participant, "max_length", property(lambda self: 256))  # rotary positions have none
+def test_a_prompt_that_is_too_long_takes_no_other_with_it(job, capsys, short_contexts):
     rewrite(job, lambda asked: [asked[0], {"question": "why " * 3000}, asked[1]])
     assert job("--on-error", "skip") == 0
     first, long, last = lines_of(job.output)
