@@ -137,13 +137,14 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
 async def _answer(service: Service, body: ChatRequest | CompletionRequest, request: Request) -> Response:
     request.state.model = body.model if body.model in service.served else "unknown"
+    client = request.client.host if request.client else ""
     if body.stream:
-        answer = await _unless_gone(service.begin(body), request)
+        answer = await _unless_gone(service.begin(body, client), request)
         return StreamingResponse(_events(service, answer, request), media_type="text/event-stream")
     begun: list[Answer] = []
 
     async def whole() -> dict[str, Any]:
-        begun.append(await service.begin(body))
+        begun.append(await service.begin(body, client))
         return await service.whole(begun[0])
 
     try:

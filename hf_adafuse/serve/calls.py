@@ -102,14 +102,15 @@ class Call(Job):
         plan (`CallPlan`): of one prompt.
         served (`Served`): what it is a call of.
         num_top (`int`, *optional*): of how many tokens log-probabilities are wanted at each token; `None`: of none.
+        client (`str`): who waits for it.
 
     Attributes:
         rounds: of the text, once it has ended.
         log_probs (`list[TokenLogProb]`): as far as they are wanted.
     """
 
-    def __init__(self, plan: CallPlan, served: Served, num_top: int | None) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: CallPlan, served: Served, num_top: int | None, client: str = "") -> None:
+        super().__init__(plan, client)
         self.served = served
         self.rounds: Any = None
         self.log_probs: list[TokenLogProb] = []

@@ -2,8 +2,8 @@
 leave. Knows plans of calls; no request, text or socket.
 
 Calls whose settings of AdaFuse differ, and those of other ensembles, are in batches of their own, of which each runs
-one pass in turn. All batches together have `max_batch_size` places; who finds none waits, and the first who came is the
-first who gets one.
+one pass in turn. All batches together have `max_batch_size` places; who finds none waits. Clients take turns in getting
+one ([`~hf_adafuse.serve.fairness.FairQueue`]).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +25,7 @@ from ..call.running_batch import RunningBatch
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..servers.queries import ServerError
 from ..trees.shared_prefix import prefix_caching
+from .fairness import FairQueue
 
 logger = logging.get_logger(__name__)
 
@@ -50,10 +51,11 @@ class Job:
 
     Args:
         plan (`CallPlan`): of one prompt.
+        client (`str`): who waits for it.
     """
 
-    def __init__(self, plan: CallPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: CallPlan, client: str = "") -> None:
+        self.plan, self.client = plan, client
         self.is_cancelled = False
         self._streams = copy.deepcopy(plan.streams)  # random numbers are used up
 
@@ -184,7 +186,8 @@ class Engine:
 
     Args:
         max_batch_size (`int`): the most calls that are decoded at a time.
-        max_waiting (`int`): the most calls that wait for a place.
+        max_waiting (`int`): the most calls that wait for a place. A client of which none waits gets a place all the
+            same, until twice as many wait.
 
     Attributes:
         num_passes (`int`), num_jobs (`int`), num_refused (`int`): so far.
@@ -193,13 +196,13 @@ class Engine:
     def __init__(self, max_batch_size: int = 8, max_waiting: int = 64) -> None:
         self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
         self.num_passes = self.num_jobs = self.num_refused = 0
-        self._waiting: deque[Job] = deque()
+        self._waiting: FairQueue[Job] = FairQueue()
         self._alone: deque[Job] = deque()  # of batches that have failed
         self._lanes: deque[_Lane] = deque()
         self._running: dict[Job, _Lane] = {}
         self._cancelled: set[Job] = set()
         self._thinking: list[Turns] = []
-        self._num_reserved = 0
+        self._reserved: Counter[str] = Counter()  # by client
         self._changed = threading.Condition()
         self._is_stopping = False
         self._durations: deque[float] = deque([1.0], maxlen=50)
@@ -228,12 +231,12 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + self._num_reserved
+        return len(self._waiting) + self._reserved.total()
 
-    def reserve(self, number: int = 1) -> None:
+    def reserve(self, number: int = 1, client: str = "") -> None:
         """
-        Places in the queue for calls that are still being planned; `submit` takes each of them, or `release` gives it
-        back.
+        Keep places in the queue for calls of a client that are still being planned. `submit` takes each of them,
+        `release` gives it back.
 
         Raises:
             QueueFullError: there are not so many.
@@ -243,24 +246,31 @@ class Engine:
             if self._is_stopping:
                 raise StoppedError("the server is shutting down")
             free = self.max_batch_size - len(self._running) + self.max_waiting
+            if not self._reserved[client] and all(job.client != client for job in self._waiting):
+                free += self.max_waiting  # no client's queue shuts out all others
             if self.num_waiting + len(self._alone) + number > free:
                 self.num_refused += 1
                 mean = sum(self._durations) / len(self._durations)
                 raise QueueFullError(max(1, round(mean * (self.num_waiting + 1) / self.max_batch_size)))
-            self._num_reserved += number
+            self._reserved[client] += number
 
-    def release(self, number: int = 1) -> None:
+    def release(self, number: int = 1, client: str = "") -> None:
         with self._changed:
-            self._num_reserved -= number
+            self._take_reserved(number, client)
+
+    def _take_reserved(self, number: int, client: str) -> None:
+        self._reserved[client] -= number
+        if not self._reserved[client]:
+            del self._reserved[client]
 
     def submit(self, job: Job) -> None:
         """A call that has a place in the queue waits for one in a batch."""
         with self._changed:
-            self._num_reserved -= 1
+            self._take_reserved(1, job.client)
             if job.is_cancelled:
                 return
             if not self._is_stopping:
-                self._waiting.append(job)
+                self._waiting.add(job.client, job)
                 self.num_jobs += 1
                 self._changed.notify()
                 return
@@ -306,7 +316,7 @@ class Engine:
         with prefix_caching(self._prefixes):
             while True:
                 with self._changed:
-                    while not (self._is_stopping or self._lanes or self._waiting or self._alone or self._thinking):
+                    while not (self._is_stopping or self._lanes or len(self._waiting) or self._alone or self._thinking):
                         self._cancelled.clear()
                         self._changed.wait()
                 if self._is_stopping:
@@ -325,8 +335,9 @@ class Engine:
             turns.give()
         with self._changed:
             left = [*self._running, *self._alone, *self._waiting]
-            for held in (self._running, self._waiting, self._alone):
-                held.clear()
+            self._running.clear()
+            self._waiting.clear()
+            self._alone.clear()
         for job in left:
             job.on_error(StoppedError("the server is shutting down"))
 
@@ -334,9 +345,10 @@ class Engine:
         """Calls that nobody waits for leave their batches, or the queue."""
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
-            for queue in (self._waiting, self._alone):
-                for job in cancelled.intersection(queue):
-                    queue.remove(job)
+            for job in cancelled.intersection(self._waiting):
+                self._waiting.remove(job.client, job)
+            for job in cancelled.intersection(self._alone):
+                self._alone.remove(job)
         for job in cancelled.intersection(self._running):
             if self._running[job].cancel(job):
                 self._end(job)
@@ -349,10 +361,9 @@ class Engine:
         while len(self._running) < self.max_batch_size:
             with self._changed:
                 is_alone = bool(self._alone)
-                queue = self._alone or self._waiting
-                if not queue:
+                if not is_alone and not len(self._waiting):
                     return
-                job = queue.popleft()
+                job = self._alone.popleft() if is_alone else self._waiting.pop()
             lane = None if is_alone else next((one for one in self._lanes if one.takes(job.plan)), None)
             self._started.setdefault(job, time.monotonic())
             try:

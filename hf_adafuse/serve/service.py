@@ -5,10 +5,10 @@ engine; no HTTP.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .calls import Call, as_api_error, make_plan, takes_long
 from .engine import Engine, QueueFullError, StoppedError, Turns
 from .ensembles import Served
 from .errors import ApiError
+from .fairness import FairPool
 from .metrics import Metrics
 from .requests import ChatRequest, CompletionRequest
 
@@ -93,11 +94,11 @@ class Service:
         self.metrics = Metrics()
         # Others do not wait for members that think, and for grammars that are compiled.
         number = engine.max_batch_size
-        self._planners = [ThreadPoolExecutor(1, "hf-adafuse plans"), ThreadPoolExecutor(number, "hf-adafuse thoughts")]
+        self._planners = [FairPool(1, "hf-adafuse plans"), FairPool(number, "hf-adafuse thoughts")]
 
     def close(self) -> None:
         for planner in self._planners:
-            planner.shutdown(wait=False, cancel_futures=True)
+            planner.close()
 
     def find(self, name: str) -> Served:
         """What is served under a name."""
@@ -106,9 +107,13 @@ class Service:
             raise ApiError(404, f"`model` must be one of {known}, but is {name[:100]!r}.", "model_not_found", "model")
         return self.served[name]
 
-    async def begin(self, request: Request) -> Answer:
+    async def begin(self, request: Request, client: str = "") -> Answer:
         """
         Make the calls of a request, and put them into the queue.
+
+        Args:
+            request (`ChatRequest` or `CompletionRequest`)
+            client (`str`): who asks; clients take turns.
 
         Raises:
             ApiError: a request that cannot be honoured, or no place in the queue.
@@ -124,7 +129,7 @@ class Service:
             for k, indices in enumerate(alike if samples else [[index for one in alike for index in one]]):
                 targets.append((served, prompt, seed + k, indices))
         alone = [(one, prompts[0], seed, [0]) for one in served.alone] if request.options.alone else []
-        choices = await self._submit(request, [*targets, *alone])
+        choices = await self._submit(request, client, [*targets, *alone])
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         parts = choices[: len(targets)], choices[len(targets) :]
         return Answer(name, int(time.time()), request, served, *parts, began)
@@ -202,36 +207,37 @@ class Service:
             raise as_api_error(error) from error
         return request.samples or (request.temperature is None and bool(config.do_sample))
 
-    async def _submit(self, request: Request, targets: Sequence[tuple[Served, Any, int, list[int]]]) -> list[Choice]:
+    async def _submit(
+        self, request: Request, client: str, targets: Sequence[tuple[Served, Any, int, list[int]]]
+    ) -> list[Choice]:
         most = self.engine.max_batch_size + self.engine.max_waiting
         if len(targets) > most:
             raise ApiError(
                 400, f"A request must be of at most {most} texts here, but is of {len(targets)}. Ask for less."
             )
         try:
-            self.engine.reserve(len(targets))
+            self.engine.reserve(len(targets), client)
         except QueueFullError as error:
             wait = str(error.seconds)
             message = f"The server is busy: too many requests wait. Try again in {wait} s."
             raise ApiError(429, message, "queue_full", headers={"Retry-After": wait}) from error
         except StoppedError as error:
             raise as_api_error(error) from error
-        loop, choices, turns = asyncio.get_running_loop(), list[Choice](), Turns(self.engine)
+        choices, turns = list[Choice](), Turns(self.engine)
         try:
             for served, prompt, seed, indices in targets:
                 planner = self._planners[takes_long(served, request)]
-                plan = await loop.run_in_executor(
-                    planner, make_plan, served, prompt, request, seed, self.default_tokens, turns
-                )
+                work = functools.partial(make_plan, served, prompt, request, seed, self.default_tokens, turns)
+                plan = await asyncio.wrap_future(planner.submit(client, work))
                 echo = ""
                 if isinstance(request, CompletionRequest) and request.echo:
                     echo = prompt if isinstance(prompt, str) else served.ensemble.tokenizers[0].decode(prompt)
-                call = Call(plan, served, request.num_top)
+                call = Call(plan, served, request.num_top, client)
                 offer = request.offer if isinstance(request, ChatRequest) else None
                 choices.append(Choice(indices, echo, call, GrowingText(request.stops, served.members, offer)))
         except BaseException:
             turns.cancel()
-            self.engine.release(len(targets))
+            self.engine.release(len(targets), client)
             raise
         for choice in choices:
             self.engine.submit(choice.call)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 
 import openai
 import torch
 from chats import CONFIG, members
 
 from hf_adafuse import AdaFuseEnsemble
+from hf_adafuse.call.running_batch import RunningBatch
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members
 from hf_adafuse.serve.server import serving
@@ -40,3 +43,28 @@ def alone(prompt, call, config=CONFIG, pair=None):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(call.pop("seed", 0))
         return ensemble.rounds([prompt], chat=not isinstance(prompt, str), **call)[0]
+
+
+class Passes:
+    """Lets a batch run pass by pass."""
+
+    def __init__(self, monkeypatch):
+        self.allowed, self.is_open, step = threading.Semaphore(0), False, RunningBatch.step
+
+        def gated(batch):
+            while not self.is_open and not self.allowed.acquire(timeout=0.05):
+                pass
+            return step(batch)
+
+        monkeypatch.setattr(RunningBatch, "step", gated)
+
+    def allow(self, number=1):
+        for _ in range(number):
+            self.allowed.release()
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 from chats import CONFIG, LONGER, QUESTION, members
-from servers_of_tests import MODEL, alone, client_of, running, service_of
+from servers_of_tests import MODEL, Passes, alone, client_of, running, service_of, until
 
 from hf_adafuse.call.answering import cut_at
-from hf_adafuse.call.running_batch import RunningBatch
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members, without_paths
 from hf_adafuse.serve.service import Service
@@ -305,31 +302,6 @@ def test_health_and_metrics(server):
     assert f'adafuse_requests_total{{path="/v1/chat/completions",model="{MODEL}",status="200"}} {before + 1}' in text
     assert 'adafuse_request_seconds_bucket{le="+Inf"}' in text and "adafuse_running 0" in text
     assert service.engine.num_passes > 0
-
-
-class Passes:
-    """Lets a batch run pass by pass."""
-
-    def __init__(self, monkeypatch):
-        self.allowed, self.is_open, step = threading.Semaphore(0), False, RunningBatch.step
-
-        def gated(batch):
-            while not self.is_open and not self.allowed.acquire(timeout=0.05):
-                pass
-            return step(batch)
-
-        monkeypatch.setattr(RunningBatch, "step", gated)
-
-    def allow(self, number=1):
-        for _ in range(number):
-            self.allowed.release()
-
-
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_full_queue_refuses(monkeypatch):

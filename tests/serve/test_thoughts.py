@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 from chats import QUESTION, templated
-from servers_of_tests import MODEL, alone, running, service_of
+from servers_of_tests import MODEL, alone, running, service_of, until
 from thinkers import CHAT, pair
 from tiny import tiny_model
 
@@ -27,13 +27,6 @@ def endless():
         (tiny_model("llama", "byte_level", 0), templated("byte_level", ENDLESS)),
         (tiny_model("qwen3", "sentencepiece", 1), templated("sentencepiece", ENDLESS)),
     ]
-
-
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
