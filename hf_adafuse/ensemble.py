@@ -16,11 +16,13 @@ from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .host_internals import execution_device
-from .members.chat import chat_inputs
+from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
 from .members.prompt_inputs import text_inputs
-from .members.thoughts import Thoughts, check_thinking, thinking_inputs
+from .members.thoughts import check_thinking, thinking_inputs
+from .members.tools import Offer, told
 from .rounds.round_lists import AdaFuseRoundsBatch
+from .servers.served_model import ServedModel
 
 
 class AdaFuseEnsemble:
@@ -78,6 +80,8 @@ class AdaFuseEnsemble:
         thinking: str | None = None,
         max_thinking_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """
@@ -96,16 +100,28 @@ class AdaFuseEnsemble:
                 are cut off there.
             template_kwargs (`dict`, *optional*): for chats, further arguments of [`chat_inputs`], like variables of
                 the templates: `{"reasoning_effort": "low"}`.
+            tools (`list`, *optional*): for chats, functions with type hints and a docstring, or descriptions of tools
+                as OpenAI's API has them. All members are told of them in one form, so that they can write a call
+                together; a call that begins is whole and valid by a grammar (needs the `structured` extra; with members
+                behind servers there is none).
+            tool_choice (`str` or `dict`, *optional*, defaults to `"auto"`): `"auto"`, `"none"`, `"required"`, or the
+                name of the tool that must be called.
             kwargs: of `generate()`.
 
         Returns:
-            what `generate()` returns; the `thoughts` of each prompt are in its `rounds`, not in the text.
+            what `generate()` returns; the `thoughts` and `tool_calls` of each prompt are in its `rounds`.
 
         Raises:
             ValueError: prompts or settings that cannot be used.
         """
         check_thinking(thinking, max_thinking_tokens)
-        given = {"thinking": thinking, "max_thinking_tokens": max_thinking_tokens, "template_kwargs": template_kwargs}
+        given = {
+            "thinking": thinking,
+            "max_thinking_tokens": max_thinking_tokens,
+            "template_kwargs": template_kwargs,
+            "tools": tools,
+            "tool_choice": tool_choice,
+        }
         for name, value in given.items():
             if not chat and value is not None:
                 raise ValueError(
@@ -122,16 +138,28 @@ class AdaFuseEnsemble:
         sampling: dict[str, Any] = {name: kwargs[name] for name in drawn if name in kwargs}
         members = list(zip(models, tokenizers, strict=True))
         variables = dict(template_kwargs or {})
-        made, thoughts = thinking_inputs(
-            as_chats(inputs), members, thinking, max_thinking_tokens, sampling, **variables
-        )
+        chats = as_chats(inputs)
+        offer = None if tools is None and tool_choice is None else Offer.of(tools or [], tool_choice)
+        if offer is not None:
+            if kwargs.get("structured") is not None:
+                raise ValueError("`structured` must be left out with `tools`, but is given. Drop one of the two.")
+            if offer.forced or not any(isinstance(model, ServedModel) for model in models):
+                kwargs["structured"] = offer.structured
+        # Earlier calls and their results are texts for all members, whether tools are offered again or not.
+        chats = [told(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
+        made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, **variables)
+
+        def finish(row: int, rounds: Any) -> None:
+            rounds.thoughts = thoughts[row]
+            rounds.tool_calls = [] if offer is None else offer.read(rounds.text)[1]
+
         kwargs = {**made.to(execution_device(self.model)), **kwargs}
         if kwargs.get("on_answer") is not None:
-            kwargs["on_answer"] = _with_thoughts(kwargs["on_answer"], thoughts)
+            kwargs["on_answer"] = _after(finish, kwargs["on_answer"])
         output = self.model.generate(**kwargs)
         rows = getattr(output, "rounds", [])
         for row, rounds in enumerate(rows):
-            rounds.thoughts = thoughts[row * len(thoughts) // len(rows)]
+            finish(row * len(thoughts) // len(rows), rounds)
         return output
 
     def texts(self, prompts: Any, **kwargs: Any) -> list[str]:
@@ -251,11 +279,11 @@ class AdaFuseEnsemble:
         return encoded
 
 
-def _with_thoughts(on_answer: Callable[[int, Any], Any], thoughts: Thoughts) -> Callable[[int, Any], Any]:
-    """`on_answer`, told rounds that have the thoughts of their prompt."""
+def _after(finish: Callable[[int, Any], None], on_answer: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+    """`on_answer`, told rounds that are finished."""
 
     def tell(row: int, rounds: Any) -> Any:
-        rounds.thoughts = thoughts[row]
+        finish(row, rounds)
         return on_answer(row, rounds)
 
     return tell

@@ -50,8 +50,9 @@ class AdaFuseGenerationMixin(GenerationMixin):
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's; found by its name when not given.
         adafuse_config (`AdaFuseConfig`, `dict` or `bool`, *optional*): over that in `generation_config`; `False`: off.
         assistant_logits_processor (`list`, *optional*): per assistant, a list of logits processors over its own ids.
-        structured (`dict`, *optional*): `{"json_schema": ...}`, `{"regex": ...}` or `{"grammar": ...}` that the text
-            must follow, for every member in its own tokens (needs the `structured` extra).
+        structured (`dict`, *optional*): `{"json_schema": ...}`, `{"regex": ...}`, `{"grammar": ...}` or
+            `{"structural_tag": ...}` that the text must follow, for every member in its own tokens (needs the
+            `structured` extra).
         max_batch_size (`int`, *optional*): the most prompts at a time, others wait (`max_time` is that of the call).
         on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when it has ended.
 

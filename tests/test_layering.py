@@ -23,7 +23,7 @@ HOUSE = (
     ("trees", "pass_policy shared_prefix static_shapes"),
     ("trees", "column_backend packed_backend rows_backend snapshots snapshot_backend reencode_backend served_backend"),
     ("trees", "self_test"),
-    ("members", "templates vocabulary examples structured prompt_inputs chat thinking thoughts"),
+    ("members", "templates vocabulary examples structured prompt_inputs chat tools thinking thoughts"),
     ("members", "forks histories processors processor_request"),
     (
         "members",

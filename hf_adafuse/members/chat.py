@@ -131,6 +131,15 @@ def chat_inputs(
     return BatchEncoding({**made[0], "assistant_inputs": made[1:]})
 
 
+def takes_system(tokenizers: Sequence[Any]) -> bool:
+    """Whether the chat templates of all members take a message of the system's: Gemma's of 2024 refuse it."""
+    try:
+        chat_inputs([{"role": "system", "content": "a"}, {"role": "user", "content": "a"}], tokenizers)
+    except ValueError:
+        return False
+    return True
+
+
 def _template_variables(given: dict[str, Any], tokenizers: Sequence[Any]) -> dict[str, Any]:
     """What of the further arguments the templates get: not those that say what is done here anyway."""
     for name, (taken, rule, advice) in _ARGUMENTS.items():

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor
 
 from .vocabulary import Vocabulary
 
-KINDS = ("json_schema", "regex", "grammar")
+KINDS = ("json_schema", "regex", "grammar", "structural_tag")
 # The time, and the line of the library's own source, before each of its messages.
 _SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 # JSON of one line has none of these. The library lets them into strings of a given length (its issue 800).
@@ -29,8 +29,9 @@ def read_structured(given: Any) -> tuple[str, str] | None:
     What `generate(structured=...)` was given, as its kind and its text.
 
     Args:
-        given (`dict`): of one item: `json_schema` (a dict, its text, or a pydantic model), `regex` or `grammar` (in
-            GBNF notation, its start rule named `root`).
+        given (`dict`): of one item: `json_schema` (a dict, its text, or a pydantic model), `regex`, `grammar` (in GBNF
+            notation, its start rule named `root`) or `structural_tag` (a dict or its text, of xgrammar's form: words
+            in which tagged parts follow a grammar).
 
     Raises:
         ValueError: it is no such dict.
@@ -43,20 +44,21 @@ def read_structured(given: Any) -> tuple[str, str] | None:
             '{"json_schema": {...}}, say.'
         )
     ((kind, value),) = given.items()
-    if kind == "json_schema" and not isinstance(value, str):
-        value = value.model_json_schema() if hasattr(value, "model_json_schema") else value
-        value = _json(value) if isinstance(value, Mapping) else value
+    if kind in ("json_schema", "structural_tag") and not isinstance(value, str):
+        is_model = kind == "json_schema" and hasattr(value, "model_json_schema")
+        value = value.model_json_schema() if is_model else value
+        value = _json(value, kind) if isinstance(value, Mapping) else value
     if not isinstance(value, str):
         raise ValueError(f"`structured[{kind!r}]` must be text, but is {value!r}. Pass the {kind} itself.")
     return kind, value
 
 
-def _json(schema: Any) -> str:
+def _json(value: Any, kind: str) -> str:
     try:
-        return json.dumps(schema)
+        return json.dumps(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"`structured['json_schema']` must be of JSON values, but {error}. Pass what `json.dumps` takes."
+            f"`structured[{kind!r}]` must be of JSON values, but {error}. Pass what `json.dumps` takes."
         ) from None
 
 
@@ -162,7 +164,21 @@ def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
     with _compiling(name or f"`structured[{kind!r}]`"):
         if kind == "json_schema":  # as `json.dumps` writes it: endless whitespace is valid too, and small models know
             return grammars.from_json_schema(text, any_whitespace=False)
+        if kind == "structural_tag":
+            return grammars.from_structural_tag(json.dumps(_without_whitespace(json.loads(text), grammars)))
         return grammars.from_regex(text) if kind == "regex" else grammars.from_ebnf(text)
+
+
+def _without_whitespace(tag: Any, grammars: Any) -> Any:
+    """A structural tag whose JSON is as `json.dumps` writes it."""
+    if isinstance(tag, list):
+        return [_without_whitespace(one, grammars) for one in tag]
+    if not isinstance(tag, dict):
+        return tag
+    if tag.get("type") == "json_schema" and set(tag) == {"type", "json_schema"}:
+        grammar = grammars.from_json_schema(json.dumps(tag["json_schema"]), any_whitespace=False)
+        return {"type": "grammar", "grammar": str(grammar)}
+    return {name: _without_whitespace(value, grammars) for name, value in tag.items()}
 
 
 def _library(name: str) -> Any:

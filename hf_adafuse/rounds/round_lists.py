@@ -28,6 +28,7 @@ class AdaFuseRounds(list[AdaFuseRound]):
     Attributes:
         thoughts (`list[str]`, *optional*): what each member thought before the answer, which is no part of the text;
             `None` of a member that did not think. `None` where the call knew of no thinking.
+        tool_calls (`list[ToolCall]`): the calls of tools that the text holds, where the call offered some.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class AdaFuseRounds(list[AdaFuseRound]):
         self.names = _names(names, [self])
         self.threshold, self.finish_reason = threshold, finish_reason
         self.thoughts: list[str | None] | None = None
+        self.tool_calls: list[Any] = []
 
     @property
     def text(self) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..call.answering import cut_at
 from ..confidence.word_confidence import text_confidence
+from ..members.tools import Offer, ToolCall
 from ..outputs import AdaFuseRound
 from ..rounds.trace_text import short_name
 from .calls import TokenLogProb
-from .tools import Offer, ToolCall
 
 
 class GrowingText:

@@ -21,12 +21,12 @@ from ..config import AdaFuseConfig
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.thinking import thinking_format
 from ..members.thoughts import thinking_at
+from ..members.tools import told
 from ..servers.queries import ServerError
 from .engine import Job, StoppedError, Turns, too_long
 from .ensembles import Served, without_paths
 from .errors import ApiError
 from .requests import ChatRequest, CompletionRequest
-from .tools import told
 
 # Of a request whose texts are tokenized beside others': some tokenizers take seconds for a word of so many.
 MANY_CHARACTERS = 20_000

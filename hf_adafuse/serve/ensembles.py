@@ -14,7 +14,7 @@ from typing import Any
 from ..config import PRESETS, AdaFuseConfig
 from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
-from ..members.chat import chat_inputs
+from ..members.chat import takes_system
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
 from .asked_settings import check_asked
@@ -59,13 +59,8 @@ class Served:
 
     @functools.cached_property
     def takes_system(self) -> bool:
-        """Whether the chat templates of all members take a message of the system's: Gemma's refuse it."""
-        probe = [{"role": "system", "content": "a"}, {"role": "user", "content": "a"}]
-        try:
-            chat_inputs(probe, self.ensemble.tokenizers)
-        except ValueError:
-            return False
-        return True
+        """As of [`takes_system`]."""
+        return takes_system(self.ensemble.tokenizers)
 
     def has_option(self, given: Mapping[str, Any], name: str) -> bool:
         """Whether the method of a request with these settings has an option of a name."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
-from .tools import Offer
+from ..members.tools import Offer
 
 # The longest text of a message or prompt, in characters, and the most of both in one request.
 MOST_CHARACTERS = 1_000_000

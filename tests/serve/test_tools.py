@@ -10,9 +10,9 @@ import pytest
 from chats import QUESTION, members
 from servers_of_tests import MODEL, alone, running, service_of
 
+from hf_adafuse.members.tools import Offer, ToolCall, told
 from hf_adafuse.serve.answers import GrowingText
 from hf_adafuse.serve.ensembles import serve_members
-from hf_adafuse.serve.tools import Offer, ToolCall, told
 
 WEATHER = {
     "type": "function",

@@ -1,4 +1,4 @@
-"""Tools: what members are told of them, and the calls in what they write. Values only.
+"""Tools: what members are told of them, the grammar of the calls, and the calls in what members write. Values only.
 
 All members are told of tools in one form, so that they can write a call together: that of Hermes and Qwen, in the
 system message. A call is `<tool_call>\\n{"name": "weather", "arguments": {"city": "Lima"}}\\n</tool_call>`, and what
@@ -8,11 +8,14 @@ many of them do not know tools, and the others write calls in forms of their own
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from transformers.utils import get_json_schema
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _DEFINITIONS = ("$defs", "definitions")
@@ -54,6 +57,35 @@ class Offer:
     forced: Sequence[str] = ()
     most_calls: int | None = None
 
+    @classmethod
+    def of(cls, tools: Sequence[Any], choice: str | Mapping[str, Any] | None = None) -> Offer | None:
+        """
+        What `generate(tools=..., tool_choice=...)` offers; `None` where no tool may be called.
+
+        Args:
+            tools (`list`): functions with type hints and a docstring, or descriptions as OpenAI's API has them.
+            choice (`str` or `dict`, *optional*, defaults to `"auto"`): `"auto"`: the members may call tools.
+                `"required"`: they must call one. `"none"`: they are not told of any. The name of a tool, or
+                `{"type": "function", "function": {"name": ...}}`: they must call that one.
+
+        Raises:
+            ValueError: no tools, two of one name, or a choice that is none of them.
+        """
+        if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence) or not tools:
+            raise ValueError(f"`tools` must be a list of tools, but is {tools!r}. Leave it out where there are none.")
+        made = [get_json_schema(one) if callable(one) else one for one in tools]
+        names = [_name_of(one) for one in made]
+        if len(set(names)) < len(names):
+            raise ValueError(f"`tools` must have a name each, but are named {names}. Rename one.")
+        named = choice["function"]["name"] if isinstance(choice, Mapping) and "function" in choice else choice
+        if named in (None, "auto", "none", "required"):
+            return None if named == "none" else cls(made, names if named == "required" else [])
+        if named not in names:
+            raise ValueError(
+                f'`tool_choice` must be "auto", "none", "required" or one of {names}, but is {choice!r}. Choose one.'
+            )
+        return cls(made, [named])
+
     @property
     def prompt(self) -> str:
         """What the members are told."""
@@ -71,23 +103,39 @@ class Offer:
         if not self.forced:
             return None
         shared: dict[str, Any] = {}
-        calls = []
-        for tool in self.tools:
-            function = tool["function"]
-            if function["name"] not in self.forced:
-                continue
-            parameters = function.get("parameters") or {"type": "object", "additionalProperties": False}
-            own = _lifted(parameters, function["name"], shared)
-            properties = {"name": {"const": function["name"]}, "arguments": own}
-            calls.append(
-                {
-                    "type": "object",
-                    "properties": properties,
-                    "required": ["name", "arguments"],
-                    "additionalProperties": False,
-                }
-            )
+        calls = [self._schema(tool, shared) for tool in self.tools if tool["function"]["name"] in self.forced]
         return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **({"$defs": shared} if shared else {})}
+
+    @property
+    def structured(self) -> dict[str, Any]:
+        """What `generate(structured=...)` takes: the text is one call of a forced tool; or words in which each call
+        that begins is whole and valid."""
+        if self.forced:
+            return {"json_schema": self.schema}
+        shared: dict[str, Any] = {}
+        calls = [self._schema(tool, shared) for tool in self.tools]
+        content = {"type": "json_schema", "json_schema": {"anyOf": calls, "$defs": shared}}
+        tag = {"type": "tag", "begin": f"{OPENING}\n", "content": content, "end": f"\n{CLOSING}"}
+        form = {
+            "type": "triggered_tags",
+            "triggers": [OPENING],
+            "tags": [tag],
+            "stop_after_first": self.most_calls == 1,
+        }
+        return {"structural_tag": {"type": "structural_tag", "format": form}}
+
+    @staticmethod
+    def _schema(tool: Mapping[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+        """The JSON schema of a call; what it defines is put into `shared`."""
+        function = tool["function"]
+        parameters = function.get("parameters") or {"type": "object", "additionalProperties": False}
+        own = _lifted(parameters, function["name"], shared)
+        return {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": own},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
 
     def read(self, text: str) -> tuple[str, list[ToolCall]]:
         """What an answer says in words, and the calls behind that. A text with a call that cannot be read, or of a tool
@@ -119,7 +167,7 @@ class Offer:
 
     def _call(self, text: str) -> ToolCall | None:
         try:
-            found = json.loads(text)
+            found = json.loads(text, strict=False)  # the grammar lets control characters into some strings
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.get("name") not in [tool["function"]["name"] for tool in self.tools]:
@@ -163,13 +211,25 @@ def told(messages: Sequence[Mapping[str, Any]], offer: Offer | None, takes_syste
     return made
 
 
+def _name_of(tool: Any) -> str:
+    name = (
+        tool["function"].get("name") if isinstance(tool, Mapping) and isinstance(tool.get("function"), dict) else None
+    )
+    if not isinstance(name, str):
+        raise ValueError(
+            '`tools` must be functions or like {"type": "function", "function": {"name": ..., "parameters": ...}}, but '
+            f"hold {tool!r}. Put the description of the function under that name."
+        )
+    return name
+
+
 def _written(call: Mapping[str, Any]) -> str:
     """A call of an earlier answer, as members write calls."""
     function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        arguments = function["arguments"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
     body = f'{{"name": {json.dumps(function["name"])}, "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
     return f"{OPENING}\n{body}\n{CLOSING}"
 

@@ -1,0 +1,167 @@
+"""Tools offered to an ensemble: what may be offered, the grammar of calls, and calls that come back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import xgrammar
+from chats import QUESTION, members
+
+from hf_adafuse import AdaFuseEnsemble
+from hf_adafuse.members.structured import parse_grammar, read_structured
+from hf_adafuse.members.tools import Offer
+
+CITIES = {"type": "object", "properties": {"city": {"enum": ["Lima", "Oslo"]}}, "required": ["city"]}
+CITIES["additionalProperties"] = False
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITIES}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+LIMA = '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
+
+def shared_definitions(name: str) -> dict:
+    parameters = {
+        "type": "object",
+        "properties": {"place": {"$ref": "#/$defs/place"}},
+        "required": ["place"],
+        "$defs": {"place": {"enum": ["a", "b"]}},
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def follows(text: str, offer: Offer) -> tuple[bool, bool]:
+    """Whether a text follows the grammar of an offer so far, and whether it may end there."""
+    info = xgrammar.TokenizerInfo(
+        [bytes([byte]) for byte in range(256)] + [b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256]
+    )
+    grammar = parse_grammar(read_structured(offer.structured))
+    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_grammar(grammar))
+    if not all(matcher.accept_token(byte) for byte in text.encode()):
+        return False, False
+    return True, matcher.accept_token(256)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ("It is warm.", True),
+        (LIMA, True),
+        (f"Let me see.\n{LIMA}\n{NOW} so", True),
+        ("a < b and <tool_", True),
+        (LIMA[:40], False),
+        ('<tool_call>\n{"name": "clock", "arguments": {', False),
+    ],
+)
+def test_words_and_whole_calls_follow_the_grammar(text, is_whole):
+    assert follows(text, Offer([WEATHER, CLOCK])) == (True, is_whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>It",
+        LIMA.replace("Lima", "Cairo"),
+        LIMA.replace("weather", "other"),
+        NOW.replace("{}", '{"at": 3}'),
+        LIMA.replace(": ", ":  "),  # one way of writing JSON, so that no member writes spaces for ever
+    ],
+)
+def test_other_calls_do_not(text):
+    assert follows(text, Offer([WEATHER, CLOCK])) == (False, False)
+
+
+def test_definitions_of_tools_do_not_meet():
+    offer = Offer([shared_definitions("one"), shared_definitions("two")])
+    for name in ("one", "two"):
+        call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"place": "b"}}}}\n</tool_call>'
+        assert follows(call, offer) == (True, True)
+        assert follows(call.replace('"b"', '"c"'), offer) == (False, False)
+
+
+def now(zone: str) -> str:
+    """
+    The time.
+
+    Args:
+        zone: Of the clock.
+    """
+    return zone
+
+
+def test_what_is_offered():
+    assert Offer.of([WEATHER, CLOCK]).forced == []
+    assert Offer.of([WEATHER, CLOCK], "required").forced == ["weather", "clock"]
+    assert Offer.of([WEATHER, CLOCK], "clock").forced == ["clock"]
+    assert Offer.of([WEATHER], {"type": "function", "function": {"name": "weather"}}).forced == ["weather"]
+    assert Offer.of([WEATHER], "none") is None
+    (made,) = Offer.of([now]).tools
+    assert made["function"]["name"] == "now" and made["function"]["parameters"]["required"] == ["zone"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([], None, "`tools` must be a list of tools, but is \\[\\]"),
+        (WEATHER, None, "`tools` must be a list of tools"),
+        ([CLOCK, CLOCK], None, "`tools` must have a name each, but are named"),
+        (["clock"], None, "`tools` must be functions or like .* but hold 'clock'"),
+        ([CLOCK], "weather", "`tool_choice` must be .* or one of \\['clock'\\], but is 'weather'"),
+    ],
+)
+def test_what_cannot_be_offered(tools, choice, message):
+    with pytest.raises(ValueError, match=message):
+        Offer.of(tools, choice)
+
+
+# Tools are told of in several hundred tokens of the members of tests.
+ENSEMBLE = AdaFuseEnsemble(members(max_positions=2048), adafuse_config={"max_word_tokens": 4})
+
+
+def test_a_call_that_must_be_made_comes_back():
+    (rounds,) = ENSEMBLE.rounds([QUESTION], chat=True, tools=[WEATHER], tool_choice="required", max_new_tokens=60)
+    (call,) = rounds.tool_calls
+    assert call.name == "weather" and json.loads(call.arguments)["city"] in ("Lima", "Oslo")
+    assert json.loads(rounds.text) == {"name": "weather", "arguments": json.loads(call.arguments)}
+    heard = []
+    how = dict(
+        chat=True, tools=[WEATHER], tool_choice="weather", max_new_tokens=60, on_answer=lambda *one: heard.append(one)
+    )
+    ENSEMBLE.rounds([QUESTION], **how)
+    assert [(row, rounds.tool_calls[0].arguments) for row, rounds in heard] == [(0, call.arguments)]
+
+
+def test_results_of_calls_are_told_to_all_members():
+    (rounds,) = ENSEMBLE.rounds([QUESTION], chat=True, tools=[CLOCK], tool_choice="clock", max_new_tokens=60)
+    (call,) = rounds.tool_calls
+    told = [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call.body]},
+        {"role": "tool", "content": "noon", "tool_call_id": call.id},
+    ]
+    plain = [
+        *QUESTION,
+        {"role": "assistant", "content": NOW},
+        {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"},
+    ]
+    how = dict(chat=True, max_new_tokens=8)
+    assert ENSEMBLE.texts([told], **how) == ENSEMBLE.texts([plain], **how)
+
+
+def test_words_are_no_call():
+    (rounds,) = ENSEMBLE.rounds([QUESTION], chat=True, tools=[CLOCK], max_new_tokens=8)
+    assert rounds.tool_calls == [] and rounds.text
+    untold, without = (
+        ENSEMBLE.texts([QUESTION], chat=True, max_new_tokens=8, **more)
+        for more in ({}, dict(tools=[CLOCK], tool_choice="none"))
+    )
+    assert untold == without != [rounds.text]
+
+
+def test_tools_are_for_chats_and_alone():
+    with pytest.raises(ValueError, match="`tools` must be left out without `chat`"):
+        ENSEMBLE.texts("Hi", tools=[CLOCK])
+    with pytest.raises(ValueError, match="`structured` must be left out with `tools`"):
+        ENSEMBLE.texts([QUESTION], chat=True, tools=[CLOCK], structured={"regex": "a"})
+    with pytest.raises(ValueError, match="`tools` must be a list of tools"):
+        ENSEMBLE.texts([QUESTION], chat=True, tool_choice="required")
