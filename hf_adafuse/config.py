@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from .settings.config_checks import check, without_use
@@ -176,9 +180,41 @@ class AdaFuseConfig:
         return self.from_dict({name: value for name, value in changed.items() if name not in dropped})
 
     @classmethod
-    def coerce(cls, value: AdaFuseConfig | Mapping[str, Any] | str | bool | None) -> AdaFuseConfig | None:
+    def from_file(cls, path: str | os.PathLike[str]) -> tuple[AdaFuseConfig, list[str]]:
+        """
+        Settings in a file in JSON, and the members that they were fitted to.
+
+        Args:
+            path (`str`): what `hf-adafuse fit` wrote; or the fields of the settings, perhaps over a `preset`.
+
+        Returns:
+            the settings; the members' names, the main model's first, and none where the file has none.
+
+        Raises:
+            ValueError: it cannot be read, or holds no settings.
+        """
+        rule = "`adafuse_config` must be a file in JSON that holds settings"
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{rule}, but {os.fspath(path)!r} cannot be read: {error}. Check its name, and correct it."
+            ) from None
+        settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
+        if not isinstance(settings, Mapping):
+            raise ValueError(f"{rule}, but {os.fspath(path)!r} has no JSON object of them. Write one.")
+        preset = cls.coerce(settings.get("preset"))
+        fields = {name: value for name, value in settings.items() if name != "preset"}
+        config = cls.from_dict(fields) if preset is None else preset.changed(fields)
+        return config, list(found.get("members") or [])
+
+    @classmethod
+    def coerce(
+        cls, value: AdaFuseConfig | Mapping[str, Any] | str | os.PathLike[str] | bool | None
+    ) -> AdaFuseConfig | None:
         """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the recommended preset, a
-        name its preset, a dict the fields that it names over the paper's values."""
+        name its preset, a dict the fields that it names over the paper's values, and the name of a file in JSON what is
+        in it ([`~AdaFuseConfig.from_file`])."""
         if value is None or isinstance(value, bool):
             return cls.robust() if value else None
         if isinstance(value, cls):
@@ -187,7 +223,22 @@ class AdaFuseConfig:
             return cls.from_dict(value)
         if isinstance(value, str) and value in PRESETS:
             return cls(**PRESETS[value])
+        if is_file(value):
+            config, members = cls.from_file(value)  # type: ignore[arg-type]
+            if len(members) == 1:
+                warnings.warn(
+                    f"{os.fspath(value)!r} is for {members[0]!r} alone: the main model answers alone. "  # type: ignore[arg-type]
+                    "Make that one the main model.",
+                    UserWarning,
+                    stacklevel=3,
+                )
+            return config
         raise ValueError(
-            f"`adafuse_config` must be an AdaFuseConfig, a dict, one of {list(PRESETS)}, True or False, but is "
-            f"{value!r}. Pass True for the recommended preset."
+            f"`adafuse_config` must be an AdaFuseConfig, a dict, one of {list(PRESETS)}, a file like 'adafuse.json', "
+            f"True or False, but is {value!r}. Pass True for the recommended preset."
         )
+
+
+def is_file(value: Any) -> bool:
+    """Whether settings are given by the name of a file in JSON."""
+    return isinstance(value, os.PathLike) or (isinstance(value, str) and value.endswith(".json"))

@@ -29,7 +29,7 @@ from .call.new_ids import read_new_ids
 from .call.plan import plan_call
 from .call.run import run_call
 from .call.sampling import sampling_asked
-from .config import AdaFuseConfig
+from .config import AdaFuseConfig, is_file
 from .host_internals import user_arguments, warn_of_untested_release
 from .members.participants import inner_model_hint
 from .members.processor_request import ProcessorRequest
@@ -203,7 +203,8 @@ def enable_adafuse(
     if (assistant_models or adafuse_config) and (reason := _foreign_generate(cast("Any", type(model)))) is not None:
         raise ValueError(reason)
     config = AdaFuseConfig.coerce(adafuse_config) if adafuse_config is not None else None
-    arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, adafuse_config)
+    bound = config if is_file(adafuse_config) else adafuse_config
+    arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, bound)
     if assistant_models:
         participants = resolve_participants(model, arguments)
         arguments.assistant_models = [participant.model for participant in participants[1:]]

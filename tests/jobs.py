@@ -12,8 +12,6 @@ from hf_adafuse.cli.questions import Question
 from hf_adafuse.demo.data import PROMPT
 
 NEW = 10
-TUNE_NEW = 12
-TUNE_RULES = {"span": {}, "word 3:1": {"fusion": "word", "model_weights": (3, 1)}}
 SETTINGS = ["--max-new-tokens", str(NEW)]
 PAIR = functools.cache(demo.load_pair)
 
@@ -69,8 +67,3 @@ def record_of(question: Question) -> dict:
 
 def read_json(path: Path):
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def write_numbered(folder: Path) -> None:
-    """Questions whose answers are numbers, for `tune`."""
-    write_lines(folder / "dev.jsonl", [{"question": f"say {k}", "answer": str(k)} for k in range(100)])

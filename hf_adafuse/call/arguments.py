@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -125,6 +126,18 @@ class Ensemble:
             raise ValueError(
                 f"`model_weights` must be one per member, but is {len(weights)} for {len(self.participants)} members. "
                 "Give the main model's weight first."
+            )
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Raises `ValueError` where a calibration was fitted to these members in another order."""
+        calibration = self.config.method_options.get("calibration")
+        fitted = calibration.get("members") if isinstance(calibration, Mapping) else None
+        names = [PurePath(str(getattr(one.model, "name_or_path", ""))).name for one in self.participants]
+        if isinstance(fitted, list) and fitted != names and sorted(fitted) == sorted(names):
+            raise ValueError(
+                f"The members must come in the order {fitted} in which the calibration was fitted, but come as {names}."
+                " Make the first of these the main model, or fit again."
             )
 
 

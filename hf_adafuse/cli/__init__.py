@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from . import bench, chat, compare, demo, eval, export, generate, paper, run, score, serve, tune
+from . import bench, chat, compare, demo, eval, export, fit, generate, headroom, paper, run, score, serve
+from .arguments import take_members
 from .network import go_offline_without_a_network
 
 
@@ -33,7 +34,8 @@ _COMMANDS: dict[str, tuple[str, Command]] = {
     "score": ("score a file of given answers under an ensemble", score),
     "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
     "compare": ("compare two files of answers", compare),
-    "tune": ("find the members and settings that answer a file of questions best", tune),
+    "fit": (fit.HELP, fit),
+    "headroom": (headroom.HELP, headroom),
     "paper": (paper.HELP, paper),
     "demo": (demo.HELP, demo),
     "bench": (bench.HELP, bench),
@@ -57,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
+            take_members(args)
             go_offline_without_a_network([getattr(args, "model", None), *getattr(args, "assistant", [])])
             return int(args.run(args))
     except SystemExit as stop:  # argparse, after `--help` and `--version`

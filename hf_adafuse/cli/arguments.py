@@ -179,6 +179,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, dest=field, help=help, choices=CHOICES.get(field), **options)
 
     group.add_argument(
+        "--adafuse", metavar="FILE",
+        help="settings in JSON, and the members where none are named: what `hf-adafuse fit` wrote, or settings as "
+        "AdaFuseConfig takes them; flags change them",
+    )  # fmt: skip
+    group.add_argument(
         "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: robust)"
     )
     group.add_argument("--method", metavar="NAME", help="how the members decode together (default: adafuse)")
@@ -215,11 +220,38 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return {"do_sample": True, **given}
 
 
-def adafuse_config(
-    args: argparse.Namespace, model: Any = None, given_base: AdaFuseConfig | None = None
-) -> AdaFuseConfig:
+def take_members(args: argparse.Namespace) -> None:
     """
-    The settings: the flags that were given, over `given_base`, or a preset, or those in the main model's generation
+    The members of the file of `--adafuse`, where none are named.
+
+    Raises:
+        ValueError: no such file, or one for another number of members than are named; or a preset beside it.
+    """
+    path = getattr(args, "adafuse", None)
+    if path is None:
+        return
+    if args.preset is not None:
+        raise ValueError("`--adafuse` must be left out with `--preset`, but is given. Choose one of the two.")
+    _, members = _settings_of_file(path)
+    if args.model is None and not args.assistant and members:
+        args.model, *args.assistant = members
+    elif members and 1 + len(args.assistant) != len(members):
+        raise ValueError(
+            f"`--adafuse` must be a file for as many members as are named, {1 + len(args.assistant)}, but {path!r} is "
+            f"for {members}. Leave --model and --assistant out."
+        )
+
+
+def _settings_of_file(path: str) -> tuple[AdaFuseConfig, list[str]]:
+    try:
+        return AdaFuseConfig.from_file(path)
+    except ValueError as error:
+        raise ValueError(f"`--adafuse`: {error}") from None
+
+
+def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
+    """
+    The settings: the flags that were given, over those of a file, or a preset, or those in the main model's generation
     config, over the defaults.
 
     Raises:
@@ -232,6 +264,7 @@ def adafuse_config(
     if args.preset not in (None, "paper") and args.method not in (None, "adafuse"):
         raise ValueError(f"`--preset` must be left out with `--method {args.method}`, but is {args.preset}. Drop it.")
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
+    given_base = None if args.adafuse is None else _settings_of_file(args.adafuse)[0]
     base = given_base or AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
     config = base.changed({name: value for name, value in given.items() if value is not None})
     if config.method != "adafuse":
@@ -257,6 +290,7 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
     given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
     given |= {"preset": args.preset, "method_options": dict(args.method_options or []) or None}
+    given["adafuse"] = None if args.adafuse is None else _settings_of_file(args.adafuse)[0].to_dict()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}  # as in JSON
 
 

@@ -16,7 +16,7 @@ examples:
   hf-adafuse compare alone.jsonl ensemble.jsonl --metric f1
   hf-adafuse compare alone/samples_gsm8k_*.jsonl ensemble/samples_gsm8k_*.jsonl --filter flexible-extract
 
-The files are answers of `hf-adafuse run` or `tune` to questions with a field `answer` (one, or a list of accepted
+The files are answers of `hf-adafuse run` to questions with a field `answer` (one, or a list of accepted
 ones), or lm-eval's samples (`--log_samples`). Questions are paired by their line or `doc_id`, and must be the same in
 both. One that only one file has, or whose answer failed, is left out and counted. An answer is scored up to the first
 --stop of its run. p is that of the exact sign test; for metrics of 0 or 1, McNemar's exact test. Shown are questions

@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members-alone", action="store_true", help="also each member alone, under the same code")
     parser.add_argument(
         "--methods", type=name_list, metavar="NAME,NAME",
-        help="several methods, presets and rules of `hf-adafuse tune` and the members alone: one table; all: methods "
-        "and presets; rules: the rules. --weights, --max-word-tokens and --word-boundary are for all of them, but for "
-        "rules and presets with weights of their own",
+        help="several methods, presets and rules, and the members alone: one table; all: methods and presets; rules: "
+        "those in hf_adafuse/evaluation/candidates.py. --weights, --max-word-tokens and --word-boundary are for all "
+        "of them, but for rules and presets with weights of their own",
     )  # fmt: skip
     parser.add_argument("--limit", type=count, metavar="N", help="the first N questions of each task")
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from ..config import AdaFuseConfig
 from .arguments import (
     adafuse_config,
     add_config_arguments,
@@ -37,9 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ensembles", metavar="FILE",
         help="several ensembles by name, in YAML: ensembles: {a: {members: [A, B], settings: {method: unite}}}",
     )  # fmt: skip
-    parser.add_argument(
-        "--adafuse", metavar="FILE", help="settings of AdaFuse in JSON, as AdaFuseConfig takes them; flags change them"
-    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="likewise (default: 8000)")
     parser.add_argument(
@@ -73,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    base = _settings_of_file(args)
-    adafuse_config(args, None, base)  # refuse wrong settings before models are loaded
+    adafuse_config(args)  # refuse wrong settings before models are loaded
     key = _key(args.key_env)
     ensembles = None if args.ensembles is None else _ensembles(args)
     try:
@@ -95,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if ensembles is None:
         members = load_members(args.model, args.assistant, **member_loading(args))
         template = _demo_template() if args.model is None else None
-        config, most = adafuse_config(args, members[0][0], base), args.max_prompt_tokens
+        config, most = adafuse_config(args, members[0][0]), args.max_prompt_tokens
         served = serve_members(args.name, members, config, template, (), most)
     else:
         names = list(dict.fromkeys(name for own, _ in ensembles.values() for name in own))
@@ -111,25 +105,6 @@ def run(args: argparse.Namespace) -> int:
     server = make_server(service, args.host, args.port, key, args.cors_origin, on_ready)
     server.run()
     return 0
-
-
-def _settings_of_file(args: argparse.Namespace) -> AdaFuseConfig | None:
-    """What the file of `--adafuse` says."""
-    if args.adafuse is None:
-        return None
-    for name in ("preset", "ensembles"):
-        if getattr(args, name) is not None:
-            raise ValueError(f"`--adafuse` must be left out with `--{name}`, but is given. Choose one of the two.")
-    given = _read(args.adafuse, "--adafuse")
-    try:
-        found = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"`--adafuse` must be a file in JSON, but is not: {error}. Correct it.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"`--adafuse` must be a file with a JSON object, but has {found!r}. Write one.")
-    from ..serve.ensembles import config_of
-
-    return config_of(found)
 
 
 def _read(path: str, flag: str) -> str:

@@ -1,4 +1,4 @@
-"""What `hf-adafuse tune` chooses among: every member alone, pairs and all of them times every rule. No model.
+"""Rules by name, for `hf-adafuse eval --methods`, and who answers by which. Knows no model.
 
 The table below is all there is to edit: a rule is a name without commas and the fields of `AdaFuseConfig` in which it
 differs from the defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.
@@ -7,8 +7,7 @@ differs from the defaults, the paper's. Of weights the first is the main model's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import PRESETS, AdaFuseConfig
@@ -55,9 +54,6 @@ RULES: dict[str, dict[str, Any]] = {
     "GaC": {"method": "gac"},
     "best of the members' answers": {"method": "rerank"},
 }
-
-# The rule of settings that a main model has in its generation config.
-OWN = "the model's own settings"
 
 
 @dataclass(frozen=True)
@@ -115,59 +111,6 @@ def rules_named(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     for settings in found.values():
         make_strategy(AdaFuseConfig(**settings))
     return found
-
-
-def make_candidates(num_members: int, rules: Mapping[str, Mapping[str, Any]] | None = None) -> list[Candidate]:
-    """
-    All candidates: the members alone; then the pairs and, of more, all members, by who they are, by which is the main
-    one, by rule. Of rules with the same settings only the first.
-
-    Args:
-        num_members (`int`): at least 2.
-        rules (`dict`, *optional*): instead of `RULES`.
-
-    Raises:
-        ValueError: fewer members.
-    """
-    if num_members < 2:
-        raise ValueError(
-            f"The members must be 2 or more, but are {num_members}. Name a further one: `--assistant` on the command "
-            "line."
-        )
-    rules = RULES if rules is None else rules
-    firsts = {AdaFuseConfig(**rules[name]): name for name in reversed(list(rules))}.values()
-    made = [Candidate((member,)) for member in range(num_members)]
-    for size in sorted({2, num_members}):
-        for chosen in combinations(range(num_members), size):
-            for main in chosen:
-                members = (main, *(member for member in chosen if member != main))
-                made += [Candidate(members, name, fitted(rule, size)) for name, rule in rules.items() if name in firsts]
-    return made
-
-
-def with_own_settings(candidates: Sequence[Candidate], stored: Sequence[AdaFuseConfig | None]) -> list[Candidate]:
-    """
-    The candidates and, for every choice of members, what they do untuned: the settings of the main one's own.
-
-    Left out are settings that a candidate with these members has already, weights for another number of members, and
-    settings that sample: tuning compares answers that are not drawn, with which the other settings would mean nothing.
-
-    Args:
-        candidates (`list[Candidate]`)
-        stored (`list[AdaFuseConfig]`): per member, the settings in its generation config, or `None`.
-    """
-    known = {(candidate.members, candidate.config) for candidate in candidates}
-    made = list(candidates)
-    for members in dict.fromkeys(candidate.members for candidate in candidates if not candidate.is_alone):
-        own = stored[members[0]]
-        if own is None or own.do_sample:
-            continue
-        own = replace(own, do_sample=None)
-        is_fitting = not isinstance(own.model_weights, tuple) or len(own.model_weights) == len(members)
-        if is_fitting and (members, own) not in known:
-            settings = {name: value for name, value in vars(own).items() if value != getattr(AdaFuseConfig(), name)}
-            made.append(Candidate(members, OWN, settings))
-    return made
 
 
 def fitted(rule: Mapping[str, Any], num_members: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..call.sampling import SETTINGS
 from ..cli.members import load_members
-from ..config import PRESETS, AdaFuseConfig
+from ..config import PRESETS, AdaFuseConfig, is_file
 from ..settings.config_checks import WEIGHTINGS
 
 Pair = tuple[Any, Any]
@@ -72,7 +72,7 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
         )
     if given is None:
         given = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
-    is_text = isinstance(given, str) and given not in PRESETS
+    is_text = isinstance(given, str) and given not in PRESETS and not is_file(given)
     config = AdaFuseConfig.coerce(_from_text(given) if is_text else given) or AdaFuseConfig.robust()
     changes = dict(settings)
     weights = changes.get("model_weights")

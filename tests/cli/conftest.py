@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-from jobs import PAIR, SETTINGS, TUNE_NEW, TUNE_RULES, questions, write_lines
+from jobs import PAIR, SETTINGS, questions, write_lines
 from saved_members import byte_level_tokenizer, metaspace_tokenizer, save_member
 
-from hf_adafuse import demo
 from hf_adafuse.cli import main, members
-from hf_adafuse.evaluation import candidates
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +39,4 @@ def job(tmp_path, loaded_once):
         return main(["run", source, "--output", str(tmp_path / "answers.jsonl"), *SETTINGS, *more])
 
     run.input, run.output = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
-    return run
-
-
-@pytest.fixture
-def tune(tmp_path, loaded_once, monkeypatch, capsys):
-    """Runs the command on the demo's questions: the exit code, and what it printed on both streams."""
-    monkeypatch.setattr(candidates, "RULES", TUNE_RULES)
-    asked = [{"question": text, "answer": [q.answer, "?"]} for text, q in zip(questions(), demo.test_questions(14))]
-    write_lines(tmp_path / "dev.jsonl", asked)
-
-    def run(*flags, data="dev.jsonl", output="tuned"):
-        arguments = [
-            "--data",
-            str(tmp_path / data),
-            "--output",
-            str(tmp_path / output),
-            "--max-new-tokens",
-            str(TUNE_NEW),
-        ]
-        code = main(["tune", *arguments, *flags])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    run.folder, run.asked, run.output = tmp_path, asked, tmp_path / "tuned"
     return run

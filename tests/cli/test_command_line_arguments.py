@@ -19,7 +19,7 @@ from hf_adafuse.evaluation.candidates import RULES
 REQUIRED = {
     "generate": ["Who?"],
     "run": ["in.jsonl", "--output", "out"],
-    "tune": ["--data", "in.jsonl", "--output", "out"],
+    "fit": ["--data", "in.jsonl"],
     "eval": ["--tasks", "nq"],
 }
 # What a generation config may say, and a printed command must not take over.
@@ -32,7 +32,7 @@ def read(command, *flags):
     return _parser().parse_args([command, *REQUIRED[command], *flags])
 
 
-@pytest.mark.parametrize("command", ["generate", "run", "tune"])
+@pytest.mark.parametrize("command", ["generate", "run", "fit"])
 @pytest.mark.parametrize(
     ("typed", "read_as"),
     [(r"\n", "\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), (r"\d\\", "\\d\\"), ("\n", "\n"), ("x\\", "x\\"), ("é", "é")],
@@ -42,7 +42,7 @@ def test_escapes_in_texts_to_stop_after(command, typed, read_as):
     assert read(command, "--stop", typed, "--stop", "x").stop == [read_as, "x"]
 
 
-@pytest.mark.parametrize("command", ["generate", "run", "tune"])
+@pytest.mark.parametrize("command", ["generate", "run", "fit"])
 def test_escapes_are_documented_and_an_empty_text_is_refused(command, capsys):
     with pytest.raises(ValueError, match="argument --stop: must be a text, but is empty"):
         read(command, "--stop", "")
@@ -69,7 +69,7 @@ def test_settings_as_flags_give_the_settings_back(settings):
         assert adafuse_config(args, STORED) == AdaFuseConfig(**settings)
 
 
-@pytest.mark.parametrize("command", ["run", "tune", "eval"])
+@pytest.mark.parametrize("command", ["run", "fit", "eval"])
 def test_flags_of_every_job(command):
     args = read(command)
     assert (args.batch_size, args.overwrite, args.progress) == (8, False, None)
@@ -81,7 +81,7 @@ def test_flags_of_every_job(command):
 def test_no_two_jobs_declare_the_same_flag():
     """What several have in common is declared in one place, so that it stays the same."""
     declared = Counter()
-    for name in ("run", "tune", "eval"):
+    for name in ("run", "fit_arguments", "eval"):
         source = (Path(cli.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
         calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
         added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]

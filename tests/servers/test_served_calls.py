@@ -257,14 +257,14 @@ def test_the_command_line_reaches_other_hosts_with_a_key(pair, tmp_path, monkeyp
     assert "`served_option` must be one of allow_http, " in capsys.readouterr().err and len(made) == 2
 
 
-@pytest.mark.parametrize("job", ["run", "eval", "tune"])
+@pytest.mark.parametrize("job", ["run", "eval", "fit"])
 def test_a_key_in_a_name_is_neither_shown_nor_kept(job, tmp_path, capsys):
     """Wherever it is, and before anything is written."""
     output = tmp_path / ("out.jsonl" if job == "run" else "out")
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
     data = {
         "run": [str(tmp_path / "q.jsonl"), "--template", "{question}"],
-        "tune": ["--data", str(tmp_path / "q.jsonl")],
+        "fit": ["--data", str(tmp_path / "q.jsonl")],
     }
     flags = [job, *data.get(job, ["--tasks", "triviaqa", "--data", str(tmp_path)]), "--output", str(output)]
     for url in ("http://user:sk-LEAK@localhost:9", "https://localhost:9?key=sk-LEAK", "https://sk-LEAK@h:1#m"):

@@ -145,13 +145,14 @@ def _read(calibration: Any) -> dict[str, Any]:
         return dict(calibration)
     rule = "`calibration` must be what `Calibration.to_dict()` gave, or the name of an adafuse.json"
     if not isinstance(calibration, str):
-        raise ValueError(f"{rule}, but is {calibration!r}. Fit one with `Calibration.fit`.")
+        raise ValueError(f"{rule}, but is {calibration!r}. Fit one with `hf-adafuse fit`.")
     try:
         found = json.loads(Path(calibration).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{rule}, but {calibration!r} cannot be read ({error}). Check the name.") from None
-    settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
-    values = settings.get("calibration", settings) if isinstance(settings, Mapping) else None
+    values: Any = found
+    for place in (found, found.get("adafuse_config", {})) if isinstance(found, Mapping) else ():
+        values = place.get("calibration", values) if isinstance(place, Mapping) else None
     if not isinstance(values, Mapping):
         raise ValueError(f"{rule}, but {calibration!r} holds none. Fit one with `Calibration.fit`.")
     return dict(values)

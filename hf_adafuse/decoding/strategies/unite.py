@@ -23,7 +23,7 @@ class UniTE(TokenStrategy):
     Source: the released code (UniTE, "Determine-Then-Ensemble"), read. It differs so: it tokenizes the whole text anew
     each step, here the last word; it does not stop at the end of the sequence, here that is a text as others; it gives
     a repeated token the logit 0 (`zero_repeated=True`); it passes over a sub-token that is a space alone. Which
-    models go together, its "determine" step, is the caller's choice here (`hf-adafuse tune` chooses by answers).
+    models go together, its "determine" step, is the caller's choice here (`hf-adafuse fit` judges them by answers).
 
     Args:
         top_k (`int`, *optional*, defaults to 10)

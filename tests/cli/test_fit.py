@@ -1,0 +1,295 @@
+"""`hf-adafuse fit` and `headroom`: what they ask, write and say, over kills; with the demo's pair."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from jobs import PAIR, lines_of, questions, read_json, write_lines
+
+from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, demo, enable_adafuse
+from hf_adafuse.cli import main, members
+from hf_adafuse.cli.answers import Answers
+from hf_adafuse.confidence import Calibration
+from hf_adafuse.demo.data import PROMPT
+from hf_adafuse.ensemble import AdaFuseEnsemble as Ensemble
+from hf_adafuse.evaluation import fitting
+from hf_adafuse.evaluation.metrics import exact_match
+
+NEW = ["--max-new-tokens", "8"]
+ASKED = [{"question": text, "answer": [q.answer, "?"]} for text, q in zip(questions(), demo.test_questions(14))][:8]
+PROMPTS = [PROMPT.format(**one) for one in ASKED]
+PATHS = [model.name_or_path for model, _ in PAIR()]
+KINDS = ("members", "fusion", "samples-1")
+
+
+def pair():
+    return [(copy.copy(model), tokenizer) for model, tokenizer in PAIR()]
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A folder in which all questions have been asked."""
+    folder = tmp_path_factory.mktemp("asked")
+    write_lines(folder / "dev.jsonl", ASKED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(members, "default_pair", pair)
+        patch.chdir(folder)
+        assert main(["fit", "--data", "dev.jsonl", "--batch-size", "3", *NEW]) == 0
+    return folder
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch, loaded_once, capsys):
+    """Runs a command in a folder of its own: the exit code, and what it printed on both streams."""
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "dev.jsonl", ASKED)
+
+    def run(*flags, command="fit"):
+        code = main([command, "--data", "dev.jsonl", *NEW, *flags])
+        return SimpleNamespace(code=code, **capsys.readouterr()._asdict())
+
+    run.folder, run.file = tmp_path, tmp_path / "adafuse.json"
+    return run
+
+
+@pytest.fixture
+def again(fit, asked, monkeypatch):
+    """The same where all has been asked: nobody is loaded for it."""
+    shutil.copytree(asked / "adafuse.json.answers", fit.folder / "adafuse.json.answers")
+    monkeypatch.setattr(Ensemble, "rounds", lambda *args, **options: pytest.fail("asked again"))
+    return fit
+
+
+def texts_of(record):
+    return record.get("text"), [(one["text"], one["members"]) for one in record.get("answers", [])]
+
+
+def choosing(choice, monkeypatch):
+    monkeypatch.setattr(fitting, "choice_of", lambda *scores: choice)
+
+
+def test_each_is_asked_what_it_would_answer_alone(asked):
+    records = {kind: lines_of(asked / f"adafuse.json.answers/{kind}.jsonl") for kind in KINDS}
+    assert [record["line"] for record in records["members"]] == list(range(1, 9))
+    for k, (model, tokenizer) in enumerate(pair()):
+        for record, prompt in zip(records["members"][:4], PROMPTS, strict=False):
+            ids = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+            made = model.generate(**ids, max_new_tokens=8, do_sample=False)
+            text = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+            (own,) = (answer for answer in record["answers"] if k in answer["members"])
+            assert own["text"] == text.partition("\n")[0]
+    fused = AdaFuseEnsemble(pair(), "robust").texts(PROMPTS, max_new_tokens=8, stop_strings=["\n"], do_sample=False)
+    assert [record["text"] for record in records["fusion"]] == [text.partition("\n")[0] for text in fused]
+    shares = [sum(answer["share"] for answer in record["answers"]) for record in records["samples-1"]]
+    assert shares == pytest.approx([1.0] * 8)
+
+
+def test_what_is_said_and_written(again):
+    done = again()
+    assert done.code == 0, done.err
+    file, evidence = read_json(again.file), read_json(again.file)["evidence"]
+    answers = {kind: lines_of(again.folder / f"adafuse.json.answers/{kind}.jsonl") for kind in KINDS}
+    accepted = [one["answer"] for one in ASKED]
+    fused = [exact_match(one["text"], right) for one, right in zip(answers["fusion"], accepted, strict=True)]
+    own = [
+        [
+            max(exact_match(answer["text"], right) for answer in record["answers"] if k in answer["members"])
+            for record, right in zip(answers["members"], accepted, strict=True)
+        ]
+        for k in range(2)
+    ]
+    assert evidence["scores"]["recommended fusion"]["right"] == pytest.approx(sum(fused) / 8)
+    assert [evidence["scores"][f"{name} alone"]["right"] for name in ("llama", "gpt_neox")] == pytest.approx(
+        [sum(scores) / 8 for scores in own]
+    )
+    oracle = [max(scores) for scores in zip(*own, strict=True)]
+    assert evidence["scores"]["any member right (the most for select)"]["right"] == pytest.approx(sum(oracle) / 8)
+    for line in ("majority of the members", "2 drawn answers of llama", "Headroom: the members differ on "):
+        assert line in done.out
+    # Eight questions are few, and it says what they cannot say.
+    assert "Cannot be said with 8 questions: who is better" in done.out
+    assert done.out.endswith("Written: adafuse.json\n")
+    assert file["verdict"].startswith("Use ") and file["hf_adafuse"]
+    assert "price: 8 questions x (2 members' answers, 1 fused by all, 2 drawn by the best) of at most 8" in done.err
+
+
+def test_its_price_is_said_before_most_is_asked(fit):
+    done = fit("--batch-size", "3", "--no-progress")
+    assert done.code == 0
+    lines = [line for line in done.err.splitlines() if "hf-adafuse: " in line]
+    assert "up to about 144 passes of a member, 3 prompts each" in lines[0]
+    assert "3 of 3 first members' answers" in lines[1] and "3 of 3 first fused answers" in lines[2]
+    assert "price: about " in lines[3] and "8 of 8 members' answers" in lines[4]
+
+
+@pytest.mark.parametrize("choice", ["select", "fusion", 1])
+def test_the_file_is_read_by_generate_and_by_the_commands(choice, again, monkeypatch, capsys):
+    choosing(choice, monkeypatch)
+    assert again().code == 0
+    monkeypatch.undo()
+    monkeypatch.chdir(again.folder)
+    file = read_json(again.file)
+    assert file["members"] == ([PATHS[1]] if choice == 1 else PATHS)
+    config, names = AdaFuseConfig.from_file("adafuse.json")
+    assert names == file["members"] and AdaFuseConfig.from_dict(config.to_dict()) == config
+    chosen = [loaded for loaded, path in zip(pair(), PATHS, strict=True) if path in names]
+    (model, tokenizer), *others = chosen
+    ids = tokenizer(PROMPTS[0], return_tensors="pt", return_token_type_ids=False)
+    options = {"max_new_tokens": 8, "do_sample": False, "tokenizer": tokenizer, "return_dict_in_generate": True}
+    if others:
+        options |= {"assistant_models": [others[0][0]], "assistant_tokenizers": [others[0][1]]}
+    with torch.no_grad():
+        if choice == 1:
+            with pytest.warns(UserWarning, match=f"'adafuse.json' is for '{PATHS[1]}' alone"):
+                output = enable_adafuse(model).generate(**ids, adafuse_config="adafuse.json", **options)
+            alone = pair()[1][0].generate(**ids, max_new_tokens=8, do_sample=False)
+            assert output.sequences.tolist() == alone.tolist()
+        else:
+            output = enable_adafuse(model).generate(**ids, adafuse_config="adafuse.json", **options)
+    if choice == "select":
+        assert output.rounds[0].is_calibrated
+        candidates = output.rounds[0][0].candidates
+        record = lines_of(again.folder / "adafuse.json.answers/members.jsonl")[0]
+        assert {one.text for one in candidates} == {one["text"] for one in record["answers"]}
+        assert config.method_options["calibration"]["members"] == ["llama", "gpt_neox"]
+    elif choice == "fusion":
+        assert config == AdaFuseConfig.robust()
+    assert main(["generate", PROMPTS[0], "--adafuse", "adafuse.json", *NEW]) == 0
+    assert capsys.readouterr().out.removesuffix("\n") == output.rounds[0].text
+
+
+def test_members_in_another_order_are_refused(again, monkeypatch):
+    choosing("select", monkeypatch)
+    assert again().code == 0
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"must come in the order \['llama', 'gpt_neox'\] in which the calibration"):
+        AdaFuseEnsemble(pair()[::-1], again.file)
+
+
+def test_the_calibration_is_kept_also_where_it_is_not_used(again, monkeypatch):
+    choosing(0, monkeypatch)
+    assert again().code == 0
+    file = read_json(again.file)
+    assert Calibration.from_dict(file["calibration"]).num_candidates == 2 and file["asked"] == PATHS
+    assert AdaFuseConfig.from_dict({"method": "select", "calibration": str(again.file)}).method_options
+
+
+def test_killed_and_started_again(fit, asked, monkeypatch):
+    write, left = Answers.write, [8]  # three of each for the price, then two
+
+    def killed(self, record):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return write(self, record)
+
+    monkeypatch.setattr(Answers, "write", killed)
+    assert fit("--batch-size", "3").code == 130 and not fit.file.exists()
+    monkeypatch.setattr(Answers, "write", write)
+    rounds, prompts = Ensemble.rounds, []
+    monkeypatch.setattr(Ensemble, "rounds", lambda self, some, **how: prompts.extend(some) or rounds(self, some, **how))
+    assert fit("--batch-size", "3").code == 0
+    assert len(prompts) == 3 + 5 + 8  # left of the members' answers, of the fusion's, and all that are drawn
+    for kind in KINDS:
+        name = f"adafuse.json.answers/{kind}.jsonl"
+        records, whole = lines_of(fit.folder / name), lines_of(asked / name)
+        assert [record["line"] for record in records] == list(range(1, 9))
+        assert [texts_of(record) for record in records] == [texts_of(record) for record in whole]
+    found, whole = read_json(fit.file), read_json(asked / "adafuse.json")
+    assert (found["evidence"], found["adafuse_config"]) == (whole["evidence"], whole["adafuse_config"])
+    assert "`--max-new-tokens` must be 8" in fit("--max-new-tokens", "9").err
+    assert fit("--metric", "contains").code == 0  # other judgements of the same answers
+    assert fit("--overwrite", "--max-new-tokens", "3").code == 0
+
+
+def test_headroom_needs_no_answers_and_fit_goes_on_from_it(fit):
+    write_lines(fit.folder / "dev.jsonl", [{"question": one["question"]} for one in ASKED])
+    done = fit(command="headroom")
+    assert done.code == 0 and not fit.file.exists()
+    assert "Headroom: the members differ on " in done.out and "95 % interval" in done.out
+    assert "Alone, ask " in done.out and "Without answers in the data that is a guess" in done.out
+    assert "must have the field 'answer', but has none. Mend it; `hf-adafuse headroom` needs none." in fit().err
+    write_lines(fit.folder / "dev.jsonl", ASKED)
+    assert "8 of 8 members' answers in adafuse.json.answers/members.jsonl, 0 new" in fit().err
+
+
+def failing(monkeypatch, kind, prompts):
+    """Has some prompts fail in one of the jobs."""
+    rounds = Ensemble.rounds
+
+    def fail(self, asked, **options):
+        config = self.model._adafuse_bound.adafuse_config
+        method = AdaFuseConfig.coerce(config).method
+        if {"select": "members", "adafuse": "fusion"}.get(method) == kind and set(asked) & set(prompts):
+            raise ValueError("too long for a member")
+        return rounds(self, asked, **options)
+
+    monkeypatch.setattr(Ensemble, "rounds", fail)
+
+
+def test_a_question_that_fails_is_left_out_or_wrong(fit, monkeypatch):
+    failing(monkeypatch, "members", PROMPTS[3:4])
+    done = fit()
+    assert done.code == 0
+    assert "7 questions of dev.jsonl" in done.out and "The first, line 4: too long for a member" in done.out
+    assert [one["line"] for one in read_json(fit.file)["evidence"]["failed"]] == [4]
+    monkeypatch.undo()
+
+
+def test_where_all_fail_that_is_an_error_and_they_are_asked_again(fit, monkeypatch):
+    with monkeypatch.context() as patch:
+        failing(patch, "members", PROMPTS)
+        done = fit()
+    assert done.code == 2 and not fit.file.exists()
+    assert "The members must answer some of the questions, but all 8 failed; the first, line 1: too long" in done.err
+    assert fit().code == 0
+
+
+@pytest.mark.parametrize(("right", "said"), [(True, "all candidates of the 3 questions were right"), (False, "wrong")])
+def test_three_questions_all_right_or_all_wrong(right, said, fit, asked):
+    texts = [
+        [answer["text"] for answer in record["answers"]]
+        for record in lines_of(asked / "adafuse.json.answers/members.jsonl")[:3]
+    ]
+    fused = [record["text"] for record in lines_of(asked / "adafuse.json.answers/fusion.jsonl")]
+    answers = [[*one, also] if right else "no such" for one, also in zip(texts, fused, strict=False)]
+    write_lines(fit.folder / "dev.jsonl", [{**one, "answer": a} for one, a in zip(ASKED, answers, strict=False)])
+    done = fit()
+    assert done.code == 0, done.err
+    assert "Use one member alone: llama." in done.out and said in done.out
+    assert "Selection is right on the same questions as llama, and costs more." in done.out
+    assert "As good on these questions, within a standard error: gpt_neox (+0.0 ± 0.0 points)" in done.out
+    assert "Cannot be said with 3 questions: who is better, as no difference is clear" in done.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "a"], "`--assistant` must be given, but is not"),
+        (["--few-shot", "8"], "`--few-shot` must be fewer than the 8 questions"),
+        (["--few-shot", "7"], "The questions must be 2 or more different ones, but 'dev.jsonl' has 1"),
+        (["--metric", "f1"], "argument --metric: invalid choice: 'f1'"),
+        (["--out", "-"], "`--output` must be a file"),
+        (["--template", "{q}"], "line 1 of dev.jsonl: "),
+    ],
+)
+def test_what_cannot_be_asked(flags, message, fit):
+    done = fit(*flags)
+    assert done.code == 2 and message in done.err
+    assert {path.name for path in fit.folder.iterdir()} == {"dev.jsonl"}
+
+
+def test_files_that_are_none(fit):
+    for text, message in (("{", "cannot be read"), ("[]", "has no JSON object"), ('{"max_words": 0}', "max_words")):
+        fit.file.write_text(text)
+        assert main(["generate", "Who?", "--adafuse", "adafuse.json"]) == 2
+        with pytest.raises(ValueError, match=message):
+            AdaFuseConfig.coerce(fit.file)
+    fit.file.write_text('{"members": ["a", "b"], "adafuse_config": {"preset": "robust", "max_word_tokens": 9}}')
+    assert AdaFuseConfig.coerce("adafuse.json") == AdaFuseConfig.robust().changed({"max_word_tokens": 9})
+    assert main(["generate", "Who?", "--adafuse", "adafuse.json", "--model", "a"]) == 2
+    assert main(["generate", "Who?", "--adafuse", "adafuse.json", "--preset", "paper"]) == 2
