@@ -18,7 +18,6 @@ df.mapInPandas(AdaFusePredictor(["A", "B"], lazy=True).map_in_pandas, schema)
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from .decoding.strategies.registry import make_strategy
 from .ensemble import AdaFuseEnsemble, check_members
 from .members.structured import read_structured
 from .members.templates import PromptTemplate
-from .trees.shared_prefix import prefix_caching
+from .trees.shared_prefix import KeptPrefixes, prefix_caching
 
 # What is added after the text, with its types; and what all of them are of an answer.
 _ADDED = {"words": "int64", "finish_reason": "str", "error": "str"}
@@ -124,7 +123,7 @@ class AdaFusePredictor:
         self._call |= {"structured": structured, "do_sample": False}
         self._seed, self._batch_size, self._raises = seed, batch_size, on_error == "raise"
         self._loaded: AdaFuseEnsemble | None = None
-        self._prefixes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._prefixes = KeptPrefixes()
         if not lazy:
             self.load()
 
@@ -142,7 +141,7 @@ class AdaFusePredictor:
         return {**self.__dict__, "_loaded": None, "_prefixes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _prefixes=weakref.WeakKeyDictionary())
+        self.__dict__.update(state, _prefixes=KeptPrefixes())
 
     def __call__(self, batch: Any) -> Any:
         """

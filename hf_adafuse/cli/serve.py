@@ -59,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a prompt, in each member's tokens; longer ones are refused (default: as each model was trained)",
     )  # fmt: skip
     parser.add_argument(
+        "--prefix-cache-mib", type=_from_zero, default=512, metavar="N",
+        help="memory for prompts and texts that are kept for requests that begin alike; 0 keeps none (default: 512)",
+    )  # fmt: skip
+    parser.add_argument(
         "--cors-origin", action="append", default=[], metavar="URL",
         help="let pages of this origin ask from a browser; may be given several times (default: none)",
     )  # fmt: skip
@@ -96,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
         loaded = dict(zip(names, load_members(names[0], names[1:], **member_loading(args)), strict=True))
         for name, (own, config) in ensembles.items():
             served += serve_members(name, [loaded[one] for one in own], config, None, served, args.max_prompt_tokens)
-    service = Service(served, Engine(args.max_batch_size, args.max_waiting), args.max_new_tokens)
+    engine = Engine(args.max_batch_size, args.max_waiting, args.prefix_cache_mib * 2**20)
+    service = Service(served, engine, args.max_new_tokens)
 
     def on_ready(url: str) -> None:
         sys.stdout.write(f"Serving {', '.join(service.served)} at {url} (Ctrl-C ends it)\n")
@@ -145,8 +150,12 @@ def _key(name: str | None) -> str | None:
     return key
 
 
-def _number(text: str) -> int:
+def _number(text: str, least: int = 1) -> int:
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, but is {number}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, but is {number}")
     return number
+
+
+def _from_zero(text: str) -> int:
+    return _number(text, 0)

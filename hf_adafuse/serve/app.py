@@ -91,6 +91,9 @@ def _add_paths(app: FastAPI, service: Service) -> None:
             "passes_total": engine.num_passes,
             "calls_total": engine.num_jobs,
             "refused_total": engine.num_refused,
+            "prefix_cache_bytes": engine.prefixes.num_bytes,
+            "prefix_cache_limit_bytes": engine.prefixes.max_bytes or 0,
+            "prefix_cache_used_tokens_total": engine.prefixes.num_used,
         }
         return PlainTextResponse(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 

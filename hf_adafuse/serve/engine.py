@@ -11,10 +11,9 @@ from __future__ import annotations
 import copy
 import threading
 import time
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +23,15 @@ from ..call.plan import CallPlan
 from ..call.running_batch import RunningBatch
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..servers.queries import ServerError
-from ..trees.shared_prefix import prefix_caching
+from ..trees.shared_prefix import KeptPrefixes, prefix_caching
 from .fairness import FairQueue
 
 logger = logging.get_logger(__name__)
 
 # A batch that so many calls have joined takes no more, so that it comes to an end and what it has remembered is freed.
 MOST_CALLS = 256
+# By default: the keys and values of 11,000 tokens of SmolLM2-135M in float32.
+MAX_PREFIX_BYTES = 512 * 2**20
 
 
 class QueueFullError(Exception):
@@ -188,12 +189,17 @@ class Engine:
         max_batch_size (`int`): the most calls that are decoded at a time.
         max_waiting (`int`): the most calls that wait for a place. A client of which none waits gets a place all the
             same, until twice as many wait.
+        max_prefix_bytes (`int`): the most memory of prompts and texts that is kept for later calls that begin alike;
+            that of running calls is beside it.
 
     Attributes:
         num_passes (`int`), num_jobs (`int`), num_refused (`int`): so far.
+        prefixes (`KeptPrefixes`): of prompts and texts.
     """
 
-    def __init__(self, max_batch_size: int = 8, max_waiting: int = 64) -> None:
+    def __init__(
+        self, max_batch_size: int = 8, max_waiting: int = 64, max_prefix_bytes: int = MAX_PREFIX_BYTES
+    ) -> None:
         self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
         self.num_passes = self.num_jobs = self.num_refused = 0
         self._waiting: FairQueue[Job] = FairQueue()
@@ -207,7 +213,7 @@ class Engine:
         self._is_stopping = False
         self._durations: deque[float] = deque([1.0], maxlen=50)
         self._started: dict[Job, float] = {}
-        self._prefixes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.prefixes = KeptPrefixes(max_prefix_bytes)
         self._thread = threading.Thread(target=self._run, name="hf-adafuse engine", daemon=True)
 
     def start(self) -> None:
@@ -313,7 +319,7 @@ class Engine:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        with prefix_caching(self._prefixes):
+        with prefix_caching(self.prefixes) if self.prefixes.max_bytes else nullcontext():
             while True:
                 with self._changed:
                     while not (self._is_stopping or self._lanes or len(self._waiting) or self._alone or self._thinking):

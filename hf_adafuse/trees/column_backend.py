@@ -20,14 +20,7 @@ from .kv_cache import KeysValues, common_length, join_rows
 from .model_call import ModelCall
 from .nodes import Node
 from .pass_policy import Policy
-from .shared_prefix import (
-    SharedPrefix,
-    is_caching,
-    keep_prefix,
-    kept_prefix,
-    kept_prefixes,
-    worth_sharing,
-)
+from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 from .static_shapes import uncompiled
 from .tree_cache import TreeCache
 
@@ -80,7 +73,7 @@ class ColumnBackend(Backend):
         self.num_tokens += sum(width - pad - max(num_shared, start - pad) for pad in pads)
         for row, pad in enumerate(pads):
             self.columns.release(row, range(pad))
-        if is_caching() and can_share:
+        if can_share:
             self._keep(prompts[0], pads[0], with_log_probs)
         if len(prompts) > 1 and self._shares_row(self.columns.num_distinct):
             self._rearrange()
@@ -107,6 +100,8 @@ class ColumnBackend(Backend):
         num_known = min(num_known, number)
         if number == 0:
             return None
+        if num_known and (kept := kept_now()) is not None:
+            kept.use(known, num_known * len(prompts))
         ids, log_probs = prompts[0][:number], known.log_probs or []
         layers = _first_columns(known.memory, num_known)
         if num_known < number:
@@ -124,22 +119,33 @@ class ColumnBackend(Backend):
 
     def _keep(self, ids: list[int], pad: int, with_log_probs: bool) -> None:
         """Keep what has been read of the first prompt for later calls, where it is much that was not kept before."""
-        known = kept_prefix(self.model)
-        num_new = len(ids) if known is None else len(ids) - common_length([ids, known.ids])
-        if num_new >= Policy.least_shared_tokens or (with_log_probs and known and known.log_probs is None):
+        kept = kept_now()
+        if kept is None:
+            return
+        known = [
+            one
+            for one in kept.of(self.model, None if kept.keeps_all else False)
+            if one.log_probs is not None or not with_log_probs
+        ]
+        num_new = len(ids) - max((common_length([ids, one.ids]) for one in known), default=0)
+        if num_new >= Policy.least_shared_tokens:
             layers = [
                 (layer.keys[:1, :, pad : pad + len(ids)].clone(), layer.values[:1, :, pad : pad + len(ids)].clone())
                 for layer in self.cache.layers
             ]
-            keep_prefix(
-                self.model, SharedPrefix(list(ids), layers, self.prompt_log_probs[0] if with_log_probs else None)
-            )
+            kept.add(self.model, SharedPrefix(list(ids), layers, self.prompt_log_probs[0] if with_log_probs else None))
 
     def _keep_text(self, prompt_index: int) -> None:
         """Keep all of a text that has ended: a conversation may go on with it."""
+        kept = kept_now()
+        is_alone = len(self.trees) == 1
+        if kept is None or not (is_alone or kept.keeps_all):
+            return
         ids = self.trees[prompt_index].ids[: len(self.columns.prefix[prompt_index])]
-        log_probs = self.prompt_log_probs[prompt_index] if self.prompt_log_probs else None
-        keep_prefix(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs), is_text=True)
+        log_probs = self.prompt_log_probs[0] if is_alone and self.prompt_log_probs else None
+        is_known = kept.keeps_all and any(one.covers(SharedPrefix(ids, None, log_probs)) for one in kept.of(self.model))
+        if len(ids) >= Policy.least_shared_tokens and not is_known:
+            kept.add(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs), is_text=True)
 
     def _read_prompts(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, with_log_probs: bool
@@ -183,9 +189,9 @@ class ColumnBackend(Backend):
         leaving = finished.intersection(self.active)
         if not leaving:
             return
-        if is_caching() and self._can_share and len(self.trees) == 1:
-            self._keep_text(0)
         for prompt_index in leaving:
+            if self._can_share:
+                self._keep_text(prompt_index)
             self.columns.drop(prompt_index)
         super().drop(finished)
         if not self.active:

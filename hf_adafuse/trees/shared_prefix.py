@@ -14,6 +14,7 @@ from typing import Any
 from .adapters import base_model, model_state
 from .kv_cache import common_length
 from .pass_policy import Policy
+from .snapshots import num_bytes
 
 
 @dataclass(frozen=True)
@@ -26,27 +27,96 @@ class SharedPrefix:
         memory (`KeysValues` or a snapshot): what the model remembers of them, as a batch of one.
         log_probs (`list[float]`, *optional*): of those after the first (nats), as far as they are known; `None` where
             nobody asked.
+        can_be_cut (`bool`, *optional*, defaults to `True`): whether the memory of its first ids is a part of it.
     """
 
     ids: list[int]
     memory: Any
     log_probs: list[float] | None = None
+    can_be_cut: bool = True
+
+    def covers(self, other: SharedPrefix) -> bool:
+        """Whether whatever the other one is good for, this one is too."""
+        begins = self.ids[: len(other.ids)] == other.ids if self.can_be_cut else self.ids == other.ids
+        return begins and (self.log_probs is not None or other.log_probs is None)
 
 
-# By model and its state.
-_Kept = weakref.WeakKeyDictionary[Any, dict[Any, SharedPrefix]]
-_kept: ContextVar[_Kept | None] = ContextVar("prefix_caching", default=None)
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    model: weakref.ref[Any]
+    kind: Any  # the state of the model, and whether it is a text that has ended
+    prefix: SharedPrefix
+    num_bytes: int
+
+
+class KeptPrefixes:
+    """
+    What members have read and keep for later calls.
+
+    Args:
+        max_bytes (`int`, *optional*): the most memory of all keys, values and states together. What has not been used
+            for the longest time goes first. `None`: the last prompt and the last text of each member.
+
+    Attributes:
+        num_bytes (`int`): kept now.
+        num_used (`int`): how many tokens did not have to be read again so far.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = self.num_used = 0
+        self._kept: list[_Kept] = []  # what was used last comes last
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether more than the last ones are kept."""
+        return self.max_bytes is not None
+
+    def of(self, model: Any, is_text: bool | None = None) -> list[SharedPrefix]:
+        """What the model has kept: of prompts, of texts that have ended, or of both."""
+        base, state = base_model(model), model_state(model)
+        kinds = [(state, one) for one in (False, True) if is_text in (None, one)]
+        return [one.prefix for one in self._kept if one.model() is base and one.kind in kinds]
+
+    def add(self, model: Any, prefix: SharedPrefix, is_text: bool = False) -> None:
+        """Keep what the model has read."""
+        base, kind = base_model(model), (model_state(model), is_text)
+        size = num_bytes(prefix.memory)
+        if self.max_bytes is None:
+            self._set([one for one in self._kept if one.model() is not base or one.kind != kind])
+        elif size > self.max_bytes or any(one.covers(prefix) for one in self.of(model)):
+            return
+        else:
+            covered = [one for one in self.of(model) if prefix.covers(one)]
+            self._set([one for one in self._kept if all(one.prefix is not other for other in covered)])
+            while self.num_bytes + size > self.max_bytes:
+                self._set(self._kept[1:])
+        self._set([*self._kept, _Kept(weakref.ref(base, self._forget), kind, prefix, size)])
+
+    def use(self, prefix: SharedPrefix, number: int) -> None:
+        """So many of its tokens are not read again."""
+        self.num_used += number
+        self._kept.sort(key=lambda one: one.prefix is prefix)
+
+    def _forget(self, model: Any) -> None:
+        self._set([one for one in self._kept if one.model is not model])
+
+    def _set(self, kept: list[_Kept]) -> None:
+        self._kept, self.num_bytes = kept, sum(one.num_bytes for one in kept)
+
+
+_kept: ContextVar[KeptPrefixes | None] = ContextVar("prefix_caching", default=None)
 
 
 @contextmanager
-def prefix_caching(kept: weakref.WeakKeyDictionary[Any, Any] | None = None) -> Iterator[None]:
+def prefix_caching(kept: KeptPrefixes | None = None) -> Iterator[None]:
     """
     Within this context each member keeps what it has read of the last prompts, and calls of `generate()` whose prompts
     begin alike do not read that again: of a conversation each call reads the new message. The models must not be
     changed within it. It costs the keys and values of two prompts per member.
 
     Args:
-        kept (`WeakKeyDictionary`, *optional*): where it is kept, at first empty: another such context goes on with it.
+        kept (`KeptPrefixes`, *optional*): where it is kept: another such context goes on with it.
 
     Example:
 
@@ -65,34 +135,22 @@ def prefix_caching(kept: weakref.WeakKeyDictionary[Any, Any] | None = None) -> I
     ```
     """
     known = _kept.get() if kept is None else kept
-    token = _kept.set(weakref.WeakKeyDictionary() if known is None else known)
+    token = _kept.set(KeptPrefixes() if known is None else known)
     try:
         yield
     finally:
         _kept.reset(token)
 
 
-def is_caching() -> bool:
-    """Whether this is within [`prefix_caching`]."""
-    return _kept.get() is not None
-
-
-def kept_prefix(model: Any, is_text: bool = False) -> SharedPrefix | None:
-    """What the model has kept, if anything: of prompts, or all of a text that has ended."""
-    kept = _kept.get()
-    return None if kept is None else kept.get(base_model(model), {}).get((is_text, model_state(model)))
-
-
-def keep_prefix(model: Any, prefix: SharedPrefix, is_text: bool = False) -> None:
-    """Keep what the model has read, instead of what it has kept so far."""
-    kept = _kept.get()
-    if kept is not None:
-        kept.setdefault(base_model(model), {})[is_text, model_state(model)] = prefix
+def kept_now() -> KeptPrefixes | None:
+    """Where members keep what they read; `None` outside of [`prefix_caching`]."""
+    return _kept.get()
 
 
 def kept_prefixes(model: Any) -> list[SharedPrefix]:
     """All that the model has kept."""
-    return [one for one in (kept_prefix(model), kept_prefix(model, is_text=True)) if one is not None]
+    kept = _kept.get()
+    return [] if kept is None else kept.of(model)
 
 
 def worth_sharing(prompts: Sequence[list[int]], num_known: int) -> int:

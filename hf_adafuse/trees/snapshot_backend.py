@@ -16,7 +16,8 @@ from .backend import Backend, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
-from .shared_prefix import SharedPrefix, keep_prefix, kept_prefixes, worth_sharing
+from .pass_policy import Policy
+from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 from .snapshots import fork, grows, join, split
 
 _Below = dict[int, list[Node]]  # by a node's id: the nodes to read after it
@@ -122,12 +123,16 @@ class SnapshotBackend(Backend):
         fitting = [one for one in kept_prefixes(self.model) if all(_begins_with(ids, one.ids) for ids in prompts)]
         known = max(fitting, key=lambda one: len(one.ids), default=None)
         number = worth_sharing(prompts, 0 if known is None else len(known.ids))
+        kept = kept_now()
+        if number and known is not None and kept is not None:
+            kept.use(known, len(known.ids) * len(prompts))
         if number == 0 or (known is not None and number == len(known.ids)):
             return known if number else None
         ids, start = prompts[0][:number], 0 if known is None else len(known.ids)
         _, (memory,) = self._forward([ids[start:]], [start], None if known is None else fork(known.memory), True)
-        shared = SharedPrefix(ids, memory)
-        keep_prefix(self.model, shared)
+        shared = SharedPrefix(ids, memory, can_be_cut=False)
+        if kept is not None:
+            kept.add(self.model, shared)
         return shared
 
     @torch.no_grad()
@@ -154,9 +159,11 @@ class SnapshotBackend(Backend):
     def drop(self, finished: set[int]) -> None:
         """These prompts need no more passes, and hold no memory from here on."""
         for prompt_index in finished.intersection(self.active):
-            tree = self.trees[prompt_index]
-            if len(self.trees) == 1 and self._max_tokens is None:  # a conversation may go on with it
-                keep_prefix(self.model, SharedPrefix(tree.ids[: tree.num_read], tree.snapshot), is_text=True)
+            tree, kept = self.trees[prompt_index], kept_now()
+            is_long = tree.num_read >= Policy.least_shared_tokens and self._max_tokens is None
+            if kept is not None and is_long and (len(self.trees) == 1 or kept.keeps_all):  # it may be gone on with
+                prefix = SharedPrefix(tree.ids[: tree.num_read], tree.snapshot, can_be_cut=False)
+                kept.add(self.model, prefix, is_text=True)
             tree.snapshot = tree.root.snapshot = None
         super().drop(finished)
 

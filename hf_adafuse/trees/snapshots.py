@@ -48,6 +48,19 @@ def grows(memory: Any) -> bool:
     return any(isinstance(layer, DynamicLayer) for layer in memory.layers) if hasattr(memory, "layers") else True
 
 
+def num_bytes(memory: Any) -> int:
+    """The bytes of all tensors of a memory; of a view those of what it is a view of, which is held as long."""
+    sizes: dict[int, int] = {}
+
+    def count(tensors: list[torch.Tensor], _: bool) -> torch.Tensor:
+        storage = tensors[0].untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensors[0]
+
+    _mapped(count, [memory])
+    return sum(sizes.values())
+
+
 def _is_batch(tensor: torch.Tensor, batch_size: int) -> bool:
     return tensor.ndim > 0 and len(tensor) == batch_size
 

@@ -5,6 +5,7 @@ to call; and counts of the tokens that are read.
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from hf_adafuse.trees.kv_cache import common_length
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.self_test import BACKENDS, choose_backend
-from hf_adafuse.trees.shared_prefix import kept_prefix, worth_sharing
+from hf_adafuse.trees.shared_prefix import KeptPrefixes, SharedPrefix, kept_prefixes, worth_sharing
 from hf_adafuse.trees.snapshot_backend import SnapshotBackend
 
 
@@ -79,14 +80,15 @@ def test_prompts_that_begin_alike_equal_the_oracle(number, monkeypatch):
 
 @pytest.mark.parametrize("number", range(40, 56))
 def test_calls_one_after_the_other_equal_the_oracle(number, same_main):
-    """What is kept of one call serves the next, also one of fewer prompts, of others, of one alone."""
+    """What is kept of one call serves the next, also one of fewer prompts, of others, of one alone; also where only
+    some of it has room."""
     case = with_shots(number)
-    with hf_adafuse.prefix_caching():
+    with hf_adafuse.prefix_caching(KeptPrefixes(100_000) if number % 2 else None):
         for prompts in (case.prompts, case.prompts[:1], [SHOTS + "She", SHOTS + "It was"], ["She"], case.prompts[::-1]):
             case.prompts = prompts
             assert_equals_the_rule(case)
-        assert kept_prefix(same_main[case.models[0]]) is not None
-    assert kept_prefix(same_main[case.models[0]]) is None
+        assert kept_prefixes(same_main[case.models[0]])
+    assert not kept_prefixes(same_main[case.models[0]])
 
 
 @pytest.mark.filterwarnings("ignore:.* reads the whole text again:UserWarning")
@@ -134,7 +136,7 @@ def test_members_of_one_architecture_do_not_take_each_others(same_main):
     case = Case(models, [BYTES, BYTES], AdaFuseConfig(), [SHOTS + "a", SHOTS + "the"], 8)
     with hf_adafuse.prefix_caching():
         assert_equal(case)
-        first, second = kept_prefix(same_main[models[0]]), kept_prefix(models[1])
+        first, second = kept_prefixes(same_main[models[0]])[0], kept_prefixes(models[1])[0]
         assert not torch.equal(first.memory[0][0], second.memory[0][0])
         case.models = models[::-1]
         assert_equal(case)
@@ -157,7 +159,7 @@ def test_a_callers_cache_is_not_kept(same_main):
             pad_token_id=0,
             tokenizer=BYTES,
         )
-        assert kept_prefix(model) is None
+        assert not kept_prefixes(model)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "bart", "llama"])
@@ -203,7 +205,7 @@ def test_what_is_kept_is_not_changed(same_main):
     case = llama_case([SHOTS + "a cat", SHOTS + "the"])
     with hf_adafuse.prefix_caching():
         case.fast()
-        kept = kept_prefix(same_main[case.models[0]])
+        kept = kept_prefixes(same_main[case.models[0]])[0]
         before = copy.deepcopy(kept.memory)
         case.prompts = case.prompts[1:]
         case.fast()
@@ -220,7 +222,7 @@ def test_frequencies_that_switch_are_not_shared(same_main):
     with hf_adafuse.prefix_caching():
         assert_equal(case)
         assert_equal(case)
-        assert kept_prefix(same_main[phi()]) is None
+        assert not kept_prefixes(same_main[phi()])
 
 
 def test_what_is_worth_sharing(monkeypatch):
@@ -341,3 +343,63 @@ def test_a_snapshot_of_a_text_that_has_ended_is_gone_on_with(name):
         assert later.num_tokens == len(message)
     (expected,) = anew.prefill([[*first, 60, 61, 62, *message]])
     assert torch.allclose(end.logits, expected.logits, atol=1e-5)
+
+
+def read(*ids, **more):
+    """Of each token 8 bytes are kept."""
+    return SharedPrefix(list(ids), [(torch.zeros(1, 1, len(ids), 1), torch.zeros(1, 1, len(ids), 1))], **more)
+
+
+def test_what_has_not_been_used_for_the_longest_time_goes_first():
+    model, other = (copy.copy(tiny_model("llama", "byte_level", seed)) for seed in (1, 2))
+    kept = KeptPrefixes(max_bytes=8 * 7)
+    first, second, third = read(1, 2, 3), read(4, 5), read(1, 2)
+    kept.add(model, first)
+    kept.add(model, second, is_text=True)
+    kept.add(other, third)  # of another member, so that the first one does not cover it
+    assert kept.num_bytes == 8 * 7 and kept.of(model) == [first, second] and kept.of(model, is_text=True) == [second]
+    kept.use(first, 3)
+    kept.add(other, last := read(6))
+    assert (kept.of(model), kept.of(other)) == ([first], [third, last]) and kept.num_bytes == 8 * 6
+    kept.add(other, read(*range(8)))  # too large by itself: nothing goes for it
+    assert kept.num_bytes == 8 * 6 and kept.num_used == 3
+    del other
+    gc.collect()
+    assert kept.num_bytes == 8 * 3
+    assert KeptPrefixes(0).of(model) == []
+
+
+def test_a_longer_text_takes_the_place_of_what_it_begins_with():
+    model, kept = tiny_model("llama", "byte_level", 1), KeptPrefixes(max_bytes=1000)
+    kept.add(model, read(1, 2, log_probs=[-1.0]))
+    kept.add(model, unscored := read(1, 2, 3))  # no log-probabilities of it are known
+    assert len(kept.of(model)) == 2
+    kept.add(model, longest := read(1, 2, 3, 4, log_probs=[-1.0] * 3))
+    assert kept.of(model) == [longest]
+    kept.add(model, unscored)
+    assert kept.of(model) == [longest] and kept.num_bytes == 8 * 4
+    state = read(1, 2, 3, 4, 5, can_be_cut=False, log_probs=[-1.0] * 4)
+    kept.add(model, state)
+    assert kept.of(model) == [longest, state]  # of a state no shorter one can be made
+
+
+def test_bytes_are_those_of_the_tensors():
+    """Of what members keep of texts that end one after the other: keys and values of each token, or a state."""
+    kept = KeptPrefixes(max_bytes=10**9)
+    llama, mamba = tiny_model("llama", "byte_level", 1), model_of("mamba2")
+    with hf_adafuse.prefix_caching(kept):
+        for model in (llama, mamba):
+            backend = choose(model)
+            backend.prefill([[*range(20, 40)]])
+            backend.admit([[*range(50, 90)]])
+            backend.drop({0})
+            backend.drop({1})
+            assert [len(one.ids) for one in kept.of(model)] == [20, 40]
+    config = llama.config
+    head = config.hidden_size // config.num_attention_heads
+    keys = 60 * 2 * config.num_hidden_layers * config.num_key_value_heads * head
+    config = mamba.config
+    inner = config.num_heads * config.head_dim
+    convolution = (inner + 2 * config.n_groups * config.state_size) * config.conv_kernel
+    states = 2 * config.num_hidden_layers * (convolution + inner * config.state_size)
+    assert kept.num_bytes == 4 * (keys + states)
