@@ -52,7 +52,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
         assistant_logits_processor (`list`, *optional*): per assistant, a list of logits processors over its own ids.
         structured (`dict`, *optional*): `{"json_schema": ...}`, `{"regex": ...}`, `{"grammar": ...}` or
             `{"structural_tag": ...}` that the text must follow, for every member in its own tokens (needs the
-            `structured` extra).
+            `structured` extra). A warning names keywords of a schema that the grammar does not enforce; with
+            `"strict": True` beside it they are refused.
         max_batch_size (`int`, *optional*): the most prompts at a time, others wait (`max_time` is that of the call).
         on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when it has ended.
 

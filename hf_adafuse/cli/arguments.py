@@ -135,6 +135,9 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> No
     kinds.add_argument("--json-schema", metavar="FILE", help="the text is JSON that is valid by the schema in a file")
     kinds.add_argument("--regex", type=plain_text, metavar="TEXT", help="the text matches a regular expression")
     kinds.add_argument("--grammar", metavar="FILE", help="the text follows the GBNF grammar in a file (from root)")
+    group.add_argument(
+        "--strict", action="store_true", help="with --json-schema: refuse keywords that cannot be enforced"
+    )
     group.add_argument("--seed", type=seed, metavar="N", help=f"of --sample (default: {default_seed})")
     group.add_argument("--temperature", type=float, metavar="T", help="of --sample (default: each member's own)")
     group.add_argument("--top-p", type=float, metavar="P", help="of --sample, likewise")
@@ -146,23 +149,27 @@ def read_text_arguments(args: argparse.Namespace) -> None:
     Put what `generate(structured=...)` takes into `args.structured`, files read and grammars checked. Loads no model.
 
     Raises:
-        ValueError: a file that cannot be read, a grammar that does not compile, or a seed without sampling.
+        ValueError: a file that cannot be read, a grammar that does not compile, keywords of a schema that it does not
+            enforce where it is strict, or a seed without sampling.
         ImportError: there is a grammar, but not the library for it.
     """
     for name in ("seed", *SAMPLING):
         if getattr(args, name) is not None and not args.do_sample:
             flag = f"`--{name.replace('_', '-')}`"
             raise ValueError(f"{flag} must be left out without `--sample`, but is given. Add --sample, or drop it.")
+    if args.strict and args.json_schema is None:
+        raise ValueError("`--strict` must be left out without `--json-schema`, but is given. Add that, or drop it.")
     args.structured = None
     for kind in STRUCTURED:
         given, flag = getattr(args, kind), f"`--{kind.replace('_', '-')}`"
         if given is None:
             continue
-        from ..members.structured import parse_grammar
+        from ..members.structured import check_keywords, parse_grammar
 
         text = given if kind == "regex" else _content(given, flag)
         if kind == "json_schema":  # as one line, however the file is laid out
             text = _json_line(text, given, flag)
+            check_keywords((kind, text), args.strict, flag)
         parse_grammar((kind, text), flag)
         args.structured = {kind: text}
 

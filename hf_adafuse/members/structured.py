@@ -13,10 +13,15 @@ from typing import Any
 
 import torch
 from transformers import LogitsProcessor
+from transformers.utils import logging
 
+from .schema_keywords import unenforced_keywords
 from .vocabulary import Vocabulary
 
+logger = logging.get_logger(__name__)
+
 KINDS = ("json_schema", "regex", "grammar", "structural_tag")
+_WITH_SCHEMAS = ("json_schema", "structural_tag")
 # The time, and the line of the library's own source, before each of its messages.
 _SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 # JSON of one line has none of these. The library lets them into strings of a given length (its issue 800).
@@ -24,33 +29,86 @@ _CONTROLS = re.compile(rb"[\x00-\x1f]")
 _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
+class UnenforcedKeywordsError(ValueError):
+    """A schema that is to be strict has keywords that its grammar does not enforce. The message says nothing else."""
+
+
 def read_structured(given: Any) -> tuple[str, str] | None:
     """
-    What `generate(structured=...)` was given, as its kind and its text.
+    What `generate(structured=...)` was given, as its kind and its text. Of a JSON schema with keywords that the grammar
+    does not enforce a warning names all of these, once for each schema.
 
     Args:
         given (`dict`): of one item: `json_schema` (a dict, its text, or a pydantic model), `regex`, `grammar` (in GBNF
             notation, its start rule named `root`) or `structural_tag` (a dict or its text, of xgrammar's form: words
-            in which tagged parts follow a grammar).
+            in which tagged parts follow a grammar). Beside a schema or a tag, `strict` (`bool`): refuse such keywords.
 
     Raises:
         ValueError: it is no such dict.
+        UnenforcedKeywordsError: a schema has such keywords and is `strict`.
     """
     if given is None:
         return None
-    if not isinstance(given, Mapping) or len(given) != 1 or next(iter(given)) not in KINDS:
+    kinds = [name for name in given if name != "strict"] if isinstance(given, Mapping) else []
+    if len(kinds) != 1 or kinds[0] not in KINDS:
         raise ValueError(
             f"`structured` must be a dict with one of {list(KINDS)}, but is {given!r}. Pass "
             '{"json_schema": {...}}, say.'
         )
-    ((kind, value),) = given.items()
-    if kind in ("json_schema", "structural_tag") and not isinstance(value, str):
+    ((kind, value), strict) = (kinds[0], given[kinds[0]]), given.get("strict", False)
+    if strict not in (True, False) or ("strict" in given and kind not in _WITH_SCHEMAS):
+        raise ValueError(
+            f"`structured['strict']` must be True or False beside a JSON schema, but is {strict!r} beside {kind!r}. "
+            "Leave it out."
+        )
+    if kind in _WITH_SCHEMAS and not isinstance(value, str):
         is_model = kind == "json_schema" and hasattr(value, "model_json_schema")
         value = value.model_json_schema() if is_model else value
         value = _json(value, kind) if isinstance(value, Mapping) else value
     if not isinstance(value, str):
         raise ValueError(f"`structured[{kind!r}]` must be text, but is {value!r}. Pass the {kind} itself.")
+    if kind in _WITH_SCHEMAS:
+        check_keywords((kind, value), strict, f"`structured[{kind!r}]`")
     return kind, value
+
+
+def check_keywords(structured: tuple[str, str], strict: bool, name: str) -> None:
+    """
+    Warn of what of a JSON schema the grammar does not enforce, once for each schema.
+
+    Args:
+        structured (`tuple[str, str]`): a schema's or a structural tag's kind and text.
+        strict (`bool`): whether to raise instead.
+        name (`str`): how errors call it.
+
+    Raises:
+        UnenforcedKeywordsError: there is something, and it is not to be.
+    """
+    try:
+        given = json.loads(structured[1])
+    except ValueError:  # no JSON: compiling says so
+        return
+    schemas = [given] if structured[0] == "json_schema" else _schemas_of(given)
+    found = dict.fromkeys(one for schema in schemas for one in unenforced_keywords(schema))
+    places = ", ".join(map(str, found))
+    if found and strict:
+        raise UnenforcedKeywordsError(
+            f"{name} must have only keywords that the grammar enforces where it is strict, but has {places}. Leave "
+            "these out, or `strict`, and check the text yourself."
+        )
+    if found:
+        logger.warning_once(
+            f"The JSON schema has keywords that the grammar does not enforce: {places}. A text may violate these. "
+            "Check it yourself, leave them out, or pass `strict` to refuse them."
+        )
+
+
+def _schemas_of(tag: Any) -> list[Any]:
+    """The JSON schemas in a structural tag."""
+    if isinstance(tag, Mapping) and tag.get("type") == "json_schema":
+        return [tag.get("json_schema")]
+    inner = tag.values() if isinstance(tag, Mapping) else tag if isinstance(tag, list) else ()
+    return [schema for one in inner for schema in _schemas_of(one)]
 
 
 def _json(value: Any, kind: str) -> str:

@@ -48,7 +48,8 @@ class Offer:
     The tools that a request offers.
 
     Args:
-        tools (`list[dict]`): as the request has them: `{"type": "function", "function": {"name": ...}}`.
+        tools (`list[dict]`): as the request has them: `{"type": "function", "function": {"name": ...}}`. With
+            `"strict": True` beside the name, arguments that the grammar cannot keep to the schema are refused.
         forced (`list[str]`): the tools of which one must be called; empty where the members may answer in words.
         most_calls (`int`, *optional*): how many calls an answer may hold.
     """
@@ -89,7 +90,10 @@ class Offer:
     @property
     def prompt(self) -> str:
         """What the members are told."""
-        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
+        told = [{**tool, "function": {**tool["function"]}} for tool in self.tools]
+        for tool in told:
+            tool["function"].pop("strict", None)  # a word for the grammar
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in told)
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
             f"function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n</tools>\n\nFor each function "
@@ -110,8 +114,11 @@ class Offer:
     def structured(self) -> dict[str, Any]:
         """What `generate(structured=...)` takes: the text is one call of a forced tool; or words in which each call
         that begins is whole and valid."""
+        functions = [tool["function"] for tool in self.tools]
+        is_strict = any(one.get("strict") for one in functions if not self.forced or one["name"] in self.forced)
+        strict = {"strict": True} if is_strict else {}
         if self.forced:
-            return {"json_schema": self.schema}
+            return {"json_schema": self.schema, **strict}
         shared: dict[str, Any] = {}
         calls = [self._schema(tool, shared) for tool in self.tools]
         content = {"type": "json_schema", "json_schema": {"anyOf": calls, "$defs": shared}}
@@ -122,7 +129,7 @@ class Offer:
             "tags": [tag],
             "stop_after_first": self.most_calls == 1,
         }
-        return {"structural_tag": {"type": "structural_tag", "format": form}}
+        return {"structural_tag": {"type": "structural_tag", "format": form}, **strict}
 
     @staticmethod
     def _schema(tool: Mapping[str, Any], shared: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ..call.plan import CallPlan
 from ..call.run import planning
 from ..config import AdaFuseConfig
 from ..decoding.progress import AdaFuseDecodingError, Prompt
+from ..members.structured import UnenforcedKeywordsError
 from ..members.thinking import thinking_format
 from ..members.thoughts import thinking_at
 from ..members.tools import told
@@ -258,6 +259,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(500, without_paths(reason_of(error)), "member_failed")
     if isinstance(error, ServerError):
         return ApiError(502, without_paths(str(error)), "member_failed")
+    if isinstance(error, UnenforcedKeywordsError):  # its paths are those of the client's schema
+        return ApiError(400, str(error))
     if isinstance(error, (ValueError, ImportError)):
         message = without_paths(str(error))
         is_long = "must be at most" in message and "tokens" in message and message.startswith("The prompt of")

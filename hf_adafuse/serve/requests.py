@@ -75,6 +75,7 @@ class Function(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
 
 
 class Tool(BaseModel):
@@ -118,11 +119,13 @@ class Message(BaseModel):
 
 
 class JsonSchema(BaseModel):
-    """The schema of a `response_format`."""
+    """The schema of a `response_format`. With `strict`, keywords that the grammar does not enforce are refused, as the
+    API refuses those that it does not know: its clients take an answer for valid."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
     name: str = ""
+    strict: StrictBool | None = None
     schema_: dict[str, Any] = Field(default_factory=lambda: {"type": "object"}, alias="schema")
 
 
@@ -230,12 +233,15 @@ class GenerationRequest(_Model):
         form, options = self.response_format, self.options
         given = {kind: value for kind in ("regex", "grammar") if (value := getattr(options, kind)) is not None}
         if form is not None and form.type != "text":
-            given["json_schema"] = form.json_schema.schema_ if form.json_schema else {"type": "object"}
+            asked = form.json_schema or JsonSchema()
+            given["json_schema"] = asked.schema_
+            if asked.strict:
+                given["strict"] = True
         return given or None
 
     @model_validator(mode="after")
     def _check(self) -> GenerationRequest:
-        if len(self.structured or {}) > 1:
+        if len({*(self.structured or {})} - {"strict"}) > 1:
             raise ValueError("only one of `response_format`, `adafuse.regex` and `adafuse.grammar` may be given")
         if _size(self.structured) > MOST_SCHEMA:
             raise ValueError(f"`response_format` must be of at most {MOST_SCHEMA} characters of JSON")
@@ -320,8 +326,7 @@ class ChatRequest(GenerationRequest):
     @property
     def structured(self) -> dict[str, Any] | None:
         """As of [`GenerationRequest`]; a call that must be made is a text by a schema, too."""
-        schema = None if self.offer is None else self.offer.schema
-        return super().structured if schema is None else {"json_schema": schema}
+        return self.offer.structured if self.offer is not None and self.offer.forced else super().structured
 
     @property
     def thinking(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def no_models(monkeypatch):
 
 
 def test_the_flags_are_what_generate_takes():
-    assert STRUCTURED == KINDS
+    """But for structural tags, which programs write."""
+    assert {*STRUCTURED, "structural_tag"} == {*KINDS}
 
 
 # Structured output
@@ -157,6 +159,30 @@ def test_a_schema_that_cannot_be_used(command, kind, files, capsys, no_models):
     arguments = [PROMPT] if command == "generate" else ["questions.jsonl", "--output", str(files / "answers.jsonl")]
     line = error_of([command, *arguments, "--json-schema", str(path)], capsys)
     assert line.startswith("`--json-schema` " + message.format(repr(str(path))))
+
+
+UNIQUE = {"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+
+
+def test_keywords_that_are_not_enforced(files):
+    """A warning beside the text, which is by the rest of the schema."""
+    (files / "schema.json").write_text(json.dumps(UNIQUE), encoding="utf-8")
+    code = f"from hf_adafuse.cli import main; main(['generate', '--json-schema', {str(files / 'schema.json')!r}, 'a'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[1, 1]\n"
+    assert "The JSON schema has keywords that the grammar does not enforce: `uniqueItems` at the root." in done.stderr
+    assert done.stderr.count("does not enforce") == 1
+
+
+def test_keywords_that_are_not_enforced_are_refused_where_it_is_strict(files, capsys, no_models):
+    (files / "schema.json").write_text(json.dumps(UNIQUE), encoding="utf-8")
+    line = error_of(["generate", PROMPT, "--strict", *given("json_schema", files)[0]], capsys)
+    assert line == (
+        "`--json-schema` must have only keywords that the grammar enforces where it is strict, but has `uniqueItems` "
+        "at the root. Leave these out, or `strict`, and check the text yourself."
+    )
+    line = error_of(["generate", PROMPT, "--strict", "--regex", "a"], capsys)
+    assert line == "`--strict` must be left out without `--json-schema`, but is given. Add that, or drop it."
 
 
 def test_grammars_that_cannot_be_used(files, capsys, no_models):

@@ -194,6 +194,21 @@ def test_text_by_a_schema(client):
     assert answer.message.content == expected.text and answer.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_a_schema_that_is_not_enforced_is_refused_where_it_is_strict(post, strict):
+    """As by OpenAI's API: who asks for `strict` takes the answer for valid."""
+    array = {"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": array, "strict": strict}}
+    answer = post({**CHAT, "max_tokens": 40, "response_format": form})
+    if strict:
+        assert answer.status_code == 400
+        assert "but has `uniqueItems` at the root." in answer.json()["error"]["message"]
+    else:
+        assert answer.json()["choices"][0]["message"]["content"] == "[1, 1]"
+    enforced = {**form, "json_schema": {**form["json_schema"], "schema": {"enum": ["a"]}}}
+    assert post({**CHAT, "response_format": enforced}).json()["choices"][0]["message"]["content"] == '"a"'
+
+
 def test_rounds_and_members_alone(client):
     options = {"rounds": True, "alone": True}
     adafuse = client.chat.completions.create(**CHAT, extra_body={"adafuse": options}).choices[0].message.adafuse

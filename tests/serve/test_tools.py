@@ -13,6 +13,7 @@ from servers_of_tests import MODEL, alone, running, service_of
 from hf_adafuse.members.tools import Offer, ToolCall, told
 from hf_adafuse.serve.answers import GrowingText
 from hf_adafuse.serve.ensembles import serve_members
+from hf_adafuse.serve.requests import ChatRequest
 
 WEATHER = {
     "type": "function",
@@ -163,6 +164,24 @@ def test_definitions_of_a_schema(client):
     assert schema["anyOf"][1]["properties"]["arguments"]["properties"]["a"] == {"$ref": "#/$defs/g.A"}
     answer = client.chat.completions.create(**{**BODY, "tools": tools}, tool_choice="required").choices[0]
     assert json.loads(answer.message.tool_calls[0].function.arguments)["a"] in (1, 2)
+
+
+def test_a_call_that_must_be_made_by_a_strict_tool(client):
+    """It is refused where the grammar does not enforce the tool's schema; a call that may be made is not guided."""
+    parameters = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    body = {**BODY, "tools": [{"type": "function", "function": function}]}
+    answer = client.chat.completions.create(**body, tool_choice="required").choices[0]
+    assert json.loads(answer.message.tool_calls[0].function.arguments) == {"a": 1}
+    function["parameters"] = {**parameters, "not": {}}
+    with pytest.raises(openai.BadRequestError, match=r"has `not` at /properties/arguments\. "):
+        client.chat.completions.create(**body, tool_choice="required")
+    request = ChatRequest(**body)
+    assert request.structured is None
+    assert "strict" not in request.offer.prompt
+    function["strict"] = False
+    answer = client.chat.completions.create(**body, tool_choice="required").choices[0]
+    assert json.loads(answer.message.tool_calls[0].function.arguments) == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""What a regular expression of a JSON schema has that the library leaves out where it makes a grammar of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_PART = re.compile(
+    r"\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\.|\[\^?(?:\\.|[^\]\\])*\]"
+    r"|\(\?<?[=!]|\(\?<\w+>|\(\?:|\{\d+(?:,\d*)?\}|.",
+    re.DOTALL,
+)
+_MAY_BE_LEFT_OUT = re.compile(r"[?*]|\{0")
+# What stands in a JSON string only behind a backslash, and other characters.
+_ESCAPED, _PLAIN = '"\\\n\t\r\v\f', "".join(map(chr, range(32, 127))).replace('"', "").replace("\\", "") + "é"
+
+
+def flaw_of(pattern: str) -> str:
+    """
+    Why a string by the grammar of a pattern may not match it, or be no JSON; empty where neither is known.
+
+    Example:
+        `"^(?!a).$"` gives `"looks around"`; of `"^[a-z]+$"` there is nothing to say.
+    """
+    parts = _PART.findall(pattern)
+    if any(re.match(r"\(\?<?[=!]", part) for part in parts):
+        return "looks around"
+    swapped = [{"(": ")", ")": "("}.get("(" if part.startswith("(") else part, part) for part in reversed(parts)]
+    if _is_inside(parts, "^") or _is_inside(swapped, "$"):
+        return "has an anchor inside"
+    is_ascii = all(" " <= char <= "~" for char in pattern)
+    if any(_writes_raw(parts, index, is_ascii) for index in range(len(parts))):
+        return "writes quotes, backslashes or control characters without a backslash"
+    return ""
+
+
+def _is_inside(parts: Sequence[str], anchor: str) -> bool:
+    """Whether an anchor may stand behind something."""
+    is_first = True
+    outer: list[bool] = []  # of the groups around a part: whether they may stand first
+    for part in parts:
+        if part.startswith("("):
+            outer.append(is_first)
+        elif part == ")":
+            outer, is_first = outer[:-1], False
+        elif part == "|":
+            is_first = outer[-1] if outer else True
+        elif part == anchor:
+            if not is_first:
+                return True
+        else:
+            is_first = False
+    return False
+
+
+def _writes_raw(parts: Sequence[str], index: int, is_ascii: bool) -> bool:
+    """
+    Whether a part writes a character that JSON escapes. The library keeps these out of patterns of ASCII that have
+    another way; it knows none of that where a pattern has other characters.
+    """
+    part, onward = parts[index], parts[index + 1] if index + 1 < len(parts) else ""
+    if part.startswith("(") or part in (")", "|", "^", "$", "?", "*", "+") or re.fullmatch(r"\{\d.*\}", part):
+        return False
+    if not is_ascii:
+        return _matches(part, '"\\')
+    return (
+        _matches(part, _ESCAPED)
+        and not _matches(part, _PLAIN)
+        and "|" not in parts
+        and not _MAY_BE_LEFT_OUT.match(onward)
+    )
+
+
+def _matches(part: str, characters: str) -> bool:
+    try:
+        return re.search(part, characters) is not None
+    except re.error:  # of another dialect
+        return False

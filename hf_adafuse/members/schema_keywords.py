@@ -1,0 +1,483 @@
+"""Keywords of a JSON schema that the grammar made of it does not enforce, each with the JSON pointer of its schema.
+`structured` warns of them, or refuses them.
+
+The rules are what xgrammar 0.2.8 was seen to do: `tests/members/test_schema_keywords.py` tries each of them on the
+grammar itself, with a document that violates the keyword. Where a keyword cannot be told to hold, it is reported.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .json_patterns import flaw_of
+
+# The keywords that rule out values, by the type of the values that they are about. Of a schema with one of `_FIRST`,
+# the first in this order alone is read: what stands beside it is not.
+_FIRST = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+_OF_ANY = ("not", "if", "$dynamicRef", "$recursiveRef")
+_OF_TYPE = {
+    "object": (
+        "properties", "required", "patternProperties", "additionalProperties", "propertyNames", "minProperties",
+        "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
+    ),
+    "array": (
+        "items", "prefixItems", "contains", "minContains", "maxContains", "minItems", "maxItems", "uniqueItems",
+        "unevaluatedItems",
+    ),
+    "string": (
+        "minLength", "maxLength", "pattern", "format", "contentEncoding", "contentMediaType", "contentSchema",
+    ),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}  # fmt: skip
+_TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
+# By which of these a schema without `type` is read as one of objects, or else of arrays.
+_MEANS_OBJECT = ("properties", "additionalProperties", "unevaluatedProperties")
+_MEANS_ARRAY = ("items", "prefixItems", "unevaluatedItems")
+# Never enforced, wherever they stand.
+_IGNORED = {
+    *_OF_ANY,
+    *("dependentRequired", "dependentSchemas", "dependencies"),
+    *("contains", "minContains", "maxContains", "uniqueItems"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+}
+# The formats that have a regular expression, in whose place `pattern` and lengths are not read. Those of JSON pointers
+# let quotes into a string.
+_KNOWN_FORMATS = {
+    *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+    *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+}
+_UNSAFE_FORMATS = {"json-pointer", "relative-json-pointer"}
+# Multiples are counted up to this number, and within bounds that are at most so far apart.
+_MOST_MULTIPLE, _MOST_APART = 1024, 10_000
+# What a keyword's value is, where it is not a schema, a number or anything at all.
+_SHAPES: dict[Any, tuple[str, ...]] = {
+    str: ("$ref", "pattern", "format"),
+    list: ("enum", "anyOf", "oneOf", "allOf", "required", "prefixItems"),
+    dict: ("properties", "patternProperties"),
+    (int, float): (
+        *_OF_TYPE["number"],
+        *(f"{end}{name}" for end in ("min", "max") for name in ("Length", "Items", "Properties")),
+    ),
+}
+_SHAPE_OF = {keyword: shape for shape, keywords in _SHAPES.items() for keyword in keywords}
+_BOUNDS = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+}
+# What the library leaves out, wherever it stands, where it compares two schemas: names of properties among it.
+_ANNOTATIONS = {
+    *("title", "default", "description", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
+}
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+class Unenforced(NamedTuple):
+    """A keyword, the JSON pointer of its schema, and why it is not enforced, where it would be elsewhere."""
+
+    keyword: str
+    path: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        place = f"at {self.path}" if self.path else "at the root"
+        return f"`{self.keyword}` {place}" + (f" ({self.reason})" if self.reason else "")
+
+
+def unenforced_keywords(schema: Any) -> list[Unenforced]:
+    """
+    What of a JSON schema the grammar does not enforce, so that a text by the grammar may violate it.
+
+    Schemas that a `$ref` leads to are reported where they stand, once; those that nothing leads to are not. Annotations
+    (`title`, `default`, ...) and unknown keywords rule nothing out.
+
+    Args:
+        schema (`dict` or `bool`): as `json.loads` reads it.
+
+    Example:
+        `{"type": "array", "uniqueItems": True}` gives `[Unenforced("uniqueItems", "", "")]`.
+    """
+    reader = _Reader(schema)
+    reader.read(schema, ())
+    return list(dict.fromkeys(reader.found))
+
+
+class _Reader:
+    """Goes through a schema as the library does, and notes what that does not read."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.found: list[Unenforced] = []
+        self._seen: set[tuple[str, ...]] = set()
+        self._alike: dict[str, tuple[str, str]] = {}  # what the library compares -> the meaning and the first path
+
+    def read(self, schema: Any, path: tuple[str, ...], is_name: bool = False) -> None:
+        """A schema; `is_name`: of the names of properties, which are strings."""
+        schema = _sound(schema)
+        if schema is None or path in self._seen or self._is_taken_for_another(schema, path):
+            return
+        self._seen.add(path)
+        first = next((keyword for keyword in _FIRST if keyword in schema), None)
+        if first is not None:
+            self._read_first(schema, path, first)
+            return
+        types = ["string"] if is_name and "type" not in schema else _kinds(schema)
+        if not types:
+            for keyword in _assertions(schema):
+                self._note(keyword, path, "" if keyword in _IGNORED else "without `type`")
+            return
+        for keyword in _assertions(schema, types):
+            if keyword in _IGNORED:
+                self._note(keyword, path)
+        if "object" in types:
+            self._read_object(schema, path)
+        if "array" in types:
+            self._read_array(schema, path)
+        if "string" in types:
+            self._read_string(schema, path)
+        is_lost = "number" in types or ("integer" in types and not _counts_multiples(schema))
+        if is_lost and "multipleOf" in schema:
+            self._note("multipleOf", path, "of numbers" if "number" in types else "large, or beside a bound")
+
+    def _note(self, keyword: str, path: tuple[str, ...], reason: str = "") -> None:
+        self.found.append(Unenforced(keyword, _pointer(path), reason))
+
+    def _is_taken_for_another(self, schema: Any, path: tuple[str, ...]) -> bool:
+        """The library tells schemas apart without the names of `_ANNOTATIONS`, of properties too."""
+        meaning = json.dumps(_meaning(schema), sort_keys=True)
+        known, where = self._alike.setdefault(json.dumps(_compared(schema), sort_keys=True), (meaning, _pointer(path)))
+        if known != meaning:
+            keyword = next((one for one in ("properties", "const", "enum") if one in schema), next(iter(schema)))
+            where = where or "the root"
+            self._note(keyword, path, f"taken for that at {where}, as names like `title` do not count")
+        return known != meaning
+
+    def _read_first(self, schema: Any, path: tuple[str, ...], first: str) -> None:
+        value, possible = schema[first], self._types({first: schema[first]})
+        for keyword in _assertions(schema, possible):
+            if keyword != first and not self._is_implied(schema, first, keyword, possible):
+                self._note(keyword, path, "" if keyword in _IGNORED else f"beside `{first}`")
+        if first == "$ref":
+            target = self._target(value, path)
+            if target is None:
+                self._note("$ref", path, "to another place than `#` or `#/...`")
+            else:
+                self.read(*target)
+        elif first in ("const", "enum"):
+            values = value if first == "enum" else [value]
+            if any(isinstance(one, int) and abs(one) >= 2**63 for one in values):
+                self._note(first, path, "integers of more than 64 bits")
+        else:
+            if first == "allOf" and len(value) > 1:
+                self._note("allOf", path, "several schemas")
+                return
+            for index, option in enumerate(value):
+                self.read(option, (*path, first, str(index)))
+            if first == "oneOf" and self._may_overlap(value):
+                self._note("oneOf", path, "read as `anyOf`")
+
+    def _is_implied(self, schema: Any, first: str, keyword: str, possible: set[str] | None) -> bool:
+        """Whether what stands beside `first` holds for every value that this allows."""
+        if first in ("const", "enum"):
+            values = schema[first] if first == "enum" else [schema[first]]
+            return all(_holds(value, keyword, schema[keyword]) for value in values)
+        if keyword == "type" and possible is not None:
+            types = set(_listed(schema["type"]))
+            return possible <= types | ({"integer"} if "number" in types else set())
+        return False
+
+    def _read_object(self, schema: Any, path: tuple[str, ...]) -> None:
+        properties, patterns = (schema.get(key) or {} for key in ("properties", "patternProperties"))
+        names, others = schema.get("propertyNames"), _others(schema)
+        for required in schema.get("required", ()):
+            if required not in properties:
+                self._note("required", path, f"{required!r} is not in `properties`")
+        is_open = bool(patterns) or others is not None or (bool(names) and not properties)
+        if is_open and isinstance(least := schema.get("minProperties"), int) and least > 1:
+            self._note("minProperties", path, "a name may come twice")
+        if patterns:
+            self._read_patterns(schema, path)
+        if names:
+            if patterns or not all(self._holds_all(name, names) for name in properties):
+                self._note("propertyNames", path, f"beside `{'patternProperties' if patterns else 'properties'}`")
+            if not patterns and others is not None and any(self._holds_all(name, names) for name in properties):
+                self._note("properties", path, "beside `propertyNames`, which allows these names with any value")
+            if not patterns and not properties:
+                closed = next((key for key in _MEANS_OBJECT[1:] if schema.get(key) is False), None)
+                if closed is not None:
+                    self._note(closed, path, "beside `propertyNames`")
+            self.read(names, (*path, "propertyNames"), is_name=True)
+        for keyword, group in (("properties", properties), ("patternProperties", patterns)):
+            for name, option in group.items():
+                self.read(option, (*path, keyword, name))
+        if others is not None and (properties or not patterns):
+            self.read(schema[others], (*path, others))
+
+    def _read_patterns(self, schema: Any, path: tuple[str, ...]) -> None:
+        patterns, properties, others = schema["patternProperties"], schema.get("properties") or {}, _others(schema)
+        if len(patterns) > 1:
+            self._note("patternProperties", path, "several patterns may match a name")
+        elif any(not _holds(name, "not", {"pattern": pattern}) for name in properties for pattern in patterns):
+            self._note("patternProperties", path, "beside `properties`")
+        elif properties and others is not None:
+            self._note("patternProperties", path, f"beside `{others}`")
+        for pattern in patterns:
+            if reason := flaw_of(pattern):
+                self._note("patternProperties", path, f"{pattern!r} {reason}")
+        if properties and others is not None:
+            self._note("properties", path, f"beside `patternProperties` and `{others}`")
+
+    def _read_array(self, schema: Any, path: tuple[str, ...]) -> None:
+        for index, option in enumerate(schema.get("prefixItems", [])):
+            self.read(option, (*path, "prefixItems", str(index)))
+        others = "items" if "items" in schema else "unevaluatedItems"
+        self.read(schema.get(others), (*path, others))
+
+    def _read_string(self, schema: Any, path: tuple[str, ...]) -> None:
+        form, pattern = schema.get("format"), schema.get("pattern")
+        instead = "format" if form in _KNOWN_FORMATS else None if pattern is None else "pattern"
+        for keyword in ("minLength", "maxLength", "pattern"):
+            if instead not in (None, keyword) and keyword in _assertions(schema):
+                self._note(keyword, path, f"beside `{instead}`")
+        if form is not None and form not in _KNOWN_FORMATS - _UNSAFE_FORMATS:
+            self._note("format", path, f"{form!r} is {'not safe' if form in _KNOWN_FORMATS else 'not known'}")
+        if instead == "pattern" and (reason := flaw_of(pattern)):
+            self._note("pattern", path, reason)
+
+    def _target(self, uri: str, path: tuple[str, ...]) -> tuple[Any, tuple[str, ...]] | None:
+        """The schema that a `$ref` leads to, and its path; `None` where the library does not follow it."""
+        if not (uri == "#" or uri.startswith("#/")) or self._is_embedded(path):
+            return None
+        names = tuple(name for name in uri[1:].split("/") if name)
+        return (self._at(names), names) if not self._is_embedded(names) else None
+
+    def _at(self, path: Iterable[str]) -> Any:
+        place = self.root
+        for name in path:
+            if isinstance(place, list) and name.isdigit() and int(name) < len(place):
+                place = place[int(name)]
+            else:
+                place = place.get(name) if isinstance(place, Mapping) else None
+        return place
+
+    def _is_embedded(self, path: tuple[str, ...]) -> bool:
+        """Whether the place is in a schema with an `$id` of its own, from which `#` is counted."""
+        inner = (self._at(path[:end]) for end in range(1, len(path) + 1))
+        return any(isinstance(place, Mapping) and isinstance(place.get("$id"), str) for place in inner)
+
+    def _types(self, schema: Any, seen: frozenset[str] = frozenset()) -> set[str] | None:
+        """The types of the values that the grammar of a schema allows; `None`: any."""
+        schema = _sound(schema)
+        if schema is None:
+            return None
+        first = next((keyword for keyword in _FIRST if keyword in schema), None)
+        if first is None:
+            return set(_kinds(schema)) or None
+        value = schema[first]
+        if first == "$ref":
+            target = None if value in seen else self._target(value, ())
+            return None if target is None else self._types(target[0], seen | {value})
+        if first in ("const", "enum"):
+            return {_type(one) for one in (value if first == "enum" else [value])}
+        if first == "allOf" and len(value) != 1:
+            return None
+        options = [self._types(option, seen) for option in value]
+        return None if None in options else {one for option in options for one in option or ()}
+
+    def _may_overlap(self, options: list[Any]) -> bool:
+        pairs = [(one, other) for index, one in enumerate(options) for other in options[:index]]
+        return not all(self._are_apart(self._resolved(one), self._resolved(other)) for one, other in pairs)
+
+    def _resolved(self, schema: Any) -> Any:
+        """What a `$ref` leads to in the end; `None` where it leads in a circle or elsewhere."""
+        for _ in range(20):
+            if isinstance(schema, bool):
+                return schema
+            schema = _sound(schema)
+            if schema is None or "$ref" not in schema:
+                return schema
+            target = self._target(schema["$ref"], ())
+            schema = None if target is None else target[0]
+        return None
+
+    def _are_apart(self, one: Any, other: Any) -> bool:
+        """Whether no value that the grammar of one of the schemas allows is valid by the other."""
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return one is False or other is False
+        types, others = self._types(one), self._types(other)
+        if types is not None and others is not None and not _numbers_alike(types) & _numbers_alike(others):
+            return True
+        values, other_values = _values(one), _values(other)
+        if values is not None and other_values is not None:
+            return not any(_is_same(value, other_value) for value in values for other_value in other_values)
+        if types != {"object"} or others != {"object"}:
+            return False
+        shared = [name for name in _required(one) if name in _required(other)]
+        if any(
+            self._are_apart(self._resolved(one["properties"][name]), self._resolved(other["properties"][name]))
+            for name in shared
+        ):
+            return True
+        return _lacks_required(one, other) and _lacks_required(other, one)
+
+    def _holds_all(self, name: str, schema: Any) -> bool:
+        """Whether the name of a property is surely valid by a schema."""
+        schema = self._resolved(schema)
+        return isinstance(schema, Mapping) and all(_holds(name, key, schema[key]) for key in _assertions(schema))
+
+
+def _pointer(path: tuple[str, ...]) -> str:
+    return "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in path)
+
+
+def _sound(schema: Any) -> dict[str, Any] | None:
+    """A schema without the keywords whose value is of another type than theirs: the library refuses these."""
+    if not isinstance(schema, Mapping):
+        return None
+    return {key: value for key, value in schema.items() if isinstance(value, _SHAPE_OF.get(key, object))}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    """The types as which the library reads a schema without one of `_FIRST`; none: as anything at all."""
+    if "type" in schema:
+        return [one for one in _listed(schema["type"]) if one in _TYPES]
+    is_object = any(keyword in schema for keyword in _MEANS_OBJECT)
+    return ["object"] if is_object else ["array"] if any(keyword in schema for keyword in _MEANS_ARRAY) else []
+
+
+def _others(schema: Mapping[str, Any]) -> str | None:
+    """The keyword by which properties without a name of their own are allowed."""
+    keyword = next((key for key in _MEANS_OBJECT[1:] if key in schema), None)
+    return None if keyword is None or schema[keyword] is False else keyword
+
+
+def _assertions(schema: Mapping[str, Any], types: Iterable[str] | None = None) -> Iterator[str]:
+    """The keywords of a schema that rule out some value, of these types where they are given."""
+    known = {*_TYPES} if types is None else {*types}
+    keywords = {"type", *_FIRST, *_OF_ANY, *(one for kind in _numbers_alike(known) for one in _OF_TYPE.get(kind, ()))}
+    return (keyword for keyword in schema if keyword in keywords and not _says_nothing(schema, keyword))
+
+
+def _says_nothing(schema: Mapping[str, Any], keyword: str) -> bool:
+    value = schema[keyword]
+    if keyword == "if":
+        return "then" not in schema and "else" not in schema
+    if keyword in ("minContains", "maxContains"):
+        return "contains" not in schema or (value == 0 and keyword == "minContains")
+    if keyword == "contains":  # `true` and `{}`, too, want an item
+        return bool(schema.get("minContains") == 0)
+    if keyword in ("const", "enum", "anyOf", "oneOf", "type"):
+        return False
+    if isinstance(value, bool):
+        return value is (keyword not in ("uniqueItems", "not"))
+    if keyword in ("minLength", "minItems", "minProperties"):
+        return bool(value == 0)
+    return keyword != "not" and value in ([], {})
+
+
+def _counts_multiples(schema: Mapping[str, Any]) -> bool:
+    """Whether `multipleOf` holds for integers."""
+    multiple = schema.get("multipleOf", 1)
+    if not isinstance(multiple, (int, float)) or multiple <= 0 or 1 % multiple == 0:
+        return True
+    low, high = (
+        [schema[name] for name in names if name in schema]
+        for names in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+    )
+    if multiple % 1 or multiple > _MOST_MULTIPLE or bool(low) != bool(high):
+        return False
+    return not low or min(high) - max(low) < _MOST_APART
+
+
+def _type(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array"}
+    return "integer" if isinstance(value, float) and value.is_integer() else kinds.get(type(value), "object")
+
+
+def _numbers_alike(types: set[str]) -> set[str]:
+    return {"number" if one == "integer" else one for one in types}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one == other) and _type(one) == _type(other)
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema or "enum" in schema:
+        return [schema["const"]] if "const" in schema else schema["enum"]
+    return None
+
+
+def _required(schema: Mapping[str, Any]) -> list[str]:
+    """The properties that a text by the grammar has, with a schema of their own."""
+    return [name for name in schema.get("required", ()) if name in (schema.get("properties") or {})]
+
+
+def _lacks_required(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether what the grammar of one schema allows lacks a property that the other requires."""
+    is_closed = _others(one) is None and not one.get("patternProperties") and not one.get("propertyNames")
+    return is_closed and bool(set(other.get("required", ())) - set(one.get("properties") or {}))
+
+
+def _holds(value: Any, keyword: str, expected: Any) -> bool:
+    """Whether a value is surely valid by a keyword; of keywords that are seldom beside a value, no."""
+    is_number = _type(value) in ("integer", "number")
+    try:
+        if keyword == "type":
+            kind = _type(value)
+            return kind in _listed(expected) or (kind == "integer" and "number" in _listed(expected))
+        if keyword in ("const", "enum"):
+            return any(_is_same(value, one) for one in (expected if keyword == "enum" else [expected]))
+        if keyword == "not" and list(expected) == ["pattern"]:
+            return re.search(expected["pattern"], value) is None
+        if keyword == "pattern":
+            return not isinstance(value, str) or re.search(expected, value) is not None
+        for sort, names in ((str, "Length"), (list, "Items"), (dict, "Properties")):
+            if keyword in (f"min{names}", f"max{names}"):
+                is_right = operator.ge if keyword.startswith("min") else operator.le
+                return not isinstance(value, sort) or bool(is_right(len(value), expected))
+        if keyword in _BOUNDS:
+            return not is_number or bool(_BOUNDS[keyword](value, expected))
+        if keyword == "multipleOf":
+            return not is_number or value % expected == 0
+    except (
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        re.error,
+    ):  # no valid schema: the library says so, or it does not hold
+        return False
+    return False
+
+
+def _compared(value: Any) -> Any:
+    """What of a schema the library compares."""
+    if isinstance(value, Mapping):
+        return {key: _compared(one) for key, one in value.items() if key not in _ANNOTATIONS}
+    return [_compared(one) for one in value] if isinstance(value, list) else value
+
+
+def _meaning(schema: Any) -> Any:
+    """A schema without its annotations; properties of such names are none."""
+    if isinstance(schema, list):
+        return [_meaning(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value
+        if key in ("const", "enum")
+        else {name: _meaning(one) for name, one in value.items()}
+        if key in _OF_NAMES and isinstance(value, Mapping)
+        else _meaning(value)
+        for key, value in schema.items()
+        if key not in _ANNOTATIONS
+    }
