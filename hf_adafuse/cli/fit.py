@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"The questions must be 2 or more different ones, but {args.data!r} has 1. Give a hundred.")
     with closing(locked_folder(Path(f"{output}.answers"))):
         jobs = PanelJobs(args, questions, template)
-        report = _fit(args, jobs, questions)
+        report = _fit(args, jobs, questions, template.text)
         report.write(output)
-    sys.stdout.write(f"{report.text()}\nWritten: {output}\n")
+    sys.stdout.write(f"{report.text()}\n\nWritten: {output}. Use it: hf-adafuse generate --adafuse {output} PROMPT\n")
     return 0
 
 
-def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question]) -> FitReport:
+def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question], template: str) -> FitReport:
     from ..evaluation.fitting import Answered, best_of, judge
     from ..evaluation.headroom import Headroom, same_by, vote
     from .fit_answers import drawn_answers, said_by, score_of
@@ -105,9 +105,9 @@ def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question
         majority=[majority(one) for one in said],
         drawn=[ensemble_of_one(one) for one in said],
         headroom=Headroom.of([one.texts for one in said], [one.beliefs for one in said], same),
-        failed=[record for record in [*records, *fused.values()] if "error" in record],
+        failed=[record for record in [*records, *fused.values(), *drawn.values()] if "error" in record],
     )
-    return FitReport(figures, member_names(paths), paths, args)
+    return FitReport(figures, member_names(paths), paths, args, template)
 
 
 def _scored(record: Record, said: Said, metric: str) -> float:

@@ -15,7 +15,7 @@ from .. import __version__
 from ..confidence.calibration import FEW_QUESTIONS
 from ..confidence.features import feature_names
 from ..config import AdaFuseConfig
-from ..evaluation.fitting import FUSION, MIN_GAIN, SELECT, Choice, Judged
+from ..evaluation.fitting import FUSION, MIN_GAIN, SELECT, Choice, Judged, best_of
 from ..evaluation.headroom import Headroom, clopper_pearson
 from ..evaluation.paired import Paired, mean, paired
 from .plain_json import with_nulls
@@ -52,24 +52,27 @@ class FitReport:
     Args:
         figures (`Figures`)
         names (`list[str]`), paths (`list[str]`): of the members, as they are shown and as they are loaded.
-        args (`Namespace`): of the command.
+        args (`Namespace`), template (`str`): of the command.
     """
 
-    def __init__(self, figures: Figures, names: Sequence[str], paths: Sequence[str], args: argparse.Namespace) -> None:
-        self._figures, self._names, self._paths, self._args = figures, list(names), list(paths), args
+    def __init__(
+        self, figures: Figures, names: Sequence[str], paths: Sequence[str], args: argparse.Namespace, template: str
+    ) -> None:
+        self._figures, self._names, self._paths = figures, list(names), list(paths)
+        self._args, self._template = args, template
         self._judged = figures.judged
         self._num = len(self._judged.fused)
 
     def text(self) -> str:
         """The table, the headroom, the verdict, and what cannot be said."""
         lines = [
-            f"{self._num} questions of {self._args.data}, {self._args.metric}: right answers in % ± standard error; "
-            f"then points above {self._best} alone, question by question",
+            f"{self._num} questions of {self._args.data}, {self._args.metric}, in points of 100 ± standard error;",
+            f"differences to {self._best} alone, question by question:",
             "",
             *self._table(),
             *self._failures(),
             "",
-            *show_headroom(self._figures.headroom, self._names, self._judged),
+            *show_headroom(self._figures.headroom, self._names, self._judged.members),
             "",
             *self._verdict(),
             *self._caveats(),
@@ -84,19 +87,20 @@ class FitReport:
         """Every way to answer, with its scores."""
         judged = self._judged
         number = len(self._names)
+        ties = " (ties: lower NLL)" if number == 2 else ""  # of two that differ each has one vote
         return {
             **{f"{name} alone": scores for name, scores in zip(self._names, judged.members, strict=True)},
             "recommended fusion": judged.fused,
             "select: the likeliest answer": judged.select,
-            "majority of the members" + (" (ties: lower NLL)" if number == 2 else ""): self._figures.majority,
-            f"{number} drawn answers of {self._best}": self._figures.drawn,
-            "what fit chooses, by other questions": judged.nested,
+            f"majority of the members{ties}": self._figures.majority,
+            f"{number} drawn answers of {self._best}{ties}": self._figures.drawn,
+            "what fit chooses by other questions": judged.nested,
             "any member right (the most for select)": judged.oracle,
         }
 
     def _table(self) -> list[str]:
         best = self._judged.members[self._judged.best]
-        cells = [("", "right", "above", "won, lost, tied")]
+        cells = [("", "right", "difference", "won, lost, tied")]
         for name, scores in self._rows().items():
             lead = paired(scores, best)
             is_best = name == f"{self._best} alone"
@@ -116,8 +120,8 @@ class FitReport:
         reason = " ".join(str(failed[0]["error"]).split())
         return [
             "",
-            f"Failed: {len(failed)} questions or fused answers. Questions that the members failed on are left out, and "
-            f"fused answers that failed count as wrong. The first, line {failed[0]['line']}: {reason}",
+            f"Failed: {len(failed)} answers. A question that the members fail on is left out. A fused or drawn answer "
+            f"that fails is wrong. The first, line {failed[0]['line']}: {reason}",
         ]
 
     def _verdict(self) -> list[str]:
@@ -167,18 +171,15 @@ class FitReport:
         return [f"As good on these questions, within a standard error: {', '.join(found)}. Take the cheaper one."]
 
     def _caveats(self) -> list[str]:
-        lines = []
+        points, number = 100 * _FEWEST_WINS / self._num, self._num
+        clear = f"differences below {points:.0f} points cannot" if points <= 100 else "no difference can"
+        lines = ["", f"With {number} questions {clear} be told from luck (sign test, no question lost)."]
+        if number < FEW_QUESTIONS:
+            lines.append(
+                f"{number} questions do not say what selection is worth, either: its calibration is fitted on even "
+                f"fewer. Take {FEW_QUESTIONS} at least, better a hundred."
+            )
         note = self._judged.calibration.note
-        if self._num < FEW_QUESTIONS:
-            points = 100 * _FEWEST_WINS / self._num
-            clear = "no difference is"
-            if points <= 100:
-                clear = f"only a difference of {points:.0f} points or more, with no question lost, is"
-            lines += [
-                "",
-                f"Cannot be said with {self._num} questions: who is better, as {clear} clear by the sign test; what "
-                f"selection is worth, as it is fitted on fewer than {FEW_QUESTIONS}. A hundred questions say more.",
-            ]
         if note is not None and not note.startswith("fitted on"):
             lines.append(f"The calibration falls back: {note}.")
         return lines
@@ -210,9 +211,10 @@ class FitReport:
     def _evidence(self) -> dict[str, Any]:
         judged, headroom = self._judged, self._figures.headroom
         args = self._args
-        names = ("data", "metric", "few_shot", "template", "chat", "stop", "max_new_tokens")
+        names = ("data", "metric", "few_shot", "chat", "stop", "max_new_tokens")
         return {
             **{name: getattr(args, name) for name in names},
+            "template": self._template,
             "questions": self._num,
             "failed": [{"line": record["line"], "error": record["error"]} for record in self._figures.failed],
             "choice": self._names[judged.choice] if isinstance(judged.choice, int) else judged.choice,
@@ -222,27 +224,30 @@ class FitReport:
         }
 
 
-def show_headroom(headroom: Headroom, names: Sequence[str], judged: Judged | None = None) -> list[str]:
-    """How often members differ, what choosing could gain at most, and whom to ask alone; with labels what they say."""
+def show_headroom(
+    headroom: Headroom, names: Sequence[str], members: Sequence[Sequence[float]] | None = None
+) -> list[str]:
+    """How often members differ, what choosing could gain at most, and whom to ask alone; `members`: their scores, where
+    there are labels."""
     n, differ = headroom.num_questions, headroom.differ
     lines = [
-        f"Headroom: the members differ on {differ} of {n} questions ({_percent(differ, n)}). On the others no choice "
-        "among their answers changes anything."
+        f"Headroom: the members differ on {differ} of {n} questions ({_percent(differ, n)}).",
+        "On the others no choice among their answers changes anything.",
     ]
     if len(names) > 2:
         shown = [f"{names[a]} and {names[b]} on {number}" for (a, b), number in headroom.pairs.items()]
         lines.append(f"  {'; '.join(shown)}")
-    if judged is not None:
-        best = judged.members[judged.best]
-        saved = sum(any_right > own for any_right, own in zip(judged.oracle, best, strict=True))
-        lines.append(
-            f"{names[judged.best]} is wrong and another member right on {saved} of {n} questions: so much can choosing "
-            f"gain at most ({_percent(saved, n)})."
-        )
-        return lines
+    if members is not None:
+        best = best_of(members)
+        saved = sum(max(scores) > scores[best] for scores in zip(*members, strict=True))
+        return [
+            *lines,
+            f"{names[best]} is right most often ({mean(members[best]).show(100)} %). It is wrong and another member "
+            f"right on {saved} of {n} questions:",
+            f"so much can choosing gain at most ({_percent(saved, n)}).",
+        ]
     lines.append(
-        "So much can choosing gain at most over any member. It gains less, as members that differ may all be wrong. "
-        "Answers in the data would say how much less."
+        "So choosing gains that much at most over any member, and less, as members that differ may all be wrong."
     )
     if differ == 0:
         return [*lines, "Ask one member alone, the cheapest: they say the same."]
@@ -253,8 +258,8 @@ def show_headroom(headroom: Headroom, names: Sequence[str], judged: Judged | Non
     reason = "most of the others say what it says" if len(names) > 2 else "the other finds its answers likelier"
     lines += [
         "",
-        f"Alone, ask {names[headroom.suggested]}: {reason}. Without answers in the data that is a guess: `hf-adafuse "
-        "fit` on a hundred questions with answers knows.",
+        f"To ask one alone, ask {names[headroom.suggested]}: {reason}. That is a guess.",
+        "`hf-adafuse fit` on a hundred questions with answers knows.",
     ]
     return lines
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .answers import check_output
 from .arguments import member_names
+from .few_shot import first_answers
 from .fit_arguments import add_asking_arguments, read_asked
 from .job_settings import locked_folder
 
@@ -22,8 +23,9 @@ _DETAILS = """\
 examples:
   hf-adafuse headroom --data questions.jsonl --few-shot examples.jsonl --model A --assistant B --max-new-tokens 32
 
-A line of the data is {"question": ...}. Answers are kept in FILE.answers/: `hf-adafuse fit`, called in the same way,
-goes on from them. Intervals are Clopper and Pearson's, of 95 %."""
+A line of the data is {"question": ...}. Where every line has an "answer", too, it says what choosing could gain by
+these. What the members answer is kept in FILE.answers/: `hf-adafuse fit`, called in the same way, goes on from there.
+Intervals are Clopper and Pearson's, of 95 %."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     from ..evaluation.headroom import Headroom, same_by
-    from .fit_answers import PanelJobs, said_by
+    from .fit_answers import PanelJobs, said_by, score_of
     from .fit_report import show_headroom
 
     check_output(Path(args.output))
@@ -46,5 +48,9 @@ def run(args: argparse.Namespace) -> int:
         said = said_by(jobs.members(), questions, num_members)
         names = member_names(jobs.paths())
     found = Headroom.of([one.texts for one in said], [one.beliefs for one in said], same_by(args.metric))
-    sys.stdout.write("\n".join(show_headroom(found, names)) + "\n")
+    scores = None
+    if len(first_answers(questions)) == len(questions):
+        right = [[score_of(one.question, text, args.metric) for text in one.texts] for one in said]
+        scores = [list(of_member) for of_member in zip(*right, strict=True)]
+    sys.stdout.write("\n".join(show_headroom(found, names, scores)) + "\n")
     return 0

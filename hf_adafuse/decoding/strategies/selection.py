@@ -81,7 +81,7 @@ class Select(WholeAnswers):
         if self._calibration.num_features != len(names) or (fitted is not None and list(fitted) != names):
             raise ValueError(
                 f"`calibration` must be of the {len(names)} features of this version, but is of "
-                f"{self._calibration.num_features} others. Fit it again with `Calibration.fit`."
+                f"{self._calibration.num_features} others. Fit it again with `hf-adafuse fit`."
             )
 
     def portable_options(self) -> dict[str, Any]:
@@ -154,5 +154,5 @@ def _read(calibration: Any) -> dict[str, Any]:
     for place in (found, found.get("adafuse_config", {})) if isinstance(found, Mapping) else ():
         values = place.get("calibration", values) if isinstance(place, Mapping) else None
     if not isinstance(values, Mapping):
-        raise ValueError(f"{rule}, but {calibration!r} holds none. Fit one with `Calibration.fit`.")
+        raise ValueError(f"{rule}, but {calibration!r} holds none. Fit one with `hf-adafuse fit`.")
     return dict(values)
