@@ -31,6 +31,7 @@ from .call.run import run_call
 from .call.sampling import sampling_asked
 from .config import AdaFuseConfig, is_file
 from .host_internals import user_arguments, warn_of_untested_release
+from .members.mistral_tokenizers import as_usual
 from .members.participants import inner_model_hint
 from .members.processor_request import ProcessorRequest
 
@@ -134,7 +135,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
-            mode_kwargs["tokenizer"] = ensemble.participants[0].tokenizer  # stop strings need it
+            mode_kwargs["tokenizer"] = as_usual(ensemble.participants[0].tokenizer)  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 

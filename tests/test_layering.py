@@ -23,7 +23,7 @@ HOUSE = (
     ("trees", "pass_policy snapshots shared_prefix static_shapes"),
     ("trees", "column_backend packed_backend rows_backend snapshot_backend reencode_backend served_backend"),
     ("trees", "self_test"),
-    ("members", "templates vocabulary examples json_patterns schema_keywords structured"),
+    ("members", "templates mistral_tokenizers vocabulary examples json_patterns schema_keywords structured"),
     ("members", "prompt_inputs chat tools thinking thoughts"),
     ("members", "forks histories processors processor_request"),
     (

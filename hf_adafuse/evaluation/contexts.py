@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..members.chat import chat_inputs
+from ..members.mistral_tokenizers import as_usual, encode_marks
 from ..members.vocabulary import vocabulary_of
 
 _CHAT = "hf-adafuse chat: "
@@ -92,7 +93,7 @@ def _as_text(context: str, tokenizer: Any) -> str:
         return context
     messages, opens = chat
     chat_inputs(messages, [tokenizer], add_generation_prompt=opens, continue_final_message=not opens)  # its errors
-    rendered = tokenizer.apply_chat_template(
+    rendered = as_usual(tokenizer).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=opens, continue_final_message=not opens
     )
     return str(rendered)
@@ -109,4 +110,4 @@ def _encode(text: str, tokenizer: Any, add_special_tokens: bool = True) -> list[
     # A chat template may have written the beginning of a sequence already.
     if add_special_tokens and not text.startswith(tokenizer.decode([prefix_id(tokenizer)])):
         return vocabulary_of(tokenizer).encode_prompt(text)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return encode_marks(tokenizer, text)

@@ -29,6 +29,7 @@ from ..call.arguments import Ensemble, EnsembleArguments, resolve_participants
 from ..cli.plain_json import with_nulls
 from ..config import AdaFuseConfig
 from ..generation import enable_adafuse
+from ..members.mistral_tokenizers import as_usual
 from ..members.prompt_inputs import pad_left
 from ..outputs import AdaFuseRound
 from ..trees.shared_prefix import prefix_caching
@@ -147,7 +148,7 @@ class AdaFuseLM(LM):
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The members' templates, for the records."""
-        return "\n\n".join(str(tokenizer.chat_template or "") for tokenizer in self._tokenizers)
+        return "\n\n".join(str(as_usual(tokenizer).chat_template or "") for tokenizer in self._tokenizers)
 
     @property
     def tokenizer_name(self) -> str:
@@ -246,7 +247,7 @@ class AdaFuseLM(LM):
         """Whether the main model's tokens can make up a text to stop at; `generate()` refuses one that they cannot."""
         if stop not in self._writable:
             try:
-                StopStringCriteria(self._tokenizers[0], [stop])
+                StopStringCriteria(as_usual(self._tokenizers[0]), [stop])
                 self._writable[stop] = True
             except ValueError:
                 self._writable[stop] = False

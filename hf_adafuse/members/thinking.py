@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .mistral_tokenizers import as_usual
+
 # Variables of chat templates that switch thinking: Qwen3 and most others, Granite and DeepSeek-V3.1.
 SWITCHES = ("enable_thinking", "thinking")
 
@@ -44,7 +46,7 @@ _FORMATS = (
 
 def thinking_format(tokenizer: Any) -> ThinkingFormat | None:
     """How the model of this tokenizer thinks, as its chat template says; `None` of one that answers at once."""
-    templates = getattr(tokenizer, "chat_template", None)
+    templates = getattr(as_usual(tokenizer), "chat_template", None)
     text = "".join(templates.values()) if isinstance(templates, dict) else templates or ""
     if "<|channel|>" in text and "analysis" in text:
         return _FORMATS[-1]
@@ -90,8 +92,3 @@ def thoughts_of(new: str, prompt: str, form: ThinkingFormat) -> str | None:
 def whole_text(tokenizer: Any, ids: list[int]) -> str:
     """The text of ids, special tokens included."""
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def encode_marks(tokenizer: Any, text: str) -> list[int]:
-    """The ids of marks, of which some are special tokens; no beginning or end of a sequence."""
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []

@@ -15,12 +15,12 @@ from transformers import BatchEncoding, StoppingCriteria
 from ..host_internals import execution_device
 from ..servers.served_model import ServedModel
 from .chat import chat_inputs
+from .mistral_tokenizers import encode_marks
 from .prompt_inputs import pad_left
 from .thinking import (
     SWITCHES,
     ThinkingFormat,
     closed_at_once,
-    encode_marks,
     is_closed,
     thinking_format,
     thoughts_of,

@@ -16,6 +16,8 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
+from .mistral_tokenizers import MistralTokenizer, as_usual
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
 # nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
@@ -300,6 +302,9 @@ def _special_token_settings(tokenizer: Any) -> Any:
 def _copied(tokenizer: Any) -> Any:
     """A copy with settings and added tokens of its own. It shares the model, with vocabulary and merges, which nobody
     changes who uses a tokenizer: for 262,144 tokens copying them takes seconds."""
+    tokenizer = as_usual(tokenizer)
+    if isinstance(tokenizer, MistralTokenizer):
+        return copy.copy(tokenizer)  # nothing can be added to it
     most = max(10_000, len(tokenizer.added_tokens_decoder))  # what holds more is no table of added tokens
     tables = (value for value in vars(tokenizer).values() if isinstance(value, (dict, list)) and len(value) > most)
     memo: dict[int, Any] = {id(table): table for table in tables}
@@ -324,6 +329,8 @@ def _copied_backend(backend: Any) -> Any:
 
 def _decoder_types(tokenizer: Any) -> set[str]:
     """The names of the parts of a fast tokenizer's decoder (`ByteLevel`, `ByteFallback`, ...)."""
+    if isinstance(tokenizer, MistralTokenizer):
+        return tokenizer.decoder_types
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if decoder is None:
         return set()

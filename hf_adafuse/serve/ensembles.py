@@ -15,6 +15,7 @@ from ..config import PRESETS, AdaFuseConfig
 from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
+from ..members.mistral_tokenizers import as_usual
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
 from .asked_settings import check_asked
@@ -55,7 +56,7 @@ class Served:
     @property
     def is_chat(self) -> bool:
         """Whether it can be asked in conversations: a member has a chat template."""
-        return any(getattr(tokenizer, "chat_template", None) for tokenizer in self.ensemble.tokenizers)
+        return any(getattr(as_usual(tokenizer), "chat_template", None) for tokenizer in self.ensemble.tokenizers)
 
     @functools.cached_property
     def takes_system(self) -> bool:
