@@ -1,7 +1,7 @@
 """Tokenizers of mistral-common: equal to the fast tokenizer of the same vocabulary, as main model's and assistant's.
 
-mistral-common is no part of the `test` extra: with it `AutoTokenizer` loads other classes. `.ci/run` installs it for this
-file alone.
+mistral-common is no part of the `test` extra: with it `AutoTokenizer` loads other classes. `.ci/run` installs it for
+this file alone.
 """
 
 from __future__ import annotations
@@ -191,10 +191,8 @@ def test_what_mistral_common_cannot_honour(options, match, ours):
 
 def test_a_chat_of_the_harness(ours):
     """It passes texts, in which the marks are spelled out."""
-    assert (
-        context_ids(chat_context(CHAT[:1] + [{"role": "user", "content": "What is"}], True), ours)
-        == (ours.apply_chat_template(CHAT)["input_ids"])
-    )
+    context = chat_context([*CHAT[:1], {"role": "user", "content": "What is"}], True)
+    assert context_ids(context, ours) == ours.apply_chat_template(CHAT)["input_ids"]
 
 
 def test_ids_beyond_the_vocabulary_have_no_text(ours):
