@@ -270,23 +270,23 @@ class _Reader:
         inner = (self._at(path[:end]) for end in range(1, len(path) + 1))
         return any(isinstance(place, Mapping) and isinstance(place.get("$id"), str) for place in inner)
 
-    def _types(self, schema: Any, seen: frozenset[str] = frozenset()) -> set[str] | None:
-        """The types of the values that the grammar of a schema allows; `None`: any."""
+    def _types(self, schema: Any, seen: frozenset[str] = frozenset(), is_said: bool = False) -> set[str] | None:
+        """The types of the values that the grammar of a schema allows, or with `is_said` the schema; `None`: any."""
         schema = _sound(schema)
         if schema is None:
             return None
         first = next((keyword for keyword in _FIRST if keyword in schema), None)
         if first is None:
-            return set(_kinds(schema)) or None
+            return set(_kinds(schema)) or None if not is_said or "type" in schema else None
         value = schema[first]
         if first == "$ref":
             target = None if value in seen else self._target(value, ())
-            return None if target is None else self._types(target[0], seen | {value})
+            return None if target is None else self._types(target[0], seen | {value}, is_said)
         if first in ("const", "enum"):
             return {_type(one) for one in (value if first == "enum" else [value])}
         if first == "allOf" and len(value) != 1:
             return None
-        options = [self._types(option, seen) for option in value]
+        options = [self._types(option, seen, is_said) for option in value]
         return None if None in options else {one for option in options for one in option or ()}
 
     def _may_overlap(self, options: list[Any]) -> bool:
@@ -310,7 +310,8 @@ class _Reader:
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
             return one is False or other is False
         types, others = self._types(one), self._types(other)
-        if types is not None and others is not None and not _numbers_alike(types) & _numbers_alike(others):
+        sides = ((types, self._types(other, is_said=True)), (others, self._types(one, is_said=True)))
+        if all(left and right and not _numbers_alike(left) & _numbers_alike(right) for left, right in sides):
             return True
         values, other_values = _values(one), _values(other)
         if values is not None and other_values is not None:

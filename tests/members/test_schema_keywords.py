@@ -193,6 +193,7 @@ UNENFORCED = [
     ({"allOf": [INTEGER, {"minimum": 3}]}, "`allOf` at the root (several schemas)", "2"),
     ({"oneOf": [{**INTEGER, "minimum": 1}, INTEGER]}, "`oneOf` at the root (read as `anyOf`)", "3"),
     ({"oneOf": [INTEGER, NUMBER]}, "`oneOf` at the root (read as `anyOf`)", "3"),
+    ({"oneOf": [{"properties": {"a": {}}}, INTEGER]}, "`oneOf` at the root (read as `anyOf`)", "1"),
     ({"oneOf": [{"enum": [1, 2]}, {"const": 2}]}, "`oneOf` at the root (read as `anyOf`)", "2"),
     ({"oneOf": [NAMES, {**NAMES, "required": ["a"]}]}, "`oneOf` at the root (read as `anyOf`)", '{"a": 1}'),
     ({"enum": [2**64 + 1]}, "`enum` at the root (integers of more than 64 bits)", str(float(2**64))),
