@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -19,9 +19,15 @@ from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 from hf_adafuse.trees.skinny_product import MAX_TOKENS
 
+PARTS = ("short", "rest", "all")
+# Of a test with many cases (sets of parameters), the short part runs so many; of one whose cases are random, a tenth.
+SHORT_CASES = 4
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=240, help="random cases compared with the oracle")
+    help = "short: a few cases of each test, for whoever changes something; rest: all others"
+    parser.addoption("--part", choices=PARTS, default="short", help=help)
 
 
 # By the name of the argument that is a case's number, how many of `--cases` make one: some take longer.
@@ -38,6 +44,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, cases in CASES_PER_NUMBER.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, range(-(-metafunc.config.getoption("--cases") // cases)))
+
+
+def _is_random(item: pytest.Item) -> bool:
+    return bool(CASES_PER_NUMBER.keys() & getattr(item, "fixturenames", ()))
+
+
+def in_short_part(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The tests that run by default: of each its first case and others spread over the rest, none of a slow one."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    short = set()
+    for cases in tests.values():
+        number = max(SHORT_CASES, len(cases) // 10) if _is_random(cases[0]) else SHORT_CASES
+        if cases[0].get_closest_marker("every_case"):
+            number = len(cases)
+        if not cases[0].get_closest_marker("slow"):
+            number = min(number, len(cases))
+            short |= {cases[index * len(cases) // number] for index in range(number)}
+    return short
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if part == "all" or any("::" in argument for argument in config.args):  # a test that is named runs whole
+        return
+    short = in_short_part(items)
+    dropped = [item for item in items if (item in short) != (part == "short")]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if (item in short) == (part == "short")]
 
 
 @pytest.fixture(autouse=True, scope="session")

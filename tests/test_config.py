@@ -12,6 +12,8 @@ import pytest
 
 from hf_adafuse import AdaFuseConfig
 
+pytestmark = pytest.mark.every_case
+
 DEFAULTS = {
     "margin_threshold": 0.7,
     "max_words": 3,

@@ -22,6 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hf_adafuse.cli import main
 from hf_adafuse.demo import NAMES
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "hf_adafuse/demo/models"
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hf_adafuse/docs").glob("*.md"))

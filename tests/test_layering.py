@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hf_adafuse"
 

@@ -13,6 +13,8 @@ import pytest
 
 from hf_adafuse.host_internals import GENERATION_HOOKS
 
+pytestmark = pytest.mark.every_case
+
 PACKAGE = Path(__file__).parent.parent / "hf_adafuse"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 THE_ONE = "host_internals.py"

@@ -26,7 +26,7 @@ _FLAGS = {
 # The flags of how words are drawn, by the names that `generate()` has for them.
 SAMPLING = ("temperature", "top_p", "top_k")
 # The flags of structured output, by the names that `generate(structured=...)` has for them.
-STRUCTURED = ("json_schema", "regex", "grammar")
+STRUCTURED = ("json_schema", "regex", "grammar", "structural_tag")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -135,6 +135,9 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> No
     kinds.add_argument("--json-schema", metavar="FILE", help="the text is JSON that is valid by the schema in a file")
     kinds.add_argument("--regex", type=plain_text, metavar="TEXT", help="the text matches a regular expression")
     kinds.add_argument("--grammar", metavar="FILE", help="the text follows the GBNF grammar in a file (from root)")
+    kinds.add_argument(
+        "--structural-tag", metavar="FILE", help="tagged parts of the text follow xgrammar's tag in a file"
+    )
     group.add_argument(
         "--strict", action="store_true", help="with --json-schema: refuse keywords that cannot be enforced"
     )
@@ -167,8 +170,9 @@ def read_text_arguments(args: argparse.Namespace) -> None:
         from ..members.structured import check_keywords, parse_grammar
 
         text = given if kind == "regex" else _content(given, flag)
-        if kind == "json_schema":  # as one line, however the file is laid out
+        if kind in ("json_schema", "structural_tag"):  # as one line, however the file is laid out
             text = _json_line(text, given, flag)
+        if kind == "json_schema":
             check_keywords((kind, text), args.strict, flag)
         parse_grammar((kind, text), flag)
         args.structured = {kind: text}

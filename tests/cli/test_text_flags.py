@@ -20,13 +20,16 @@ from hf_adafuse.members.structured import KINDS
 
 SCHEMA = {"type": "object", "properties": {"cat": {"type": "boolean"}}, "required": ["cat"]}
 GRAMMAR = 'root ::= " the " ("cat" | "tree") "!"'
+ANIMAL = {"type": "grammar", "grammar": 'root ::= "cat" | "tree"'}
+TAG = {"type": "structural_tag", "format": {"type": "tag", "begin": " the ", "content": ANIMAL, "end": "!"}}
 DEMO = [str(Path(demo.__file__).parent / "models" / name) for name in demo.NAMES[:2]]
 REGEX = r" [a-d]{2,4}!"
 
 
 @pytest.fixture
 def files(tmp_path):
-    """Folder with a schema on several lines and a grammar."""
+    """Folder with a schema and a tag on several lines, and a grammar."""
+    (tmp_path / "tag.json").write_text(json.dumps(TAG, indent=4), encoding="utf-8")
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA, indent=4), encoding="utf-8")
     (tmp_path / "grammar.gbnf").write_text(GRAMMAR, encoding="utf-8")
     return tmp_path
@@ -38,6 +41,7 @@ def given(kind, files):
         "json_schema": (["--json-schema", str(files / "schema.json")], SCHEMA),
         "grammar": (["--grammar", str(files / "grammar.gbnf")], GRAMMAR),
         "regex": (["--regex", REGEX], REGEX),
+        "structural_tag": (["--structural-tag", str(files / "tag.json")], TAG),
     }[kind]
 
 
@@ -73,7 +77,7 @@ def test_generate_with_a_grammar(kind, folders, files, capsys):
     assert text != expected(folders)[0]
     if kind == "json_schema":
         assert isinstance(json.loads(text)["cat"], bool)
-    if kind == "grammar":
+    if kind in ("grammar", "structural_tag"):
         assert text in (" the cat!", " the tree!")
     if kind == "regex":
         assert re.fullmatch(REGEX, text)
@@ -122,7 +126,7 @@ def test_a_job_goes_on_with_the_same_grammar_only(job, files, capsys):
     assert job(*flag) == 0
     (files / "schema.json").write_text(json.dumps(SCHEMA), encoding="utf-8")  # laid out in another way
     assert job(*flag) == 0
-    assert left_over(job) == {"answers.jsonl.settings.json", "schema.json", "grammar.gbnf"}
+    assert left_over(job) == {"answers.jsonl.settings.json", "schema.json", "tag.json", "grammar.gbnf"}
     capsys.readouterr()
     arguments = ["run", str(job.input), "--output", str(job.output), "--max-new-tokens", "10"]
     assert error_of([*arguments, *given("regex", files)[0]], capsys).startswith("`--json-schema` must be ")
