@@ -20,7 +20,7 @@ from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 from hf_adafuse.trees.skinny_product import MAX_TOKENS
 
 PARTS = ("short", "rest", "all")
-# Of a test with many cases (sets of parameters), the short part runs so many; of one whose cases are random, a tenth.
+# Of a test with many cases (sets of parameters), the short part runs so many; of random cases, a twentieth.
 SHORT_CASES = 4
 
 
@@ -57,7 +57,7 @@ def in_short_part(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     short = set()
     for cases in tests.values():
-        number = max(SHORT_CASES, len(cases) // 10) if _is_random(cases[0]) else SHORT_CASES
+        number = max(SHORT_CASES, len(cases) // 20) if _is_random(cases[0]) else SHORT_CASES
         if cases[0].get_closest_marker("every_case"):
             number = len(cases)
         if not cases[0].get_closest_marker("slow"):

@@ -71,6 +71,7 @@ def run(tmp_path, folders):
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lists", "arrays", "frame"])
 def test_a_batch_comes_back_with_its_answers(kind):
     given = asked()
@@ -96,6 +97,7 @@ def test_a_batch_comes_back_with_its_answers(kind):
         json.dumps(answered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_texts_do_not_depend_on_how_prompts_are_cut(size):
     answer = predictor(batch_size=size)

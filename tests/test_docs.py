@@ -111,6 +111,7 @@ def server(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, text in DOCUMENTS.items() if list(blocks(text, "python"))])
 def test_python_blocks_run(name, stand_ins, server, capsys):
     namespace = {"__name__": "__main__"}  # of all blocks: a later one may go on from an earlier one
@@ -131,6 +132,7 @@ def test_commands_of_other_programs_are_known():
             assert all(word in text for word in words), f"{place} does not run `{program}`"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [pytest.param(command, id=place) for place, command in commands("hf-adafuse ")])
 def test_commands_run(command, stand_ins, tmp_path, capsys):
     if "scores/ensemble" in command:

@@ -382,6 +382,7 @@ def test_other_releases_are_not(version):
     warn_of_untested_release(version)  # warnings are errors here
 
 
+@pytest.mark.slow
 def test_importing_the_mixin_warns_of_a_newer_release():
     code = "import transformers; transformers.__version__ = '5.99.0'; import hf_adafuse.generation"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

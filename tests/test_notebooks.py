@@ -108,6 +108,7 @@ def shown(notebook):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path, desk):
     # Here and not in a kernel of its own: each would import torch anew.

@@ -19,6 +19,7 @@ from on_gpu import PARTS, PLACES, Part, Row, run, table
 SCRIPT = Path(on_gpu.__file__)
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_cpu(tmp_path):
     """As by hand: from a bare checkout, in another folder."""
     command = [sys.executable, SCRIPT, "--device", "cpu", "--minutes", "4", "--out", "found.json"]
@@ -82,6 +83,7 @@ def is_wrong(place):
     yield Row("wrong", {"right": False, "count": 0})
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_costs_no_other(tmp_path, capsys):
     parts = [Part("raises", 60, yields_and_raises), Part("dies", 60, dies), Part("wrong", 60, is_wrong),
              Part("hangs", 2, hangs), Part("last", 60, yields)]  # fmt: skip

@@ -36,6 +36,7 @@ def load(name):
     )
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("order", [("stories260K", "babyllama-tok361"), ("babyllama-tok361", "stories260K")])
@@ -92,6 +93,7 @@ def test_real_tokenizers_round_trip(name):
                 assert b"".join(map(vocabulary.piece, encoding.ids)).decode() == span
 
 
+@pytest.mark.slow
 @needs_shared
 def test_real_tokenizers_on_random_models():
     """Each of the four as the main one, over half of the questions, in batches: no crash, and the text is the ids'."""

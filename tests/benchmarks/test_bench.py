@@ -39,6 +39,7 @@ def prompt_file(tmp_path, monkeypatch):
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_command(prompt_file, tmp_path, capsys):
     path, picture = tmp_path / "results.json", tmp_path / "results.png"
     call = [
@@ -80,6 +81,7 @@ def test_the_command(prompt_file, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_targets(prompt_file, capsys):
     call = ["bench", "--model", "A", "--assistant", "B", "--prompt-file", prompt_file, "--texts"]
     call += ["1", "--new-tokens", "1", "--prompt-tokens", "4,6,8", "--repeats", "1", "--threads", "1"]

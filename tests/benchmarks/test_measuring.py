@@ -218,6 +218,7 @@ def test_layers_multiply_by_parts_where_several_threads_do(small_parts, monkeypa
     assert not products
 
 
+@pytest.mark.slow
 def test_other_methods_are_measured_with_the_words_that_they_write():
     result = measure(demo.load_pair(), QUESTIONS[:2], new_tokens=12, repeats=1, against=("greedy", *METHODS))
     assert result.contenders == ["ours", "greedy 1", "greedy 2", *METHODS]
@@ -230,6 +231,7 @@ def test_other_methods_are_measured_with_the_words_that_they_write():
         assert sum(result.forwards(name)) > 0
 
 
+@pytest.mark.slow
 def test_compiled_contenders_record_nothing_once_they_are_warm(monkeypatch, accelerator):
     """Neither ours nor the members' own generation, on which a cache that moves would be lost time in each repeat."""
     graphs, compile_it = [], torch.compile

@@ -36,6 +36,7 @@ def as_argument(role, processor):
 ROLES = ["logits_processor", "assistant_logits_processor"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [OtherType, OtherTypeOfIds])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("role", ROLES)
@@ -202,6 +203,7 @@ WRAPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 @pytest.mark.parametrize("cls", [OtherType, OtherTypeOfIds])
 def test_assistant_logits_processor_may_be_given_in_any_list(wrap, cls):

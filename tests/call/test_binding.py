@@ -31,6 +31,7 @@ def call(model, max_new_tokens=12, prompt="Once upon a time", **kwargs):
                           max_new_tokens=max_new_tokens, **kwargs)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -113,6 +113,7 @@ def test_the_run_that_is_disturbed_has_something_to_lose():
     assert all(len(seen) >= 4 and seen[0] == 0 and seen[1] == 1 and seen[-1] >= 2 for seen in passes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", range(3), ids=["main", "first", "second"])
 def test_the_error_names_the_member_and_the_round_and_keeps_the_text(k, kind):
@@ -135,6 +136,7 @@ def test_the_error_names_the_member_and_the_round_and_keeps_the_text(k, kind):
         assert isinstance(error, RuntimeError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raise", "nan"])
 @pytest.mark.parametrize("k", [0, 1])
 def test_in_a_batch_each_row_keeps_its_text(k, kind):

@@ -124,6 +124,7 @@ def figure(harness, folder):
     return results["results"]["words"]["exact_match,none"], answers
 
 
+@pytest.mark.slow
 def test_lm_evals_figure_is_that_of_batch_1(tmp_path):
     model, prompts = enabled("\n", by=7.0), [*PROMPTS, *(f"{prompt} a" for prompt in PROMPTS), "and"]
     alone, found = HFLM(pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=1), {}
@@ -226,6 +227,7 @@ def wrapped():
     torch._dynamo.config.suppress_errors = before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["outlines_core", "xgrammar"])
 @pytest.mark.parametrize("regex", REGEXES)
 def test_outlines_regexes(regex, backend, wrapped):

@@ -111,6 +111,7 @@ def run_at_random(rng, plans):
     return [None if index in leaving else rounds for index, rounds in enumerate(found)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(7000, 7012))
 def test_each_call_gets_what_it_gets_alone(number):
     rng = random.Random(number)
@@ -137,6 +138,7 @@ def test_each_call_gets_what_it_gets_alone(number):
 METHODS = ["unite", "specfuse", "rerank", "gac"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -225,6 +227,7 @@ def test_a_member_that_fails_ends_the_batch(monkeypatch):
     assert calls.batch.is_over and not calls.ended
 
 
+@pytest.mark.slow
 def test_members_behind_servers():
     model, tokenizer = tiny_model("llama", "byte_level"), TOKENIZERS["byte_level"]()
     other = StandIn(tiny_model("gpt2", "characters"), TOKENIZERS["characters"]())

@@ -88,6 +88,7 @@ def test_settings_alone_do_not_ask():
     assert not is_sampled(main(do_sample=True), temperature=0.9, top_k=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_default", [None, False, True])
 def test_a_config_of_the_call_asks_where_it_is_not_the_models_own(own_default):
     model = main(do_sample=own_default)
@@ -260,6 +261,7 @@ def ids_of(task_pipe, times=4, prompt=PROMPT, **kwargs):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [PROMPT, [PROMPT, "She"]], ids=["one", "two"])
 @pytest.mark.parametrize("default", [None, True])
 @pytest.mark.parametrize("task", TASKS)
@@ -277,6 +279,7 @@ def test_a_pipelines_default_does_not_ask(task, default, prompt, caplog):
         assert len(ids_of(task_pipe, prompt=prompt, max_new_tokens=8, batch_size=2, do_sample=True)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_pipeline_is_asked_where_it_is_made_or_called(task):
     made = pipe(task, do_sample=True, max_new_tokens=8)
@@ -288,6 +291,7 @@ def test_a_pipeline_is_asked_where_it_is_made_or_called(task):
     assert len(ids_of(cool)) == 1 and len(ids_of(cool, temperature=1.5)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_config_given_to_a_pipeline(task):
     asks, silent = (
@@ -307,6 +311,7 @@ def test_a_config_given_to_a_pipeline(task):
     assert len(ids_of(task_pipe, generation_config=same)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_the_settings_of_adafuse_go_before_a_pipeline(task):
     assert len(ids_of(pipe(task, given=ensemble(do_sample=True)), max_new_tokens=8)) > 1

@@ -330,6 +330,7 @@ def cut(rows, stops):
     return [new[:end] for new, end in zip(rows, ends, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch", "number"), cases_of(CRITERIA, 2))
 def test_criteria_that_remember_stop_each_row_as_alone(name, batch, number):
     case = case_of(number, batch)

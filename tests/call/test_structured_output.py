@@ -71,6 +71,7 @@ def test_random_grammars_equal_the_oracle(structured_number, look_ahead):
     check(case, structured)
 
 
+@pytest.mark.slow
 def test_the_cases_come_to_their_ends_and_assistants_win():
     ends, wins = [], 0
     for number in range(24):
@@ -190,6 +191,7 @@ def real_member(name):
     return LlamaForCausalLM(config).eval(), tokenizer
 
 
+@pytest.mark.slow
 @needs_shared
 def test_random_grammars_of_real_tokenizers_equal_the_oracle(real_number):
     rng = random.Random(1000 + real_number)

@@ -63,6 +63,7 @@ def test_a_cast_after_enabling(cast):
     assert assistant.dtype is torch.float32  # what is bound is not moved along
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", ["cpu", "disk"])
 def test_offloaded_after_enabling(offload, expected, tmp_path):
     main, assistant = pair()
@@ -139,6 +140,7 @@ def test_quantized_models(quantization, folder, expected):
     same(decode(copy.deepcopy(main), assistant), found)
 
 
+@pytest.mark.slow
 def test_tensor_parallel(folder, expected):
     script = Path(__file__).with_name("tensor_parallel.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, folder]

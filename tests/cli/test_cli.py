@@ -16,6 +16,7 @@ from hf_adafuse import AdaFuseDecodingError
 from hf_adafuse.cli import generate, main, members
 
 
+@pytest.mark.slow
 def test_as_a_process(folders):
     text, _ = expected(folders)
     done = subprocess.run(

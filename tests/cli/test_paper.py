@@ -86,6 +86,7 @@ def recount(output, cell):
     return scores, [] if cell["folder"].endswith("_alone") else sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_the_numbers_are_those_of_the_answers(name, make, asked):
     code, out, err = make(name, "--limit", str(LIMIT))
@@ -117,6 +118,7 @@ def test_the_numbers_are_those_of_the_answers(name, make, asked):
     assert (make.output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_differences_are_to_the_best_of_the_others(make):
     assert make("fig2", "--limit", "40")[0] == 0
     found = make.read("fig2")
@@ -186,6 +188,7 @@ def test_rounds_that_part_are_shown_with_their_candidates(make):
     assert (make.output / "fig3.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_time(make, monkeypatch):
     clock = iter(range(1, 1000))
     monkeypatch.setattr(paper_clock, "timed", lambda device, work: (work(), float(next(clock)))[::-1])
@@ -311,6 +314,7 @@ def test_options_of_a_peer(make):
     assert cells[2]["folder"] == "1+2_sweetspan_num_words=2" and max(cells[2]["shares"]) == "3"
 
 
+@pytest.mark.slow
 def test_everything_at_once(make):
     code, out, err = make("all", "--limit", "2", "--no-plot")
     assert code == 0, err

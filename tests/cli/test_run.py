@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from jobs import NEW, SETTINGS, answers_to, direct, left_over, lines_of, questions, read_json, rewrite, write_lines
 from tiny import TOKENIZERS, tiny_model
 
@@ -179,6 +180,7 @@ def command(job, *more, launcher=()) -> list[str]:
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(hf_adafuse.__file__).parents[1])}
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(job):
     rewrite(job, lambda asked: asked * 4)
     with subprocess.Popen(command(job, "--batch-size", "1"), env=ENVIRONMENT, stderr=subprocess.PIPE) as process:
@@ -201,6 +203,7 @@ def test_killed_and_started_again(job):
     assert [record["text"] for record in records] == answers_to(questions() * 4)
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_from_what_two_killed_ones_left(job):
     assert job() == 0
     whole = job.output.read_bytes()

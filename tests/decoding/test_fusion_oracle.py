@@ -139,6 +139,7 @@ def test_words_judged_as_the_weights_are_spread_equal_the_oracle(rule, number):
     assert texts[0] not in texts[1:], "choose another case"
 
 
+@pytest.mark.slow
 def test_one_member_that_judges_words_by_what_sets_them_apart_is_greedy():
     """Also beside others that do not count, whatever they propose; by whole words it may leave its own text. Not where
     words are cut: what a round cuts is joined to what comes next, and judged as another word."""
@@ -247,6 +248,7 @@ ROBUST = {
 EVEN = {"fusion": "word", "model_weights": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "number"), [(ROBUST, 71034), (ROBUST, 71046), (EVEN, 71034), (EVEN, 71054)], ids=str)
 def test_rounds_that_end_there_equal_the_oracle(rule, number, monkeypatch):
     case = case_of(number, **rule)
@@ -275,6 +277,7 @@ SILENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "rule"),
     [(first + number, rule) for first, (rule, numbers) in SILENT.items() for number in numbers],
@@ -290,6 +293,7 @@ def test_a_text_that_would_be_empty_equals_the_oracle(number, rule, look_ahead):
 FEW_SHOT = ["A: a big cat\nthe tree\n", "Q: cat\nA: it was\nQ: tree\n", "Once\nA: upon a time in\nA: there\nB: red\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(24))
 def test_trust_by_examples_equals_the_oracle(number, look_ahead):
     """Prompts with and without examples in one batch; half of them by all that the robust settings have."""

@@ -85,6 +85,7 @@ def generate(known, dtype=torch.float32, config=True, architecture="llama", prom
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("per_node", "options"),
     [
@@ -107,6 +108,7 @@ def test_a_row_lives_as_long_as_its_node(watched, per_node, options):
     assert_bounded(seen, per_node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["rows", "tokenwise (several tokens)", "tokenwise"])
 def test_with_every_backend(watched, backend, monkeypatch):
     force(monkeypatch, backend)
@@ -115,6 +117,7 @@ def test_with_every_backend(watched, backend, monkeypatch):
     assert_bounded(seen, 4)
 
 
+@pytest.mark.slow
 def test_what_the_caller_asks_for_is_a_row_a_token(watched):
     seen, known = watched
     generate(known, output_logits=True, output_scores=True, return_dict_in_generate=True)

@@ -61,6 +61,7 @@ def test_copies_of_one_model_give_its_greedy_text(method, name, count):
     assert new_ids(case, case.fast()) == greedy_ids(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("method", PEERS)
 def test_the_order_of_assistants_changes_nothing_but_ties(method, number):

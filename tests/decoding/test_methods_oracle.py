@@ -113,6 +113,7 @@ def test_calibrated_selection_equals_its_oracle(method_number, look_ahead):
     assert_equals_the_oracle(calibrated_case(method_number))
 
 
+@pytest.mark.slow
 def test_calibrated_selection_among_drawn_answers_equals_its_oracle(method_number):
     assert_equals_the_oracle(
         calibrated_case(method_number, SAMPLED, do_sample=True), method_number, temperature=1.0, top_k=8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+import pytest
 from cases import assert_equal, random_case
 from tiny import ARCHITECTURES, TOKENIZERS
 
@@ -44,6 +45,7 @@ def test_the_cases_cover_what_they_should(monkeypatch):
     assert len(tokenizers) == len(TOKENIZERS) and min(tokenizers.values()) > 50
 
 
+@pytest.mark.slow
 def test_margins_straddle_tau_and_texts_end():
     """The tiny models are peaked enough for the cases to mean something."""
     margins, ends, words = [], 0, collections.Counter()

@@ -49,6 +49,7 @@ def toys(*prompts, **kwargs):
     return run(pair, AdaFuseConfig(max_words=1, num_branches=1), prompt=list(prompts), **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [1, 2, 3, 4, 9])
 def test_each_prompt_has_the_text_that_it_has_alone(places):
     assert_equal(case(places))
@@ -107,6 +108,7 @@ def test_without_a_limit_all_rows_are_told():
     assert told == [1, 2, 0]
 
 
+@pytest.mark.slow
 def test_what_waiting_prompts_begin_with_is_not_read_again():
     beginning = "Question: what is the capital of France? Answer: Paris. " * 3
     few = case(1, [beginning + prompt for prompt in PROMPTS[:4]])

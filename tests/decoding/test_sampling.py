@@ -150,6 +150,7 @@ def pair():
     return [member(tokenizer, rows) for tokenizer, rows in zip(WORDS, ROWS, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "wrong"),
     [
@@ -166,6 +167,7 @@ def test_a_word_is_of_the_weighted_mixture(asked, wrong):
         assert not agrees(counts, as_texts(mixed("▁It", **other)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked", [dict(weights=[1.0, 3.0]), dict(temperature=0.5, top_k=2)], ids=["weighted", "warped"]
 )
@@ -180,6 +182,7 @@ def test_a_text_of_two_words_has_the_product(asked):
     assert not agrees(counts, {pair: share / sum(wrong.values()) for pair, share in wrong.items()})
 
 
+@pytest.mark.slow
 def test_each_member_draws_by_settings_of_its_own():
     own = {"temperature": 0.5}, {"top_k": 2}
     members = [member(tok, rows, **settings) for tok, rows, settings in zip(WORDS, ROWS, own, strict=True)]
@@ -187,6 +190,7 @@ def test_each_member_draws_by_settings_of_its_own():
     assert agrees(named(draw(members, "So It", 1, 3000)), as_texts(mixture(expected, [1, 1])))
 
 
+@pytest.mark.slow
 def test_a_member_of_no_temperature_takes_its_likeliest_word_while_others_draw():
     """Its own temperature, or the main model's, is nearly 0; the other's is 1."""
     for number, settings in enumerate([({"temperature": 0.001}, {}), ({}, {"temperature": 0.001})]):
@@ -196,6 +200,7 @@ def test_a_member_of_no_temperature_takes_its_likeliest_word_while_others_draw()
         assert agrees(named(draw(members, "So It", 1, 3000, [1.0, 2.0])), as_texts(mixture(expected, [1, 2])))
 
 
+@pytest.mark.slow
 def test_words_that_the_main_model_cannot_write_are_drawn_again():
     """The assistant's " was" is unknown to the main model: the mixture is that of the words that are left."""
     tokenizer = word_tokenizer(["So", "It", "is", "be"])
@@ -261,6 +266,7 @@ def cut(tokens, num_words=2):
     raise AssertionError("the text is too short to tell its words")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.7, "top_k": 2}], ids=["as they are", "warped"])
 def test_one_member_alone_draws_what_ordinary_sampling_draws(asked):
     model = member(SPELLED, SPELLING, ENDS)
@@ -297,6 +303,7 @@ def word_shares(last):
     return dict(shares)
 
 
+@pytest.mark.slow
 def test_the_mixture_is_of_words_however_they_are_spelled():
     """The main model spells, the other has a token for every word; the main model's own part of the second word is of
     what begins a word, however the first one was drawn."""

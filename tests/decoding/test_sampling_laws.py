@@ -45,6 +45,7 @@ def with_prompts(case, prompts):
 # Seeds and batches.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_seed_gives_a_prompt_its_text_alone_and_in_any_batch(seed):
     case = ensemble(*MEMBERS, prompts=PROMPTS, n=16)
@@ -142,6 +143,7 @@ def test_streams_of_random_numbers():
 # Temperature.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral", "gemma3"])
 @pytest.mark.parametrize("tokenizer", list(TOKENIZERS))
 def test_without_temperature_one_member_gives_ordinary_greedy_text(architecture, tokenizer):
@@ -248,6 +250,7 @@ def test_a_text_stops_where_a_context_is_full(number):
     assert len(messages) == stopped
 
 
+@pytest.mark.slow
 def test_the_contexts_do_fill_up_in_assistants_too():
     case, members = tight_case(0), []
     for number in range(16):
@@ -262,6 +265,7 @@ def test_the_contexts_do_fill_up_in_assistants_too():
 # Processors.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("members", [MEMBERS, SAME])
 def test_what_the_main_models_processors_forbid_is_never_said(members, seed):

@@ -52,6 +52,7 @@ def test_the_confidence_is_the_probability_that_the_calibration_gives(number):
         assert rounds[0].criterion == "probability of being right" and rounds[0].highest_wins
 
 
+@pytest.mark.slow
 def test_without_a_calibration_the_confidence_is_a_score_and_the_highest_one_wins():
     for number in range(1, 8):
         output = selecting(random_case(number)).fast()
@@ -64,6 +65,7 @@ def test_without_a_calibration_the_confidence_is_a_score_and_the_highest_one_win
                 assert rounds.confidence == pytest.approx(max(shown), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 5, 10, 15])
 def test_features_of_a_batch_are_those_alone(number):
     case = selecting(random_case(number), with_features=True)

@@ -79,6 +79,7 @@ class TestQuestions:
         for relation, styles in data.phrasings().items():
             assert relation == "frame" or not set(styles["train"]) & set(styles["test"])
 
+    @pytest.mark.slow
     def test_no_test_line_is_in_any_text_that_training_could_read(self):
         styles = data.phrasings()
         questions = {
@@ -187,6 +188,7 @@ class TestTable:
         assert fused.passes_per_word > 0
         assert len(fused.answers) == 40
 
+    @pytest.mark.slow
     def test_batches_change_no_answer(self, pair):
         for line in methods.methods(2):
             results = [methods.answer(line, pair, demo.test_questions(6), size, 0) for size in (1, 6)]
@@ -200,6 +202,7 @@ class TestTable:
         scores = [sum(answer_nlls(member, [question.prompt], [text]).item() for member in pair) for text in alone]
         assert chosen == alone[scores.index(min(scores))]
 
+    @pytest.mark.slow
     def test_command_writes_text_or_json(self, capsys):
         parser = argparse.ArgumentParser()
         cli.add_arguments(parser)

@@ -99,6 +99,7 @@ def plain_score(pair, context, continuation, config):
     return mean * lengths[0] ** a, greedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kinds", [KINDS[:2], KINDS[2:], [KINDS[1], KINDS[2]]], ids=lambda kinds: kinds[0][1])
 def test_as_the_plain_computation(kinds, name):
@@ -118,6 +119,7 @@ EXAMPLES = [  # the last line of each is its cue, with what is behind it
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["examples", "prompt"])
 @pytest.mark.parametrize("context", EXAMPLES, ids=range(4))
 def test_trust_is_that_of_the_context_as_it_was_given(context, weighting, monkeypatch):

@@ -47,6 +47,7 @@ def written(kinds, context, config=CONFIG, until=GREEDY["until"], inputs=None, *
     return text, [committed.text for committed in output.rounds[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [KINDS[:2], KINDS[2:]], ids=lambda kinds: kinds[0][1])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_answers_are_those_of_generate_one_by_one(kinds, batch_size):
@@ -59,6 +60,7 @@ def test_answers_are_those_of_generate_one_by_one(kinds, batch_size):
     json.dumps(list(lm.rounds.values()), allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[1])
 def test_a_member_alone_writes_what_the_harness_own_writes(kind):
     found = ensemble([kind], False, batch_size=3).generate_until(asked())

@@ -205,6 +205,7 @@ def test_transformers_serve_answers_an_openai_client(root, members, tmp_path):
     assert plain.choices[0].message.content != expected
 
 
+@pytest.mark.slow
 def test_settings_come_from_the_nearest_place(root, members):
     model = AutoModelForCausalLM.from_pretrained(root / "main")
     call = {**members.inputs("main"), **SHORT}

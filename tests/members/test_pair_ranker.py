@@ -51,6 +51,7 @@ def test_a_short_prompt_leaves_its_room_to_the_answers(layout, tmp_path):
     assert cut[0][1] == cut[1][0] != 0  # three
 
 
+@pytest.mark.slow
 def test_without_limits_in_the_config_they_are_those_of_the_release(tmp_path):
     folder = save_pair_rm(tmp_path / "rm", "hf")
     source, answers = "The tree " * 200, ["was there " * 60, "was a tree " * 60]

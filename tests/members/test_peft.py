@@ -23,6 +23,7 @@ pytestmark = PEFT_WARNINGS
 
 
 # With the adapters that transformers adds, both must be of the same modules: its `set_adapter` asks each for each.
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "native"), [*((kind, False) for kind in KINDS), ("same_layers", True)])
 def test_adapters_of_one_model_are_members_of_their_own(kind, native):
     model = with_adapters(kind, native)
@@ -86,6 +87,7 @@ def test_an_error_leaves_the_adapters_as_they_were():
     assert switches(model) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["main", "assistant"])
 def test_lora_on_one_member(role):
     model, plain, other = with_adapters(), merged("same_layers", "law"), tiny_model("gpt2", "byte_level", 1)

@@ -90,6 +90,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_flag_equals_the_oracle_in_a_batch(flag):
     arguments, process = FLAGS[flag]

@@ -265,6 +265,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_what_a_trace_shows_is_what_decided(rule):
     """The winner has the best value by the criterion that the round names, at the word at which the others lost."""

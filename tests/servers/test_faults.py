@@ -97,6 +97,7 @@ def behind(case, url, **options):
     return Case([case.models[0], served], case.tokenizers, case.config, case.prompts, case.max_new_tokens)
 
 
+@pytest.mark.slow
 def test_five_hundred_faults(pair):
     expected, num_right, faults, failed = pair.fast(), 0, 0, []
     for seed in range(1000):
@@ -133,6 +134,7 @@ def texts_of(output):
     return ["".join(committed.text for committed in rounds) for rounds in output.rounds]
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair):
     class Dying(StandIn):
         most = None
@@ -157,6 +159,7 @@ def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair):
         assert text and whole.startswith(text)
 
 
+@pytest.mark.slow
 def test_a_job_whose_server_has_gone_waits_for_it_once_and_keeps_the_texts(pair):
     class Dying(StandIn):
         most = None
@@ -232,6 +235,7 @@ def test_a_server_that_comes_back_with_another_model_in_the_middle_is_an_error(p
             case.fast()
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_as_it_was_goes_on(pair):
     class Away(StandIn):
         left = 0
@@ -250,6 +254,7 @@ def test_a_server_that_comes_back_as_it_was_goes_on(pair):
         assert stand_in.left <= 0 and api.connection.num_retries >= 30 and not api.was_away
 
 
+@pytest.mark.slow
 def test_another_client_that_asks_vllm_for_named_tokens(pair):
     """Sampled together, vLLM forgets the most likely tokens: the texts must not show it."""
     stand_in, expected, is_over = StandIn(pair.models[1], pair.tokenizers[1], seconds=0.002), pair.fast(), []
@@ -276,6 +281,7 @@ def test_another_client_that_asks_vllm_for_named_tokens(pair):
     assert [one.sequences.tolist() for one in outputs] == [expected.sequences.tolist()] * 3
 
 
+@pytest.mark.slow
 def test_members_of_one_server_do_not_spoil_each_others_answers(pair):
     """The two kinds of requests are never under way at the same time, whoever asks here."""
     stand_in, expected = StandIn(pair.models[1], pair.tokenizers[1], seconds=0.002), pair.fast()

@@ -47,6 +47,7 @@ def served(url, model, tokenizer, **options):
     return ServedModel(url, tokenizer=tokenizer, eos_token_id=eos, **options), tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -295,6 +296,7 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
     assert "must be a server that can be used, but is not" in err and "Hub" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "call", "message"),
     [
@@ -339,6 +341,7 @@ def test_arguments_are_checked(wrong):
         ServedModel("http://127.0.0.1:9", **wrong)
 
 
+@pytest.mark.slow
 def test_scoring_asks_for_what_is_scored_and_nothing_else(pair, servers):
     members, stand_ins = servers
     case_of([pair[0], members[1]], AdaFuseConfig(num_branches=3)).fast()
@@ -349,6 +352,7 @@ def test_scoring_asks_for_what_is_scored_and_nothing_else(pair, servers):
     assert not any("prompt_logprobs" in body or body.get("echo") for body in bodies)
 
 
+@pytest.mark.slow
 def test_members_work_at_the_same_time(pair):
     """Two servers that take 200 ms a request beside the work: in a batch they wait for each other little."""
     spans = []

@@ -336,6 +336,7 @@ def test_a_library_that_cannot_be_used_is_told(tmp_path, monkeypatch):
     skinny_product._kernel.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["gcc", "false"])
 def test_the_package_is_built_with_a_compiler_and_without(compiler, tmp_path):
     kept_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.so", "tests", "notebooks")

@@ -66,6 +66,7 @@ def _nothing_compiled():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch"), [("llama", 1), ("gemma3", 1), ("gpt2", 3)])
 def test_compiled_models_equal_the_oracle_with_few_graphs(name, batch, look_ahead, accelerator):
     look_ahead(2, is_flat=True)
@@ -78,6 +79,7 @@ def test_compiled_models_equal_the_oracle_with_few_graphs(name, batch, look_ahea
         assert graph.num_runs == graph.num_steps >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in_place", "layers"])
 def test_a_model_may_be_compiled_otherwise(how, accelerator):
     """As modules are, or each of its layers for itself: what one gives must last until the next has read it."""
@@ -112,6 +114,7 @@ def assert_recorded_once(plain):
     return graphs
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_when_prompts_in_rows_of_their_own_are_decoded_again(monkeypatch, accelerator):
     monkeypatch.setattr(Policy, "most_shared_columns", 40)
     graphs = assert_recorded_once(case_of(tiny_model("llama", "byte_level"), batch=3, n=12))
