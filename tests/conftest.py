@@ -19,15 +19,14 @@ from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 from hf_adafuse.trees.skinny_product import MAX_TOKENS
 
-PARTS = ("short", "rest", "all")
-# Of a test with many cases (sets of parameters), the short part runs so many; of random cases, a twentieth.
-SHORT_CASES = 4
+# Of a test with many cases (sets of parameters), how many a part runs; and of random cases, one of how many.
+CASES_OF_PARTS = {"short": (4, 20), "long": (12, 3)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=240, help="random cases compared with the oracle")
-    help = "short: a few cases of each test, for whoever changes something; rest: all others"
-    parser.addoption("--part", choices=PARTS, default="short", help=help)
+    help = "short: a few cases of each test; long: slow tests, and more cases, without those of the short part; all"
+    parser.addoption("--part", choices=("short", "long", "all"), default="short", help=help)
 
 
 # By the name of the argument that is a case's number, how many of `--cases` make one: some take longer.
@@ -50,20 +49,21 @@ def _is_random(item: pytest.Item) -> bool:
     return bool(CASES_PER_NUMBER.keys() & getattr(item, "fixturenames", ()))
 
 
-def in_short_part(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """The tests that run by default: of each its first case and others spread over the rest, none of a slow one."""
+def chosen(items: Sequence[pytest.Item], part: str) -> set[pytest.Item]:
+    """Of each test its first case and others spread over the rest."""
+    most, one_of = CASES_OF_PARTS[part]
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    short = set()
+    found = set()
     for cases in tests.values():
-        number = max(SHORT_CASES, len(cases) // 20) if _is_random(cases[0]) else SHORT_CASES
+        number = max(most, len(cases) // one_of) if _is_random(cases[0]) else most
         if cases[0].get_closest_marker("every_case"):
             number = len(cases)
-        if not cases[0].get_closest_marker("slow"):
+        if part != "short" or not cases[0].get_closest_marker("slow"):
             number = min(number, len(cases))
-            short |= {cases[index * len(cases) // number] for index in range(number)}
-    return short
+            found |= {cases[index * len(cases) // number] for index in range(number)}
+    return found
 
 
 @pytest.hookimpl(trylast=True)
@@ -71,10 +71,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part = config.getoption("--part")
     if part == "all" or any("::" in argument for argument in config.args):  # a test that is named runs whole
         return
-    short = in_short_part(items)
-    dropped = [item for item in items if (item in short) != (part == "short")]
-    config.hook.pytest_deselected(items=dropped)
-    items[:] = [item for item in items if (item in short) == (part == "short")]
+    kept = chosen(items, part)
+    if part == "long":
+        kept -= chosen(items, "short")
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture(autouse=True, scope="session")
