@@ -178,7 +178,10 @@ class TestArguments:
         ("given", "message"),
         [
             ({"fusoin": "word"}, "fields of AdaFuseConfig, but 'fusoin' is none"),
-            ({"adafuse_config": "no.json"}, "`adafuse_config` must be a file in JSON that holds settings, but 'no.json' cannot be read"),
+            (
+                {"adafuse_config": "no.json"},
+                "must be a file in JSON that holds settings, but 'no.json' cannot be read",
+            ),
             ({"adafuse_config": False}, "must not be False with assistants"),
             ({"batch_size": "many"}, "`batch_size` must be a whole number"),
             ({"model_weights": (1, 2, 3)}, "`model_weights` must be one per member, but is 3 for 2"),
