@@ -28,6 +28,8 @@ from .service import Answer, ClientGoneError, Service
 T = TypeVar("T")
 
 MOST_BODY_BYTES = 4 * 2**20
+# For the headers of a request, and as long again for its body.
+PATIENCE = 60.0
 # The page asks for the key itself.
 _OPEN_PATHS = ("/", "/health")
 _DONE = b"data: [DONE]\n\n"
@@ -38,6 +40,7 @@ def create_app(
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
     most_body_bytes: int = MOST_BODY_BYTES,
+    patience: float = PATIENCE,
 ) -> Any:
     """
     The ASGI application. Its lifespan starts and stops the engine of the service.
@@ -47,6 +50,7 @@ def create_app(
         api_key (`str`, *optional*): what clients must send; `None`: anybody may ask.
         cors_origins (`list[str]`, *optional*): pages of these origins may ask from a browser; by default none.
         most_body_bytes (`int`, *optional*, defaults to 4 MiB): of a request.
+        patience (`float`, *optional*, defaults to 60.0): the seconds within which a body must have come.
     """
 
     @asynccontextmanager
@@ -65,7 +69,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    return Gate(app, most_body_bytes, api_key, _OPEN_PATHS)
+    return Gate(app, most_body_bytes, patience, api_key, _OPEN_PATHS)
 
 
 def _add_paths(app: FastAPI, service: Service) -> None:
@@ -126,6 +130,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 400:  # FastAPI has not read the body: brackets too deep, a number of too many digits
+            message = "The body must be JSON without deep brackets or long numbers, but is other. Send simpler JSON."
+            return await refuse(request, ApiError(400, message, "invalid_json"))
         return await refuse(request, ApiError(error.status_code, f"{error.detail}. See `GET /v1/models`."))
 
     @app.exception_handler(ClientGoneError)

@@ -1,7 +1,10 @@
-"""What an unknown network may send: bodies of at most so many bytes, and requests with the key. Knows no request."""
+"""What an unknown network may send: headers and bodies of at most so many bytes within at most so many seconds, and
+requests with the key. Knows no request.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -14,19 +17,27 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
+# Of the headers of a request, names and values.
+MOST_HEADER_BYTES = 32 * 2**10
+
+
 class Gate:
     """
-    An ASGI application before another: it refuses bodies that are too large, and requests without the key.
+    An ASGI application before another: it refuses headers and bodies that are too large, bodies that take too long to
+    come, and requests without the key.
 
     Args:
         app: the application.
         most_bytes (`int`): of a body.
+        most_seconds (`float`): from the headers to the end of the body.
         key (`str`, *optional*): what `Authorization: Bearer ...` must say; `None`: anybody may ask.
         open_paths (`tuple[str]`): these need no key.
     """
 
-    def __init__(self, app: Any, most_bytes: int, key: str | None, open_paths: tuple[str, ...]) -> None:
-        self._app, self._most_bytes = app, most_bytes
+    def __init__(
+        self, app: Any, most_bytes: int, most_seconds: float, key: str | None, open_paths: tuple[str, ...]
+    ) -> None:
+        self._app, self._most_bytes, self._most_seconds = app, most_bytes, most_seconds
         self._key, self._open_paths = None if key is None else key.encode(), open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,6 +45,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
+            message = f"The headers must be at most {MOST_HEADER_BYTES} bytes together. Send less."
+            await _refuse(send, ApiError(431, message, "headers_too_large"))
+            return
         if self._key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
             given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
             if not hmac.compare_digest(given, self._key):
@@ -44,17 +59,18 @@ class Gate:
         if not length.isdigit() or int(length[:20]) > self._most_bytes:
             await _refuse(send, too_large)
             return
-        chunks, size, more = [], 0, True
-        while more:  # it is read whole here: it is not large
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            chunks.append(message.get("body", b""))
-            size, more = size + len(chunks[-1]), message.get("more_body", False)
-            if size > self._most_bytes:
-                await _refuse(send, too_large)
-                return
-        body: bytes | None = b"".join(chunks)
+        try:
+            # It is read whole here: it is not large.
+            body = await asyncio.wait_for(_read(receive, self._most_bytes), self._most_seconds)
+        except asyncio.TimeoutError:
+            message = f"The body must have come within {self._most_seconds:g} s. Send it faster, or send less."
+            await _refuse(send, ApiError(408, message, "body_too_slow"))
+            return
+        except _TooLargeError:
+            await _refuse(send, too_large)
+            return
+        if body is None:
+            return
 
         async def receive_again() -> MutableMapping[str, Any]:
             nonlocal body
@@ -64,6 +80,24 @@ class Gate:
             return {"type": "http.request", "body": whole, "more_body": False}
 
         await self._app(scope, receive_again, send)
+
+
+class _TooLargeError(Exception):
+    """A body is of too many bytes."""
+
+
+async def _read(receive: Receive, most_bytes: int) -> bytes | None:
+    """The body; `None` where the client has gone."""
+    chunks, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunks.append(message.get("body", b""))
+        size, more = size + len(chunks[-1]), message.get("more_body", False)
+        if size > most_bytes:
+            raise _TooLargeError
+    return b"".join(chunks)
 
 
 async def _refuse(send: Send, error: ApiError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +10,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .app import create_app
+from .app import PATIENCE, create_app
 from .service import Service
 
 
@@ -41,6 +44,36 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+class _Connection(H11Protocol):
+    """A connection that is closed where the headers of a request take too long to come: uvicorn waits for ever."""
+
+    patience = PATIENCE
+    _closing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:  # there are headers
+            self._stop_watching()
+        elif self._closing is None:
+            self._closing = self.loop.call_later(self.patience, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+
+
 def make_server(
     service: Service,
     host: str = "127.0.0.1",
@@ -48,12 +81,15 @@ def make_server(
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
     on_ready: Callable[[str], None] = lambda url: None,
+    patience: float = PATIENCE,
 ) -> Server:
     """A server that is run by `run()`, as long as it is not told to stop. Port 0 is a free one."""
-    app = create_app(service, api_key, cors_origins)
+    app = create_app(service, api_key, cors_origins, patience=patience)
+    connection = type("Connection", (_Connection,), {"patience": patience})
     config = uvicorn.Config(
-        app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
-    )
+        app, host, port, http=connection, log_level="warning", access_log=False, timeout_graceful_shutdown=5,
+        lifespan="on",
+    )  # fmt: skip
     return Server(config, service, on_ready)
 
 
