@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_random_cases(number):
     case = random_case(number)
     expected = case.fast()
     _, ids, mask = case.main_ids()
-    main = enable_adafuse(case.models[0])
+    main = enable_adafuse(copy.copy(case.models[0]))
     given = dict(
         input_ids=ids, attention_mask=mask, tokenizer=case.tokenizers[0], assistant_models=case.models[1:],
         assistant_tokenizers=case.tokenizers[1:], adafuse_config=case.config, max_new_tokens=case.max_new_tokens,
@@ -53,7 +54,7 @@ CALLS = {
 def test_every_method_and_mode(name):
     assistants = dict(assistant_models=[tiny_model("gpt2", "characters")], assistant_tokenizers=[CHARS])
     call = dict(**inputs_of(BYTES, PROMPT, "She"), tokenizer=BYTES, **assistants, max_new_tokens=6, **CALLS[name])
-    main = enable_adafuse(tiny_model("llama", "byte_level"))
+    main = enable_adafuse(copy.copy(tiny_model("llama", "byte_level")))
     texts = []
     for place in (contextlib.nullcontext, elsewhere):
         torch.manual_seed(0)
@@ -70,7 +71,7 @@ def test_every_kind_of_model(kind):
     expected = case.fast().sequences
     _, ids, mask = case.main_ids()
     with elsewhere():
-        got = enable_adafuse(case.models[0]).generate(
+        got = enable_adafuse(copy.copy(case.models[0])).generate(
             input_ids=ids, attention_mask=mask, tokenizer=case.tokenizers[0], assistant_models=case.models[1:],
             assistant_tokenizers=case.tokenizers[1:], adafuse_config=case.config, max_new_tokens=case.max_new_tokens,
             do_sample=False,
