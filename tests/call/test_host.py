@@ -118,7 +118,7 @@ def test_nothing_of_the_callers_is_changed():
         ]
 
     (before, weights), base = state(), type(case.models[0])
-    main = enable_adafuse(case.models[0])
+    main = enable_adafuse(copy.copy(case.models[0]))
     main.generate(
         input_ids=ids, attention_mask=mask, generation_config=settings, tokenizer=case.tokenizers[0],
         assistant_models=case.models[1:], assistant_tokenizers=case.tokenizers[1:], adafuse_config=config,

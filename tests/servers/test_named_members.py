@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from cases import PROMPTS
 from stand_in import StandIn, serving
@@ -64,7 +66,7 @@ def test_a_pair_of_a_server_and_a_tokenizer(member):
 
 
 def test_generate_takes_a_server_by_name_with_its_tokenizer(member):
-    main = enable_adafuse(tiny_model("llama", "sentencepiece", 0))
+    main = enable_adafuse(copy.copy(tiny_model("llama", "sentencepiece", 0)))
     call = dict(tokenizer=member[1], assistant_tokenizers=[member[1]], adafuse_config=True, max_new_tokens=5)
     ids = member[1](PROMPTS[0], return_tensors="pt").input_ids
     expected = main.generate(ids, assistant_models=[member[0]], **call).tolist()

@@ -4,6 +4,7 @@ the same time.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -193,7 +194,7 @@ def test_a_name_of_an_assistant(pair, servers, tmp_path):
     url = servers[0][1][0].api.connection.url
     pair[1][1].save_pretrained(tmp_path)
     GenerationConfig(eos_token_id=eos_ids(pair[1][1])).save_pretrained(tmp_path)
-    main = enable_adafuse(tiny_model("llama", NAMES[0], 0))
+    main = enable_adafuse(copy.copy(tiny_model("llama", NAMES[0], 0)))
     ids = pair[0][1](PROMPTS[0], return_tensors="pt").input_ids
     arguments = dict(tokenizer=pair[0][1], adafuse_config=True, max_new_tokens=8)
     found = [
@@ -277,7 +278,7 @@ def test_a_key_in_a_name_is_neither_shown_nor_kept(job, tmp_path, capsys):
         with pytest.raises(ValueError, match="environment variable") as raised:
             AdaFuseEnsemble([member])
         assert "LEAK" not in str(raised.value)
-    main = enable_adafuse(tiny_model("llama", "byte_level", 0))
+    main = enable_adafuse(copy.copy(tiny_model("llama", "byte_level", 0)))
     with pytest.raises(ValueError, match="environment variable") as raised:
         main.generate(torch.tensor([[5]]), assistant_models=[f"vllm:{url}"], tokenizer=TOKENIZERS["byte_level"]())
     assert "LEAK" not in str(raised.value)
