@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from ..call.answering import reason_of
 from ..call.plan import CallPlan
@@ -23,7 +24,7 @@ from ..members.structured import UnenforcedKeywordsError
 from ..members.thinking import thinking_format
 from ..members.thoughts import thinking_at
 from ..members.tools import told
-from ..servers.queries import ServerError
+from ..servers.queries import ServerError, server_error
 from .engine import Job, StoppedError, Turns, too_long
 from .ensembles import Served, without_paths
 from .errors import ApiError
@@ -31,6 +32,8 @@ from .requests import ChatRequest, CompletionRequest
 
 # Of a request whose texts are tokenized beside others': some tokenizers take seconds for a word of so many.
 MANY_CHARACTERS = 20_000
+
+logger = logging.get_logger(__name__)
 
 # torch has one generator for all threads.
 _GENERATOR = threading.Lock()
@@ -228,8 +231,9 @@ def make_plan(
 
 
 def takes_long(served: Served, request: ChatRequest | CompletionRequest) -> bool:
-    """Whether a plan may take long: members think, a grammar is compiled, or a long text is read by tokenizers."""
-    if request.structured is not None or request.num_characters > MANY_CHARACTERS:
+    """Whether a plan may take long: members think, a grammar is compiled, a long text is read by tokenizers, or a
+    member's server is asked whether it is the one that it was."""
+    if request.structured is not None or request.num_characters > MANY_CHARACTERS or served.asks_servers:
         return True
     if not isinstance(request, ChatRequest) or request.thinking == "off":
         return False
@@ -255,10 +259,15 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, StoppedError):
         return ApiError(503, "The server is shutting down. Try again later.", "shutting_down")
+    if (cause := server_error(error)) is not None:  # its text names an address, and what that server has said
+        logger.warning(f"A member's server: {cause}")
+        if cause.is_away:
+            message = "The server of a member does not answer. Try again later, or leave this member out."
+            return ApiError(503, message, "member_away", headers={"Retry-After": "10"})
+        message = "The server of a member gives no answer that can be used. The server's log says more."
+        return ApiError(502, message, "member_failed")
     if isinstance(error, AdaFuseDecodingError):
         return ApiError(500, without_paths(reason_of(error)), "member_failed")
-    if isinstance(error, ServerError):
-        return ApiError(502, without_paths(str(error)), "member_failed")
     if isinstance(error, UnenforcedKeywordsError):  # its paths are those of the client's schema
         return ApiError(400, str(error))
     if isinstance(error, (ValueError, ImportError)):

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from ..call.plan import CallPlan
 from ..call.running_batch import RunningBatch
 from ..decoding.progress import AdaFuseDecodingError, Prompt
-from ..servers.queries import ServerError
+from ..servers.queries import server_error
 from ..trees.shared_prefix import KeptPrefixes, prefix_caching
 from .fairness import FairQueue
 
@@ -421,10 +421,7 @@ class Engine:
             job.on_error(error)
 
 
-def _is_absence(error: BaseException | None) -> bool:
+def _is_absence(error: BaseException) -> bool:
     """Whether a server has gone away: no other call would fare better."""
-    while error is not None:
-        if isinstance(error, ServerError) and error.is_away:
-            return True
-        error = error.__cause__
-    return False
+    cause = server_error(error)
+    return cause is not None and cause.is_away

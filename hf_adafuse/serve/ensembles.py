@@ -16,6 +16,7 @@ from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
 from ..members.mistral_tokenizers import as_usual
+from ..servers.served_model import ServedModel
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
 from .asked_settings import check_asked
@@ -41,6 +42,7 @@ class Served:
         template (`str`, *optional*): what the page makes a prompt of, where there is no chat: with `{question}`.
         pair (`tuple`, *optional*): the model and the tokenizer of a member alone.
         lengths (`list[int]`): the most tokens of a prompt, for each member.
+        asks_servers (`bool`): whether a member is behind a server.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Served:
     template: str | None = None
     pair: tuple[Any, Any] | None = None
     lengths: list[int] = field(default_factory=list)
+    asks_servers: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -131,11 +134,13 @@ def serve_members(
         found = next((other for other in known if other.pair is not None and other.pair[0] is pair[0]), None)
         if found is None:
             length = max_prompt_tokens or trained_length(base_model(pair[0]).config.get_text_config()) or _USUAL_LENGTH
-            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length])
+            is_away = isinstance(pair[0], ServedModel)
+            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length], is_away)
             new.append(found)
         alone.append(found)
     lengths = [length for one in alone for length in one.lengths]
-    return [Served(name, ensemble, settings, [one.name for one in alone], alone, template, None, lengths), *new]
+    served, asks = [one.name for one in alone], any(one.asks_servers for one in alone)
+    return [Served(name, ensemble, settings, served, alone, template, None, lengths, asks), *new]
 
 
 def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:

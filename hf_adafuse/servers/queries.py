@@ -22,6 +22,13 @@ class ServerError(OSError):
         self.status, self.is_away = status, is_away
 
 
+def server_error(error: BaseException | None) -> ServerError | None:
+    """The error of a server that another error follows from, if any."""
+    while error is not None and not isinstance(error, ServerError):
+        error = error.__cause__
+    return error
+
+
 class BadAnswer(Exception):
     """An answer that cannot be right: it is asked for again."""
 

@@ -9,8 +9,10 @@ import time
 import openai
 import torch
 from chats import CONFIG, members
+from stand_in import StandIn
+from stand_in import serving as standing
 
-from hf_adafuse import AdaFuseEnsemble
+from hf_adafuse import AdaFuseEnsemble, ServedModel
 from hf_adafuse.call.running_batch import RunningBatch
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members
@@ -30,6 +32,32 @@ def running(service=None, **options):
     service = service or service_of()
     with serving(service, **options) as url, client_of(url) as client:
         yield service, client
+
+
+class Dying:
+    """Before a stand-in for a server: what befalls it, by name; `None`: nothing."""
+
+    def __init__(self, behind):
+        self.behind, self.fault, self.asked = behind, None, threading.Event()
+
+    def answer(self, path, body, headers):
+        if self.fault is None:
+            return self.behind.answer(path, body, headers)
+        self.asked.set()
+        said = {"error": f"no file /srv/secret/weights of {headers.get('Authorization')}"}
+        return {"away": (503, said), "refuses": (400, said), "nonsense": (200, b"{}")}[self.fault]
+
+
+@contextlib.contextmanager
+def behind_a_server(monkeypatch):
+    """A service whose assistant is behind a server, which is given beside it, and little patience with it."""
+    monkeypatch.setenv("HF_ADAFUSE_TEST_KEY", "sk-verysecret")
+    main, (model, tokenizer) = members()
+    dying = Dying(StandIn(model, tokenizer))
+    with standing(dying) as url:
+        given = {"tokenizer": tokenizer, "eos_token_id": tokenizer.eos_token_id, "api_key_env": "HF_ADAFUSE_TEST_KEY"}
+        served = ServedModel(url, "vllm", **given, timeout=5, deadline=1, retries=1)
+        yield service_of(pair=[main, (served, tokenizer)]), dying
 
 
 def client_of(url, key="none", kind=openai.OpenAI):
