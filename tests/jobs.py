@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
 from pathlib import Path
 
+import pytest
+
 from hf_adafuse import demo, enable_adafuse
+from hf_adafuse.cli.answers import Answers
 from hf_adafuse.cli.questions import Question
 from hf_adafuse.demo.data import PROMPT
 
@@ -67,3 +71,20 @@ def record_of(question: Question) -> dict:
 
 def read_json(path: Path):
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def killed_after(left):
+    """A job is interrupted once it has written so many records."""
+    write = Answers.write
+
+    def killed(self, record):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return write(self, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Answers, "write", killed)
+        yield

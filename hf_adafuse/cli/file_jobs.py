@@ -132,6 +132,31 @@ class _Share:
         return job.stops
 
 
+def recording(
+    ask: Callable[[Sequence[Question], Callable[[int, Any], None]], Any], shown: Callable[[Any], Record]
+) -> Ask:
+    """
+    What answers questions, as a [`FileJob`] calls it: one record per question, also of one that fails.
+
+    Args:
+        ask (`Callable`): as [`answer_each`] takes it.
+        shown (`Callable`): `shown(answer)`, what a record holds of an answer.
+    """
+    from ..call.answering import answer_each, reason_of
+
+    def record(question: Question) -> Record:
+        return {"line": question.line, "input": question.record, "prompt": question.prompt}
+
+    def ask_all(questions: Sequence[Question], on_record: Callable[[Record], bool]) -> bool:
+        def tell(question: Question, answer: Any) -> None:
+            on_record(record(question) | shown(answer))
+
+        failed = answer_each(questions, ask, tell)
+        return any(on_record(record(question) | {"error": reason_of(error)}) for question, error in failed)
+
+    return ask_all
+
+
 def check_lines(questions: Sequence[Question], source: str, advice: str = "Mend it, or pass --on-error skip.") -> None:
     """Raises `ValueError` where lines make no prompt; `advice`: what to do where some do."""
     bad = [question for question in questions if question.error is not None]

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..call.answering import answer_each, cut_at, reason_of
+from ..call.answering import cut_at
 from ..confidence.features import feature_names
 from ..evaluation.metrics import METRICS, answers_of
 from .answers import Record, read_records
 from .arguments import member_loading
 from .batches import Processes
-from .file_jobs import Ask, FileJob
+from .file_jobs import Ask, FileJob, recording
 from .plain_json import with_nulls
 from .questions import Question, Template
 
@@ -177,13 +177,11 @@ class PanelJobs:
                 on_answer=tell,
             )
 
-        def ask(questions: Sequence[Question], on_record: Callable[[Record], bool]) -> bool:
-            def tell(question: Question, rounds: Any) -> None:
-                on_record(_record(question) | with_nulls(shown(rounds, stops)))
+        ask_all = recording(answer, lambda rounds: with_nulls(shown(rounds, stops)))
 
+        def ask(questions: Sequence[Question], on_record: Callable[[Record], bool]) -> bool:
             start = time.monotonic()
-            failed = answer_each(questions, answer, tell)
-            is_over = any(on_record(_record(question) | {"error": reason_of(error)}) for question, error in failed)
+            is_over = ask_all(questions, on_record)
             self.seconds_a_question[name] = (time.monotonic() - start) / len(questions)
             return is_over
 
@@ -216,10 +214,6 @@ def drawn_answers(record: Record) -> tuple[list[str], list[float], list[float]]:
     """The texts that a member has drawn, the share of each, and their NLLs; none where it has failed."""
     found = record.get("answers", [])
     return [one["text"] for one in found], [one["share"] for one in found], [_fused(one["nlls"]) for one in found]
-
-
-def _record(question: Question) -> Record:
-    return {"line": question.line, "input": question.record, "prompt": question.prompt}
 
 
 def _text(rounds: Any, stops: Sequence[str]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..members.templates import is_unicode
-from .answers import Record, check_output
+from .answers import check_output
 from .arguments import add_member_arguments, member_loading
 from .few_shot import add_examples, add_prompt_arguments
-from .file_jobs import Ask, FileJob, check_lines
+from .file_jobs import Ask, FileJob, check_lines, recording
 from .job_settings import add_job_arguments
 from .questions import Question, Template, read_questions
 from .run import default_template
@@ -101,7 +101,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> Ask:
     """The members; what asks them."""
-    from ..call.answering import answer_each, reason_of
     from ..ensemble import AdaFuseEnsemble
     from .members import load_members
 
@@ -119,18 +118,7 @@ def _load(args: argparse.Namespace) -> Ask:
             on_scores=tell,
         )
 
-    def ask(questions: Sequence[Question], on_record: Callable[[Record], bool]) -> bool:
-        def tell(question: Question, scores: Any) -> None:
-            on_record(_record(question) | {"scores": [_shown(score, args.words) for score in scores]})
-
-        failed = answer_each(questions, score, tell)
-        return any(on_record(_record(question) | {"error": reason_of(error)}) for question, error in failed)
-
-    return ask
-
-
-def _record(question: Question) -> Record:
-    return {"line": question.line, "input": question.record, "prompt": question.prompt}
+    return recording(score, lambda scores: {"scores": [_shown(score, args.words) for score in scores]})
 
 
 def _shown(score: Any, with_words: bool | None) -> dict[str, Any]:

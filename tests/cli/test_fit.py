@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from jobs import PAIR, lines_of, questions, read_json, write_lines
+from jobs import PAIR, killed_after, lines_of, questions, read_json, write_lines
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, demo, enable_adafuse
 from hf_adafuse.cli import main, members
-from hf_adafuse.cli.answers import Answers
 from hf_adafuse.confidence import Calibration
 from hf_adafuse.confidence.features import filled
 from hf_adafuse.demo.data import PROMPT
@@ -182,22 +181,13 @@ def test_the_calibration_is_kept_also_where_it_is_not_used(again, monkeypatch):
 
 def test_killed_and_started_again(fit, asked, monkeypatch):
     """The price is said before most is asked."""
-    write, left = Answers.write, [8]  # three of each for the price, then two
-
-    def killed(self, record):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return write(self, record)
-
-    monkeypatch.setattr(Answers, "write", killed)
-    first = fit("--batch-size", "3", "--no-progress")
+    with killed_after(8):  # three of each for the price, then two
+        first = fit("--batch-size", "3", "--no-progress")
     assert first.code == 130 and not fit.file.exists()
     lines = [line for line in first.err.splitlines() if "hf-adafuse: " in line]
     assert "up to about 144 passes of a member, 3 prompts each" in lines[0]
     assert "3 of 3 first members' answers" in lines[1] and "3 of 3 first fused answers" in lines[2]
     assert "price: about " in lines[3] and len(lines) == 4
-    monkeypatch.setattr(Answers, "write", write)
     rounds, prompts = Ensemble.rounds, []
     monkeypatch.setattr(Ensemble, "rounds", lambda self, some, **how: prompts.extend(some) or rounds(self, some, **how))
     assert fit("--batch-size", "3").code == 0

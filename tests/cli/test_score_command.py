@@ -6,11 +6,10 @@ import copy
 import json
 
 import pytest
-from jobs import PAIR, lines_of, questions, read_json, write_lines
+from jobs import PAIR, killed_after, lines_of, questions, read_json, write_lines
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.cli import main
-from hf_adafuse.cli.answers import Answers
 from hf_adafuse.demo.data import PROMPT
 from hf_adafuse.members.participants import Participant
 
@@ -63,19 +62,10 @@ def test_ends_and_words(score):
                 assert values == pytest.approx(others, abs=2e-4)
 
 
-def test_it_goes_on_where_it_stopped_and_with_the_same_input_only(score, monkeypatch, capsys):
-    write, left = Answers.write, [5]
-
-    def killed(self, record):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return write(self, record)
-
-    monkeypatch.setattr(Answers, "write", killed)
-    assert score("--batch-size", "2") == 130
+def test_it_goes_on_where_it_stopped_and_with_the_same_input_only(score, capsys):
+    with killed_after(5):
+        assert score("--batch-size", "2") == 130
     assert len(lines_of(score.output)) == 5
-    monkeypatch.setattr(Answers, "write", write)
     assert score("--batch-size", "2") == 0
     assert "9 new" in capsys.readouterr().err
     assert [record["line"] for record in lines_of(score.output)] == list(range(1, 15))
