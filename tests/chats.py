@@ -21,6 +21,18 @@ LONGER = [
 PREFILLED = [*QUESTION, {"role": "assistant", "content": "The capital of Peru is"}]
 CHATS = [QUESTION, LONGER, QUESTION[:1] + LONGER[1:]]
 
+# Tools, and calls of them as members write these.
+CITIES = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Lima", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITIES}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+LIMA = '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
 # One that marks turns with a special token, one with plain text and the tokenizer's own beginning.
 MARKED = (
     "{% for m in messages %}<|eot|>{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}"

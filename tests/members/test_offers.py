@@ -6,18 +6,11 @@ import json
 
 import pytest
 import xgrammar
-from chats import QUESTION, members
+from chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.members.structured import parse_grammar, read_structured
 from hf_adafuse.members.tools import Offer
-
-CITIES = {"type": "object", "properties": {"city": {"enum": ["Lima", "Oslo"]}}, "required": ["city"]}
-CITIES["additionalProperties"] = False
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITIES}}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
-LIMA = '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
 def shared_definitions(name: str) -> dict:

@@ -7,7 +7,7 @@ import json
 
 import openai
 import pytest
-from chats import QUESTION, members
+from chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 from servers_of_tests import MODEL, alone, running, service_of
 
 from hf_adafuse.members.tools import Offer, ToolCall, told
@@ -15,22 +15,7 @@ from hf_adafuse.serve.answers import GrowingText
 from hf_adafuse.serve.ensembles import serve_members
 from hf_adafuse.serve.requests import ChatRequest
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"enum": ["Lima", "Oslo"]}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
 OFFER = Offer([WEATHER, CLOCK])
-LIMA = '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 CALL = ToolCall("weather", '{"city": "Lima"}')
 BODY = {"model": MODEL, "messages": QUESTION, "max_tokens": 60, "tools": [WEATHER, CLOCK]}
 
