@@ -13,6 +13,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
+from hf_adafuse.decoding.strategies.registry import STRATEGIES
 from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees import skinny_linear
 from hf_adafuse.trees.pass_costs import PassCosts
@@ -92,6 +93,15 @@ def _no_deprecated_name(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     logger.removeHandler(caplog.handler)
     said = [record.getMessage() for when in ("setup", "call") for record in caplog.get_records(when)]
     assert [text for text in said if "deprecated" in text and "past_key_values" in text] == []
+
+
+@pytest.fixture(autouse=True)
+def _same_methods() -> Iterator[None]:
+    """After a test the registered methods are those before it, in their order, which users see."""
+    methods = dict(STRATEGIES)
+    yield
+    STRATEGIES.clear()
+    STRATEGIES.update(methods)
 
 
 @pytest.fixture
