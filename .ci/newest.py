@@ -26,7 +26,7 @@ TESTS = {
     ],
     "accelerate": ["tests/call/test_survival.py", "tests/test_host_internals.py"],
     "peft": ["tests/members/test_peft.py", "tests/members/test_peft_refusals.py", "tests/test_host_internals.py"],
-    "lm_eval": ["tests/evaluation"],
+    "lm_eval": ["tests/lab/evaluation"],
     "xgrammar": ["tests/members/test_structured.py", "tests/call/test_structured_output.py"],
     "outlines": ["tests/call/test_other_libraries.py"],
     "datasets": ["tests/cli/test_questions.py"],

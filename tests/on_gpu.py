@@ -45,12 +45,12 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available, logging
 
 from hf_adafuse import AdaFuseEnsemble, demo
-from hf_adafuse.benchmarks import instruments, report
-from hf_adafuse.benchmarks import members as prose
-from hf_adafuse.benchmarks.measuring import GREEDY, METHODS, Job
-from hf_adafuse.benchmarks.results import OURS
-from hf_adafuse.benchmarks.workload import Combination, Workload
 from hf_adafuse.demo.tables import aligned
+from hf_adafuse.lab.benchmarks import instruments, report
+from hf_adafuse.lab.benchmarks import members as prose
+from hf_adafuse.lab.benchmarks.measuring import GREEDY, METHODS, Job
+from hf_adafuse.lab.benchmarks.results import OURS
+from hf_adafuse.lab.benchmarks.workload import Combination, Workload
 
 HAS_ICU = importlib.util.find_spec("icu4py") is not None
 

@@ -1,6 +1,6 @@
 """The command line `hf-adafuse`: picks the subcommand, and turns errors into one line and an exit code.
 
-A subcommand is a module with `add_arguments` and `run`, and one line in `_COMMANDS`. It imports torch and transformers
+A subcommand is a module with `add_arguments` and `run`, and a line in `_COMMANDS`. It imports torch and transformers
 inside `run`, so that `--help` need not wait for them.
 """
 
@@ -12,9 +12,9 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from importlib import import_module
+from typing import Any, NoReturn, Protocol, cast
 
-from . import bench, chat, compare, demo, eval, export, fit, generate, headroom, paper, run, score, serve
 from .arguments import take_members
 from .network import go_offline_without_a_network
 
@@ -26,20 +26,30 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-_COMMANDS: dict[str, tuple[str, Command]] = {
-    "generate": ("generate text with an ensemble", generate),
-    "chat": ("talk with an ensemble in the terminal", chat),
-    "serve": ("answer requests of OpenAI's API with an ensemble, and show a page", serve),
-    "run": ("answer a file of questions with an ensemble", run),
-    "score": ("score a file of given answers under an ensemble", score),
-    "eval": ("score an ensemble on tasks of lm-evaluation-harness", eval),
-    "compare": ("compare two files of answers", compare),
-    "fit": (fit.HELP, fit),
-    "headroom": (headroom.HELP, headroom),
-    "paper": (paper.HELP, paper),
-    "demo": (demo.HELP, demo),
-    "bench": (bench.HELP, bench),
-    "export": ("write an ensemble as a folder for the Hub", export),
+# By name: what a command is for, and its module, which is imported when the command is called.
+_COMMANDS = {
+    "generate": ("generate text with an ensemble", ".generate"),
+    "chat": ("talk with an ensemble in the terminal", ".chat"),
+    "serve": ("answer requests of OpenAI's API with an ensemble, and show a page", ".serve"),
+    "run": ("answer a file of questions with an ensemble", ".run"),
+    "score": ("score a file of given answers under an ensemble", ".score"),
+    "eval": ("score an ensemble on tasks of lm-evaluation-harness", "..lab.cli.eval"),
+    "compare": ("compare two files of answers", "..lab.cli.compare"),
+    "fit": (
+        "fit to a file of questions whom to ask: one member, their fusion, or all and the likeliest answer",
+        "..lab.cli.fit",
+    ),
+    "headroom": (
+        "how often members differ, and what choosing among their answers could gain; needs no answers",
+        "..lab.cli.headroom",
+    ),
+    "paper": ("make a table or figure of the AdaFuse paper, on your models and questions", "..lab.cli.paper"),
+    "demo": ("show small models that ship with the package decode together, and what it gains", ".demo"),
+    "bench": (
+        "measure what an ensemble costs beside its members, on your models or on the pair that ships with the package",
+        "..lab.cli.bench",
+    ),
+    "export": ("write an ensemble as a folder for the Hub", ".export"),
 }
 
 
@@ -56,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _replace_what_cannot_be_written(sys.stdout)
     try:
-        args = _parser().parse_args(argv)
+        arguments = sys.argv[1:] if argv is None else list(argv)
+        args = _parser(arguments).parse_args(arguments)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             take_members(args)
@@ -107,15 +118,19 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see `{self.prog} --help`)")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of a command line: all commands by name and, of the one that is called, its arguments."""
     parser = _Parser(prog="hf-adafuse", description="Ensemble decoding of several language models with AdaFuse.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (help, command) in _COMMANDS.items():
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, (help, module) in _COMMANDS.items():
         subparser = commands.add_parser(name, help=help, description=help[:1].upper() + help[1:] + ".")
         subparser.formatter_class = argparse.RawDescriptionHelpFormatter
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+        if name == called:
+            command = cast(Command, import_module(module, __package__))
+            command.add_arguments(subparser)
+            subparser.set_defaults(run=command.run)
     return parser
 
 

@@ -15,9 +15,9 @@ import torch
 
 from ..call.answering import Answer, answer_each
 from ..ensemble import AdaFuseEnsemble
+from ..rounds.plain_json import with_nulls
 from .arguments import adafuse_config, sampling_options
 from .members import Pair
-from .plain_json import with_nulls
 from .questions import Question
 
 

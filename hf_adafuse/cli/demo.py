@@ -6,13 +6,11 @@ import argparse
 
 from .flag_types import count
 
-HELP = "show small models that ship with the package decode together, and what it gains"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
     parser.add_argument("--questions", type=count, metavar="N", help="ask the first N questions of the test set")
-    parser.add_argument("--folder", help="members of your own training (python -m hf_adafuse.demo.train)")
+    parser.add_argument("--folder", help="members of your own training (hf_adafuse/lab/training/demo_members.py)")
     parser.add_argument("--json", action="store_true", help="write one JSON object instead of text")
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..evaluation.metrics import answers_of
-from .questions import Question, Template, read_questions
+from .questions import Question, Template, answers_of, read_questions
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..demo.job_progress import Progress
 from .answers import Answers, Record
-from .progress import Progress
 from .questions import Question
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from ..rounds.plain_json import with_nulls
 from .arguments import (
     adafuse_config,
     add_chat_arguments,
@@ -21,7 +22,6 @@ from .arguments import (
     read_text_arguments,
     sampling_options,
 )
-from .plain_json import with_nulls
 
 if TYPE_CHECKING:
     from ..ensemble import AdaFuseEnsemble

@@ -37,6 +37,11 @@ class Question:
     repeat: int = 0
 
 
+def answers_of(value: Any) -> list[str]:
+    """The accepted answers of a question, given as one or as a list."""
+    return [str(answer) for answer in value] if isinstance(value, (list, tuple)) else [str(value)]
+
+
 class Template(PromptTemplate):
     """
     A template from the command line. In it a newline, a tab and a backslash may be written as `\\n`, `\\t` and `\\\\`,

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import AdaFuseConfig, enable_adafuse
-from ..evaluation.paired import paired
 from .data import Question
+from .paired import paired
 
 Member = tuple[Any, Any]  # a model and its tokenizer
 MAX_NEW_TOKENS = 24

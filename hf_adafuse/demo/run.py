@@ -9,8 +9,8 @@ import sys
 from typing import Any, TextIO
 
 from .. import AdaFuseConfig
-from ..cli.progress import Progress
 from . import NAMES, data, load_members
+from .job_progress import Progress
 from .methods import NUM_ALONE, Member, Method, Result, answer, difference, fuse, methods, prepare
 from .tables import aligned
 from .threads import threads

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cli.plain_json import with_nulls
+from ..rounds.plain_json import with_nulls
 from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
 from .calls import Call, as_api_error, make_plan, takes_long
 from .engine import Engine, QueueFullError, StoppedError, Turns

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_adafuse import AdaFuseConfig, cli
+import hf_adafuse
+from hf_adafuse import AdaFuseConfig
 from hf_adafuse.cli import _parser
 from hf_adafuse.cli.arguments import adafuse_config, as_flags
 from hf_adafuse.config import PRESETS
-from hf_adafuse.evaluation.candidates import RULES
+from hf_adafuse.lab.evaluation.candidates import RULES
 
 REQUIRED = {
     "generate": ["Who?"],
@@ -29,7 +30,7 @@ STORED = types.SimpleNamespace(
 
 
 def read(command, *flags):
-    return _parser().parse_args([command, *REQUIRED[command], *flags])
+    return _parser([command]).parse_args([command, *REQUIRED[command], *flags])
 
 
 @pytest.mark.parametrize("command", ["generate", "run", "fit"])
@@ -81,8 +82,8 @@ def test_flags_of_every_job(command):
 def test_no_two_jobs_declare_the_same_flag():
     """What several have in common is declared in one place, so that it stays the same."""
     declared = Counter()
-    for name in ("run", "fit_arguments", "eval"):
-        source = (Path(cli.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    for name in ("cli/run", "lab/cli/fit_arguments", "lab/cli/eval"):
+        source = (Path(hf_adafuse.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
         calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
         added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
         assert len(added) > 3

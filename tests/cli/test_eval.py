@@ -16,12 +16,12 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.cli import eval as eval_command
 from hf_adafuse.cli import main, members
-from hf_adafuse.evaluation import harness
-from hf_adafuse.evaluation.candidates import RULES
-from hf_adafuse.evaluation.ensemble_scores import warn_of_span_rule
-from hf_adafuse.evaluation.language_model import AdaFuseLM
+from hf_adafuse.lab.cli import eval as eval_command
+from hf_adafuse.lab.evaluation import harness
+from hf_adafuse.lab.evaluation.candidates import RULES
+from hf_adafuse.lab.evaluation.ensemble_scores import warn_of_span_rule
+from hf_adafuse.lab.evaluation.language_model import AdaFuseLM
 
 CHOICE = """\
 task: trees

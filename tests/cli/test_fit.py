@@ -16,8 +16,8 @@ from hf_adafuse.confidence import Calibration
 from hf_adafuse.confidence.features import filled
 from hf_adafuse.demo.data import PROMPT
 from hf_adafuse.ensemble import AdaFuseEnsemble as Ensemble
-from hf_adafuse.evaluation import fitting
-from hf_adafuse.evaluation.metrics import exact_match
+from hf_adafuse.lab.evaluation import fitting
+from hf_adafuse.lab.evaluation.metrics import exact_match
 
 NEW = ["--max-new-tokens", "8"]
 ASKED = [{"question": text, "answer": [q.answer, "?"]} for text, q in zip(questions(), demo.test_questions(14))][:8]

@@ -11,13 +11,16 @@ import pytest
 from jobs import lines_of, write_lines
 
 from hf_adafuse import demo
-from hf_adafuse.cli import main, members, paper
+from hf_adafuse.cli import main, members
 from hf_adafuse.decoding.strategies import registry
 from hf_adafuse.decoding.strategies.sweetspan import SweetSpan
-from hf_adafuse.evaluation import paper as contents
-from hf_adafuse.evaluation import paper_clock, paper_scores, translation
-from hf_adafuse.evaluation.language_model import AdaFuseLM
-from hf_adafuse.evaluation.metrics import exact_match
+from hf_adafuse.lab.cli import paper
+from hf_adafuse.lab.evaluation import translation
+from hf_adafuse.lab.evaluation.language_model import AdaFuseLM
+from hf_adafuse.lab.evaluation.metrics import exact_match
+from hf_adafuse.lab.paper import clock as paper_clock
+from hf_adafuse.lab.paper import experiments as contents
+from hf_adafuse.lab.paper import scores as paper_scores
 
 LIMIT = 12
 TABLES = [name for name in contents.NAMES if name != "fig5"]
@@ -279,7 +282,7 @@ def test_translations_are_asked_without_examples_and_others_with_five(make, fold
     assert asked[0].count("Question: ") == 6
     asked.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_adafuse.evaluation.task_metrics.has_spbleu", lambda: False)
+        patch.setattr("hf_adafuse.lab.evaluation.task_metrics.has_spbleu", lambda: False)
         assert make("fig2", "--task", "flores_de_en", "--limit", "1", *flags)[0] == 0
     assert asked[0] == "German: Once upon a time\nEnglish:"
 

@@ -118,7 +118,7 @@ def test_a_text_that_stops_is_without_the_text_it_stops_at(job):
 
 def test_a_line_every_half_minute_where_there_is_no_terminal(job, monkeypatch, capsys):
     times = iter(range(0, 10**6, 20))
-    monkeypatch.setattr("hf_adafuse.cli.progress.time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    monkeypatch.setattr("hf_adafuse.demo.job_progress.time", SimpleNamespace(monotonic=lambda: float(next(times))))
     assert job() == 0
     *lines, summary = capsys.readouterr().err.splitlines()
     assert lines and all(re.fullmatch(r"hf-adafuse: \d+ of 14 answers after \d+ s, .* words/s", one) for one in lines)

@@ -24,8 +24,8 @@ from transformers.integrations.mistral import convert_tekken_tokenizer
 
 from hf_adafuse import AdaFuseEnsemble, chat_inputs, demo, enable_adafuse
 from hf_adafuse.cli import main
-from hf_adafuse.evaluation.contexts import chat_context, context_ids
 from hf_adafuse.hub.export import export_adafuse
+from hf_adafuse.lab.evaluation.contexts import chat_context, context_ids
 from hf_adafuse.members.mistral_tokenizers import MistralTokenizer, as_usual, encode_marks
 from hf_adafuse.members.thinking import thinking_format
 from hf_adafuse.members.vocabulary import vocabulary_of

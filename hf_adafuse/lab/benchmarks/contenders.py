@@ -1,0 +1,150 @@
+"""The contenders: how the ensemble, each member alone, our own code without an idea, and the naive implementation are
+run on the same prompts. Knows the core; takes no time and keeps no sample.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import StaticCache
+
+from ...call.arguments import EnsembleArguments, resolve_participants
+from ...config import AdaFuseConfig
+from ...generation import disable_adafuse, enable_adafuse
+from ...host_internals import CACHE_NAME, takes_keys
+from ...members.participants import Participant
+from ...members.prompt_inputs import pad_left
+from ...members.prompts import assistant_prompts
+from ...trees.model_call import ModelCall
+from ...trees.pass_policy import Policy
+from ...trees.static_shapes import static_size, uncompiled
+from . import instruments
+from .naive import NaiveMember, naive_decode
+from .results import Measurement
+from .variants import VARIANTS
+
+Prompts = list[list[list[int]]]  # per member, its own ids of each prompt of a batch
+
+
+class Ensemble:
+    """
+    The members as the benchmark runs them: copies that share the weights and report to one meter.
+
+    Args:
+        members (`list`): models with their tokenizers, the main one first; not changed.
+    """
+
+    def __init__(self, members: Sequence[tuple[Any, Any]]) -> None:
+        (main, tokenizer), *assistants = members
+        arguments = EnsembleArguments([m for m, _ in assistants], [t for _, t in assistants], None, tokenizer)
+        self.participants = resolve_participants(main, arguments)
+        self.meter = instruments.Meter(len(members))
+        self.models = [
+            disable_adafuse(instruments.measured_copy(participant.model, self.meter, index))
+            for index, participant in enumerate(self.participants)
+        ]
+        self.main = enable_adafuse(copy.copy(self.models[0]))
+        self.device = self.participants[0].device
+        self._static_caches: dict[tuple[int, int, int], StaticCache] = {}
+        self.bandwidth = instruments.copy_bandwidth(self.device)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.participants[0].tokenizer
+
+    def prompts(self, texts: list[str]) -> Prompts:
+        """The members' own ids of these texts."""
+        main = [self.participants[0].vocabulary.encode_prompt(text) for text in texts]
+        return [main, *assistant_prompts(self.participants, main, None)]  # as `generate()` makes them
+
+    def measurement(self, prompt_tokens: int, batch: int, branches: int, new_tokens: int) -> Measurement:
+        """An empty one."""
+        sizes = [model.num_parameters() for model in self.models]
+        weights = [instruments.weight_bytes(model) for model in self.models]
+        return Measurement(sizes, prompt_tokens, batch, branches, new_tokens, weights, self.bandwidth)
+
+    def generate(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int, **options: Any) -> Any:
+        """What the ensemble's `generate()` returns."""
+        return self.main.generate(
+            **self._batch(0, prompts[0]),
+            tokenizer=self.tokenizer,
+            assistant_models=self.models[1:],
+            assistant_tokenizers=[assistant.tokenizer for assistant in self.participants[1:]],
+            adafuse_config=config,
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            **options,
+        )
+
+    def run(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
+        """Per prompt, the new ids that the ensemble gives."""
+        return self.new_ids(self.generate(prompts, config, new_tokens), prompts)
+
+    def run_variant(self, name: str, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
+        """The same, with our own code changed."""
+        with VARIANTS[name]():
+            return self.run(prompts, config, new_tokens)
+
+    def run_alone(self, k: int, rows: list[list[int]], num_tokens: int) -> None:
+        """Member k's ordinary greedy generation of exactly so many tokens."""
+        inputs = self._batch(k, rows)
+        call = ModelCall(self.models[k])
+        if call.is_compiled and takes_keys(call.memory):
+            inputs |= {
+                CACHE_NAME: self._static_cache(k, inputs["input_ids"], num_tokens),
+                "disable_compile": True,
+            }
+        self.models[k].generate(
+            **inputs, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, num_beams=1
+        )
+
+    def _static_cache(self, k: int, ids: torch.Tensor, num_tokens: int) -> StaticCache:
+        """An empty cache for compiled member k: of few shapes, and for each of them at one address."""
+        shape = (k, len(ids), static_size(ids.shape[1] + num_tokens, Policy.least_static_columns))
+        if shape not in self._static_caches:
+            cache = self._static_caches[shape] = StaticCache(self.models[k].config, max_cache_len=shape[-1])
+            with uncompiled, torch.no_grad():  # inside of what is compiled its tensors would not be said to stay
+                self.models[k](input_ids=ids[:, :1], **{CACHE_NAME: cache})
+        self._static_caches[shape].reset()
+        return self._static_caches[shape]
+
+    def run_naively(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
+        """Per prompt, the new ids that the naive implementation gives; one prompt after another."""
+        members = []
+        for k, (participant, model) in enumerate(zip(self.participants, self.models, strict=True)):
+            eos = self._main_eos() if k == 0 else participant.own_eos_ids()
+            members.append(NaiveMember(Participant(participant.name, model, participant.tokenizer), eos, config))
+        rows = [list(row) for row in zip(*prompts, strict=True)]
+        return [naive_decode(members, row, config, new_tokens) for row in rows]
+
+    def new_ids(self, sequences: Any, prompts: Prompts) -> list[list[int]]:
+        """Per prompt, the new ids of `sequences` without the padding after them."""
+        width = max(map(len, prompts[0]))
+        rows = sequences[:, width:].tolist()
+        eos = set(self._main_eos())
+        ends = [next((at for at, token in enumerate(row, start=1) if token in eos), len(row)) for row in rows]
+        return [row[:end] for row, end in zip(rows, ends, strict=True)]
+
+    def check_room(self, batches: list[Prompts], new_tokens: int) -> None:
+        """Refuse prompts that leave no room for the new tokens, before anything is run."""
+        for k, participant in enumerate(self.participants):
+            longest = max(len(row) for prompts in batches for row in prompts[k])
+            room = participant.max_length
+            if room is not None and longest + new_tokens > room:
+                raise ValueError(
+                    f"`prompt_tokens` and `new_tokens` must fit into the context of {participant.name}, {room} tokens, "
+                    f"but the prompt is {longest} of its tokens and {new_tokens} are to come. Ask for fewer."
+                )
+
+    def _main_eos(self) -> list[int]:
+        eos = self.main.generation_config.eos_token_id
+        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+    def _batch(self, k: int, rows: list[list[int]]) -> dict[str, Any]:
+        """A left-padded batch for member k."""
+        participant = self.participants[k]
+        inputs = pad_left(rows, participant.tokenizer).to(participant.device)
+        return {**inputs, "pad_token_id": participant.tokenizer.pad_token_id or 0}

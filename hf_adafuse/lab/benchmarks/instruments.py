@@ -1,0 +1,170 @@
+"""Clocks and counters on copies of models: time inside `model(...)`, passes, tokens, bytes of keys and values, peak
+memory, copy bandwidth. Knows transformers' models and caches, not AdaFuse.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...host_internals import CACHE_NAME
+
+_PEAK_RESET = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+class Meter:
+    """
+    What the forward passes of several models cost since the last `reset()`.
+
+    Attributes:
+        is_on (`bool`): whether passes are counted. To time a pass the host waits for the GPU before and after it, which
+            lengthens the call. Where only the time of the whole call matters, it is set to `False`.
+        seconds (`list[float]`), forwards (`list[int]`), tokens (`list[int]`): per model; tokens count padding too.
+        kv_peak_bytes (`int`): the most that the caches of all models held together, after any pass.
+    """
+
+    def __init__(self, num_models: int) -> None:
+        self.num_models = num_models
+        self.is_on = True
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds = [0.0] * self.num_models
+        self.forwards = [0] * self.num_models
+        self.tokens = [0] * self.num_models
+        self.kv_peak_bytes = 0
+        self._held = [0] * self.num_models
+
+    def count(self, index: int, seconds: float, num_tokens: int, cache: Any) -> None:
+        self.seconds[index] += seconds
+        self.forwards[index] += 1
+        self.tokens[index] += num_tokens
+        self._held[index] = cache_bytes(cache)
+        self.kv_peak_bytes = max(self.kv_peak_bytes, sum(self._held))
+
+
+def measured_copy(model: Any, meter: Meter, index: int) -> Any:
+    """A copy of `model` that shares its weights and reports each forward pass to `meter`; `model` is not touched."""
+    twin = copy.copy(model)
+    kind = type(model)
+    own = vars(twin).pop("forward", None)  # where the model has been compiled
+
+    @functools.wraps(kind.forward)
+    def measured_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        forward = functools.partial(kind.forward, self) if own is None else own
+        if not meter.is_on:
+            return forward(*args, **kwargs)
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        synchronize(ids.device)
+        start = time.perf_counter()
+        output = forward(*args, **kwargs)
+        synchronize(ids.device)
+        meter.count(index, time.perf_counter() - start, ids.numel(), getattr(output, CACHE_NAME, None))
+        return output
+
+    if own is not None:  # what torch has noted on it: that it is compiled
+        vars(measured_forward).update({**vars(own), "__wrapped__": kind.forward})
+    # Of its class, not of the model: one that has a `forward` of its own counts as hooked.
+    twin.__class__ = type(kind.__name__, (kind,), {"forward": measured_forward})
+    return twin
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was told to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cache_bytes(cache: Any) -> int:
+    """The bytes that a cache's keys and values keep in memory: of whole storages, each once."""
+    storages: dict[int, int] = {}
+    for layer in getattr(cache, "layers", []):
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def kv_bytes_per_token(model: Any) -> int:
+    """The bytes of one token's keys and values: 2 * layers * kv_heads * head_dim * bytes of a number; of the layers
+    with attention."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None:
+        return 0
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    with_keys = [kind for kind in kinds or [] if kind.endswith(("attention", "hybrid")) and kind != "linear_attention"]
+    num_layers = len(with_keys) if kinds else config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * num_layers * kv_heads * head_dim * model.dtype.itemsize)
+
+
+def weight_bytes(model: Any) -> int:
+    """The bytes of weights that one forward pass reads: all but an input embedding of its own."""
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    is_tied = head is not None and embedding.weight is head.weight
+    unread = 0 if is_tied else embedding.weight.nbytes
+    return int(sum(parameter.nbytes for parameter in model.parameters()) - unread)
+
+
+@functools.cache
+def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: int = 5) -> float:
+    """Bytes per second, read and written, of the fastest of several copies of a large block on the device."""
+    # Far more than a processor's caches hold: weights are read from memory, too.
+    num_bytes = num_bytes or (2**30 if device.type == "cuda" else 2**27)
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * num_bytes / best
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start to look for the peak anew, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):  # then the peak is that of the process so far
+            _PEAK_RESET.write_text("5", encoding="ascii")  # 5: only the peak, see proc(5)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes in use since the reset: of the GPU, or of the process; `None` where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if _STATUS.exists():
+        for line in _STATUS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
+def timed(device: torch.device, work: Callable[[], Any]) -> tuple[float, Any]:
+    """The seconds that `work` takes, and what it returns."""
+    synchronize(device)
+    start = time.perf_counter()
+    result = work()
+    synchronize(device)
+    return time.perf_counter() - start, result

@@ -1,0 +1,216 @@
+"""Measures combinations side by side: runs the contenders in turn and collects samples. Knows no table, file or command
+line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from ...config import AdaFuseConfig
+from ...decoding.strategies.registry import STRATEGIES
+from ...decoding.words import split_words
+from ...demo.threads import threads as computing_on
+from ...trees.race import Race
+from . import instruments
+from .contenders import Ensemble, Prompts
+from .results import NAIVE, OURS, Measurement, Sample, TextResult
+from .variants import VARIANTS
+
+GREEDY = "greedy"
+AGAINST = (GREEDY, *VARIANTS, NAIVE)
+# Other methods with their defaults: they write other texts, in other times.
+METHODS = tuple(name for name in STRATEGIES if name != "adafuse")
+# What is compared when nothing is said. The naive implementation reads all of the text for each word: minutes.
+DEFAULT_AGAINST = (GREEDY, *VARIANTS)
+_MOST_WARM_UPS = 4
+
+
+class Job:
+    """
+    One combination to measure.
+
+    Args:
+        ensemble (`Ensemble`)
+        measurement (`Measurement`): still empty.
+        texts (`list[list[str]]`): batches of prompts.
+        against (`tuple[str]`): what ours is compared with, of `AGAINST` and `METHODS`.
+        naive_texts (`int`): how many of the batches the naive implementation is run on, once each.
+
+    Raises:
+        ValueError: prompts that do not fit, or an unknown contender.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        measurement: Measurement,
+        texts: list[list[str]],
+        against: Sequence[str] = DEFAULT_AGAINST,
+        naive_texts: int = 1,
+    ) -> None:
+        check_against(against)
+        self.ensemble = ensemble
+        self.result = measurement
+        self.against = tuple(against)
+        self.naive_texts = naive_texts
+        self.config = AdaFuseConfig(num_branches=measurement.branches)
+        self.prompts = [ensemble.prompts(batch) for batch in texts]
+        ensemble.check_room(self.prompts, measurement.new_tokens)
+        self._expected: list[list[list[int]]] = []  # per batch and prompt, the new ids of the main model
+
+    def warm_up(self) -> None:
+        """Run everything but the naive implementation once, untimed; learn what text there is to generate."""
+        for text, prompts in enumerate(self.prompts):
+            output = self._settled(prompts)
+            self._expected.append(self.ensemble.new_ids(output.sequences, prompts))
+            self.result.texts.append(self._text_result(prompts, output))
+            for name, run in self._contenders(text):
+                if name not in (OURS, NAIVE):
+                    run()
+
+    def _settled(self, prompts: Prompts) -> Any:
+        """What the ensemble gives, again until it tries nothing out any more."""
+        for _ in range(_MOST_WARM_UPS):
+            num_trials = Race.num_trials
+            output = self.ensemble.generate(prompts, self.config, self.result.new_tokens, return_dict_in_generate=True)
+            if Race.num_trials == num_trials:
+                break
+        return output
+
+    def measure_once(self, repeat: int) -> None:
+        """Each contender once on each batch of prompts, in turn."""
+        for text in range(len(self.prompts)):
+            for name, run in self._contenders(text):
+                if name != NAIVE or (repeat == 0 and text < self.naive_texts):
+                    self._sample(name, text, repeat, run)
+
+    def _sample(self, name: str, text: int, repeat: int, run: Callable[[], Any]) -> None:
+        meter = self.ensemble.meter
+        device = self.ensemble.device
+        meter.reset()
+        instruments.reset_peak_memory(device)
+        seconds, ids = instruments.timed(device, run)
+        sample = Sample(
+            contender=name,
+            text=text,
+            repeat=repeat,
+            seconds=seconds,
+            model_seconds=list(meter.seconds),
+            forwards=list(meter.forwards),
+            tokens=list(meter.tokens),
+            kv_peak_bytes=meter.kv_peak_bytes,
+            memory_peak_bytes=instruments.peak_memory(device),
+        )
+        self.result.samples.append(sample)
+        if name in METHODS:
+            texts = [self.ensemble.participants[0].vocabulary.text(row) for row in ids]
+            self.result.own_words[name, text] = sum(len(split_words(one)) for one in texts)
+        elif not name.startswith(GREEDY):
+            is_same = self.result.same_text.get(name, True) and ids == self._expected[text]
+            self.result.same_text[name] = is_same
+
+    def _contenders(self, text: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+        ensemble = self.ensemble
+        prompts = self.prompts[text]
+        call = (prompts, self.config, self.result.new_tokens)
+        yield OURS, lambda: ensemble.run(*call)
+        if GREEDY in self.against:
+            for k, length in enumerate(self.result.texts[text].own_tokens):
+                yield f"{GREEDY} {k + 1}", lambda k=k, n=length: ensemble.run_alone(k, prompts[k], n)  # type: ignore[misc]
+        for name in self.against:
+            if name in METHODS:
+                peer = (prompts, AdaFuseConfig(method=name), self.result.new_tokens)
+                yield name, lambda peer=peer: ensemble.run(*peer)  # type: ignore[misc]
+            elif name not in (GREEDY, NAIVE):
+                yield name, lambda name=name: ensemble.run_variant(name, *call)  # type: ignore[misc]
+        if NAIVE in self.against:
+            yield NAIVE, lambda: ensemble.run_naively(*call)
+
+    def _text_result(self, prompts: Prompts, output: Any) -> TextResult:
+        texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
+        vocabularies = [participant.vocabulary for participant in self.ensemble.participants]
+        own = [[len(vocabulary.encode(text).ids) for text in texts] for vocabulary in vocabularies]
+        own[0] = [len(ids) for ids in self._expected[-1]]
+        num_tokens = [max(1, *lengths) for lengths in own]
+        rounds = [committed for row in output.rounds for committed in row]
+        winners = [r.candidates[r.winner].proposers for r in rounds if r.winner is not None]
+        return TextResult(
+            texts=texts,
+            num_words=sum(len(split_words(text)) for text in texts),
+            own_tokens=num_tokens,
+            own_kv_bytes=sum(
+                instruments.kv_bytes_per_token(model) * len(texts) * (max(map(len, rows)) + new)
+                for model, rows, new in zip(self.ensemble.models, prompts, num_tokens, strict=True)
+            ),
+            num_rounds=len(rounds),
+            num_agreed=sum(len(proposers) == len(vocabularies) for proposers in winners),
+            num_ended=sum(bool(row and row[-1].ends) for row in output.rounds),
+        )
+
+
+def check_against(against: Sequence[str]) -> None:
+    """
+    Refuse what cannot be compared with.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    known = (*AGAINST, *METHODS)
+    unknown = [name for name in against if name not in known]
+    if unknown:
+        raise ValueError(f"`against` must be of {list(known)}, but has {unknown}. Check the spelling.")
+
+
+def measure_all(jobs: Sequence[Job], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:
+    """Warm up every job, then go round them `repeats` times, so that what changes on the machine meets all alike."""
+    started = time.perf_counter()
+    for repeat in range(-1, repeats):
+        name = "warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}"
+        for number, job in enumerate(jobs, start=1):
+            on_step(f"{name}, combination {number} of {len(jobs)} ({time.perf_counter() - started:.0f} s)")
+            if repeat < 0:
+                job.warm_up()
+            else:
+                job.measure_once(repeat)
+
+
+def measure(
+    members: Sequence[tuple[Any, Any]],
+    prompts: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    branches: int = 1,
+    new_tokens: int = 64,
+    repeats: int = 3,
+    against: Sequence[str] = DEFAULT_AGAINST,
+    threads: int | None = None,
+) -> Measurement:
+    """
+    Measure an ensemble on prompts of your own.
+
+    Args:
+        members (`list`): loaded models with their tokenizers, the main one first; not changed.
+        prompts (`list[str]` or `list[list[str]]`): one batch of prompts, or several of equal size.
+        branches (`int`, *optional*, defaults to 1): `num_branches` of the `AdaFuseConfig`.
+        new_tokens (`int`, *optional*, defaults to 64): of the main model.
+        repeats (`int`, *optional*, defaults to 3): of which the medians are taken, after a warm-up.
+        against (`list[str]`, *optional*): of `AGAINST` and `METHODS`; by default the members' own `generate()` and our
+            own code without one idea or another.
+        threads (`int`, *optional*): CPU threads, of torch's choice when not given.
+
+    Returns:
+        `Measurement`: times in seconds, memory in bytes.
+
+    Raises:
+        ValueError: members that cannot take part, prompts that do not fit, or an unknown contender.
+    """
+    single = [prompt for prompt in prompts if isinstance(prompt, str)]
+    batches = [single] if single else [list(batch) for batch in prompts]
+    with nullcontext() if threads is None else computing_on(threads):
+        ensemble = Ensemble(members)
+        longest = max(len(row) for batch in batches for row in ensemble.prompts(batch)[0])
+        result = ensemble.measurement(longest, len(batches[0]), branches, new_tokens)
+        measure_all([Job(ensemble, result, batches, against)], repeats)
+    return result

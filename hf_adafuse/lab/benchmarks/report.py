@@ -1,0 +1,187 @@
+"""Measurements as readable tables and as JSON values, with the machine and the versions they were taken on."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ... import __version__
+from ...demo.tables import aligned
+from ...trees.skinny_product import kernel_name
+from .results import OURS, Measurement
+from .targets import Check, Target
+
+# Figures are said not to be trusted where other programs keep more than this share of the processors busy, or where the
+# times of one contender differ by more than this share of their median.
+_MOST_LOAD, _MOST_SPREAD = 0.25, 0.2
+_HEADER = ("", "seconds", "spread", "words/s", "/ ours", "passes", "tokens", "KV peak", "memory", "same text")
+
+
+def format_measurement(measurement: Measurement) -> str:
+    """One combination as a table, and below it what follows from it."""
+    m = measurement
+    rows = [_HEADER, *(_row(m, name) for name in m.contenders)]
+    if len(m.greedy) > 1 and m.greedy_seconds is not None:
+        total = m.greedy_seconds
+        last = 1 + max(index for index, name in enumerate(m.contenders) if name in m.greedy)
+        cells = ("greedy, sum", f"{total:.2f}", "", "", f"{total / m.seconds(OURS):.2f}", "", "", "", "", "")
+        rows.insert(last + 1, cells)
+    title = (
+        f"{' + '.join(map(size_text, m.parameters))} parameters, prompt of {m.prompt_tokens:,} tokens, "
+        f"batch {m.batch}, B = {m.branches}, {m.new_tokens} new tokens, {_plural(len(m.texts), 'text')}"
+    )
+    return "\n".join([title, *aligned(rows), *_summary(m)]) + "\n"
+
+
+def format_targets(targets: Sequence[Target]) -> str:
+    """The table of targets."""
+    rows: list[tuple[str, ...]] = [("target", "value", "wanted", "met")]
+    rows += [
+        (
+            target.what,
+            ", ".join(
+                f"{_number(check.value, check)}{f' ({check.label})' * bool(check.label)}" for check in target.checks
+            ),
+            ", ".join(dict.fromkeys(f"{check.bound} {_number(check.limit, check)}" for check in target.checks)),
+            "yes" if target.is_met else "no",
+        )
+        for target in targets
+    ]
+    return "\n".join(aligned(rows, left=4)) + "\n"
+
+
+def as_json(
+    measurements: Sequence[Measurement], targets: Sequence[Target], settings: dict[str, Any], load: float = math.nan
+) -> dict[str, Any]:
+    """Everything: machine, versions, settings, raw samples, figures, targets."""
+    return {
+        "machine": {name: None if value != value else value for name, value in machine(load).items()},
+        "versions": {
+            "hf_adafuse": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "settings": settings,
+        "measurements": [measurement.to_dict() for measurement in measurements],
+        "targets": [target.to_dict() for target in targets],
+    }
+
+
+def load_average() -> float:
+    """How many processors other programs kept busy in the last minute, where this is asked before the work begins."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
+
+
+def machine(load: float = math.nan) -> dict[str, Any]:
+    """What the figures were taken on; `load`: the [`load_average`] before they were."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernel": kernel_name(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "load": load,
+    }
+
+
+def format_machine(load: float = math.nan) -> str:
+    """What the figures were taken on, as a line: ratios of times differ by processor too. A second line where other
+    programs kept so much of it busy that times are not to be trusted."""
+    m = machine(load)
+    busy = ""
+    if m["cpus"] is not None and load > _MOST_LOAD * m["cpus"]:
+        busy = (
+            f"NOT TO BE TRUSTED: other programs kept {load:.1f} of {m['cpus']} processors busy before this began. "
+            "Repeat it on a quiet machine.\n"
+        )
+    kernel = "own kernel" if m["kernel"] else "no kernel of our own"
+    devices = [f"{m['processor']} ({m['instructions']}, {kernel}), {_plural(m['threads'], 'thread')}", *m["gpus"]]
+    return f"{'; '.join(devices)}; torch {torch.__version__}, transformers {transformers.__version__}\n{busy}"
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def size_text(count: int) -> str:
+    """A number of parameters, short: 80M, 1.1B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            value = count / size
+            return f"{value:.0f}{unit}" if value >= 10 else f"{value:.1f}".removesuffix(".0") + unit
+    return str(count)
+
+
+def _row(m: Measurement, name: str) -> tuple[str, ...]:
+    texts = m.texts_of(name)
+    memory = m.memory_peak_bytes(name)
+    return (
+        name if len(texts) == len(m.texts) else f"{name} ({_plural(len(texts), 'text')})",
+        f"{m.seconds(name):.2f}",
+        f"{m.spread(name):.0%}" if len(m.of(name, texts[0])) > 1 else "",
+        f"{m.words_per_second(name):.1f}",
+        f"{m.seconds(name) / m.seconds(OURS, texts):.2f}",
+        " + ".join(str(count) for count in m.forwards(name) if count),
+        " + ".join(str(count) for count in m.tokens(name) if count),
+        _bytes(m.kv_peak_bytes(name)),
+        "" if memory is None else _bytes(memory),
+        {True: "yes", False: "NO", None: ""}[m.same_text.get(name)],
+    )
+
+
+def _summary(m: Measurement) -> list[str]:
+    ratio = "" if m.ratio is None else f"time / members' own greedy time {m.ratio:.3f}; "
+    naive = "" if m.naive_ratio is None else f"; cache-less / ours {m.naive_ratio:.1f}"
+    spans = sum(text.num_rounds for text in m.texts)
+    ended = sum(text.num_ended for text in m.texts)
+    early = f"; {ended} of {m.batch * len(m.texts)} texts ended early" if ended else ""
+    return [
+        f"{ratio}passes / own tokens {m.passes_per_own_token:.3f}; overhead {m.overhead:.1%}; "
+        f"KV peak / members' own {m.kv_ratio:.3f}{naive}",
+        f"agreement: {m.agreement:.0%} of {spans} spans proposed by all members, "
+        f"{m.words_per_round:.2f} words per round{early}",
+        f"reading the weights once a pass takes {m.bound_seconds:.2f} s at {m.bandwidth / 1e9:.1f} GB/s (a copy's), "
+        f"{m.bound_seconds / m.seconds(OURS):.0%} of the time",
+        *_doubts(m),
+    ]
+
+
+def _doubts(m: Measurement) -> list[str]:
+    """What says that these figures are not to be trusted."""
+    found = []
+    if m.bound_seconds > m.seconds(OURS):
+        found.append("the copy took longer than all passes, which read as much: other programs slowed it down")
+    spreads = {name: m.spread(name) for name in m.contenders if len(m.of(name, m.texts_of(name)[0])) > 1}
+    uneven = max(spreads, key=lambda name: spreads[name], default=None)
+    if uneven is not None and spreads[uneven] > _MOST_SPREAD:
+        found.append(f"the times of {uneven!r} differ by {spreads[uneven]:.0%} between repeats")
+    return [f"NOT TO BE TRUSTED: {'; '.join(found)}. Repeat it on a quiet machine."] if found else []
+
+
+def _number(value: float, check: Check) -> str:
+    return f"{value:.1%}" if check.percent else f"{value:.1f}" if check.limit > 10 else f"{value:.2f}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,83 @@
+"""Our own code with one of its ideas left out: patches of the core, for the benchmark alone, undone at the end. The
+text stays the same; only the cost changes. Not for use in several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from ...decoding.turns import Turns
+from ...members.drafts import Drafts
+from ...members.participants import Participant
+from ...trees import model_call
+from ...trees.column_backend import ColumnBackend
+
+
+def without_score_first() -> AbstractContextManager[None]:
+    """A member proposes without first reading what the others put on the table."""
+
+    return _patched(Turns, "_table", lambda table: lambda *args: ([], []))
+
+
+def without_subtree() -> AbstractContextManager[None]:
+    """What was computed below the committed path is dropped, not kept for the next round."""
+
+    def make(commit: Callable[..., Any]) -> Callable[..., Any]:
+        def drop_below(self: ColumnBackend, prompt_index: int, *rest: Any) -> None:
+            commit(self, prompt_index, *rest)
+            self.trees[prompt_index].root.children.clear()
+            self.columns.settle(prompt_index, [], self.trees[prompt_index].unsettled())
+
+        return drop_below
+
+    return _patched(ColumnBackend, "commit", make)
+
+
+def without_look_ahead() -> AbstractContextManager[None]:
+    """The first member proposes the round at hand and no more."""
+
+    def make(propose_ahead: Callable[..., Any]) -> Callable[..., Any]:
+        def propose_nothing(*args: Any) -> Iterator[Any]:
+            yield from ()
+            return []  # type: ignore[return-value]  # a generator's result
+
+        return propose_nothing
+
+    return _patched(Turns, "_propose_ahead", make)
+
+
+def without_drafts() -> AbstractContextManager[None]:
+    """Nothing is guessed by what has followed the last tokens before."""
+    return _patched(Drafts, "after", lambda after: lambda self, nodes: [])
+
+
+def without_packed() -> AbstractContextManager[None]:
+    """Each branch is a row of the batch that reads a copy of its prefix's keys, whatever the self-tests say."""
+    return _patched(Participant, "choose_backend", lambda choose: lambda self: "rows")
+
+
+def without_parts() -> AbstractContextManager[None]:
+    """Linear layers over few tokens are one product each, on CPU too."""
+    return _patched(model_call, "with_skinny_linears", lambda make: lambda model: model)
+
+
+VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "no-score-first": without_score_first,
+    "no-subtree": without_subtree,
+    "no-look-ahead": without_look_ahead,
+    "no-drafts": without_drafts,
+    "no-packed": without_packed,
+    "no-parts": without_parts,
+}
+
+
+@contextmanager
+def _patched(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    original = owner.__dict__[name]  # a KeyError here: the core has changed, and this module must follow
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,242 @@
+"""What `hf-adafuse fit` and `headroom` ask, in files: one record per question, complete after any kill.
+
+Three jobs of `run`'s kind share a folder: `members.jsonl` has every member's own answer with the features by which
+`select` judges it, `fusion.jsonl` what the recommended preset answers, `samples-K.jsonl` answers that member K draws.
+`headroom` asks the first of these only, so `fit` goes on from what it has asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...call.answering import cut_at
+from ...cli.answers import Record, read_records
+from ...cli.arguments import member_loading
+from ...cli.batches import Processes
+from ...cli.file_jobs import Ask, FileJob, recording
+from ...cli.questions import Question, Template, answers_of
+from ...confidence.features import feature_names
+from ...rounds.plain_json import with_nulls
+from ..evaluation.metrics import METRICS
+
+# Of the answers that one member draws: as in self-consistency (arXiv 2203.11171, section 3.1).
+TEMPERATURE = 0.7
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Said:
+    """
+    What the members answer to a question.
+
+    Attributes:
+        question (`Question`)
+        texts (`list[str]`): of each member, up to a text to stop at; `None`: it has no answer.
+        rows (`list[list[float]]`): likewise, the features of its answer.
+        nlls (`list[float]`): likewise, the mean over members of the answer's NLL, in nats per token.
+    """
+
+    question: Question
+    texts: list[str | None]
+    rows: list[list[float | None] | None]
+    nlls: list[float]
+
+    @property
+    def beliefs(self) -> list[float | None]:
+        """Of each member, the mean log-probability per byte that the others give its answer (nats)."""
+        at = feature_names(len(self.rows)).index("log-probability per byte, others")
+        return [None if row is None else row[at] for row in self.rows]
+
+
+class PanelJobs:
+    """
+    The jobs.
+
+    Args:
+        args (`Namespace`): of the command.
+        questions (`list[Question]`), template (`Template`): as of [`read_asked`].
+    """
+
+    def __init__(self, args: argparse.Namespace, questions: Sequence[Question], template: Template) -> None:
+        self._args, self._questions = args, questions
+        self._folder = Path(f"{args.output}.answers")
+        names = ("model", "assistant", "dtype", "chat", "stop", "max_new_tokens", "few_shot")
+        self._settings = {name: getattr(args, name) for name in names} | {"template": template.text}
+        self._loaded: list[Any] | None = None
+        self._begun: set[str] = set()
+        self.seconds_a_question: dict[str, float] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._folder
+
+    def loaded(self) -> list[Any]:
+        """The members, each a model and its tokenizer; loaded at the first question."""
+        from ...cli.members import load_members
+
+        if self._loaded is None:
+            args = self._args
+            self._loaded = load_members(args.model, args.assistant, **member_loading(args))
+        return self._loaded
+
+    def paths(self) -> list[str]:
+        """The members' names as they are loaded."""
+        args = self._args
+        return [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in self.loaded()]
+
+    def members(self, number: int | None = None) -> list[Record]:
+        """Every member's own answers, to the first so many questions or all, and what is made of them."""
+        config = {"method": "select", "with_features": True}
+        records = self._run("members", "members' answers", self.loaded, config, {}, _candidates, number)
+        if number is None and all("error" in record for record in records):
+            (self._folder / "members.jsonl").unlink()  # started again, all is asked again
+            raise ValueError(
+                f"The members must answer some of the questions, but all {len(records)} failed; the first, line "
+                f"{records[0]['line']}: {records[0]['error'].removesuffix('.')}. Mend that, and start again."
+            )
+        return records
+
+    def fusion(self, number: int | None = None) -> list[Record]:
+        """What the recommended fusion answers."""
+        return self._run("fusion", "fused answers", self.loaded, "robust", {}, _text, number)
+
+    def samples(self, member: int, each: int) -> list[Record]:
+        """So many answers that one member draws."""
+        config = {"method": "majority", "num_samples": each}
+        drawn = {"do_sample": True, "temperature": TEMPERATURE}
+        name = f"samples-{member + 1}"
+        return self._run(name, "drawn answers", lambda: [self.loaded()[member]], config, drawn, _candidates, None)
+
+    def _run(
+        self,
+        name: str,
+        kept: str,
+        members: Callable[[], list[Any]],
+        config: Any,
+        drawn: dict[str, Any],
+        shown: Callable[[Any, Sequence[str]], dict[str, Any]],
+        number: int | None,
+    ) -> list[Record]:
+        args = self._args
+        path = self._folder / f"{name}.jsonl"
+        overwrite = args.overwrite and name not in self._begun
+        if number is not None and not overwrite and len(known := read_records(path, 0)[0]) >= number:
+            return known
+        job = FileJob(
+            source=args.data,
+            path=path,
+            questions=self._questions[:number],
+            settings=self._settings,
+            load=lambda: self._load(name, members(), config, drawn, shown),
+            failed={},
+            batch_size=args.batch_size,
+            stops=False,
+            overwrite=overwrite,
+            progress=args.progress,
+            kept=kept if number is None else f"first {kept}",
+            unit="answers",
+            size_of=lambda record: len(record.get("answers", "1")),
+        )
+        self._begun.add(name)
+        job.run(Processes())
+        return read_records(path, 0)[0]
+
+    def _load(
+        self,
+        name: str,
+        members: list[Any],
+        config: Any,
+        drawn: dict[str, Any],
+        shown: Callable[[Any, Sequence[str]], dict[str, Any]],
+    ) -> Ask:
+        import torch
+
+        from ...ensemble import AdaFuseEnsemble
+
+        args, stops = self._args, self._args.stop or []
+        ensemble = AdaFuseEnsemble(members, config)
+        if args.chat:
+            ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first prompt
+
+        def answer(questions: Sequence[Question], tell: Callable[[int, Any], None]) -> None:
+            torch.manual_seed(_SEED)
+            ensemble.rounds(
+                [question.prompt or "" for question in questions],
+                chat=args.chat,
+                **({"do_sample": False} | drawn),
+                max_new_tokens=args.max_new_tokens,
+                stop_strings=args.stop,
+                max_batch_size=args.batch_size,
+                on_answer=tell,
+            )
+
+        ask_all = recording(answer, lambda rounds: with_nulls(shown(rounds, stops)))
+
+        def ask(questions: Sequence[Question], on_record: Callable[[Record], bool]) -> bool:
+            start = time.monotonic()
+            is_over = ask_all(questions, on_record)
+            self.seconds_a_question[name] = (time.monotonic() - start) / len(questions)
+            return is_over
+
+        return ask
+
+
+def said_by(records: Sequence[Record], questions: Sequence[Question], num_members: int) -> list[Said]:
+    """What the records of `members.jsonl` say; questions that failed are left out."""
+    known = {question.line: question for question in questions}
+    made = []
+    for record in records:
+        if "error" in record:
+            continue
+        texts: list[str | None] = [None] * num_members
+        rows: list[list[float | None] | None] = [None] * num_members
+        nlls = [math.inf] * num_members
+        for answer in record["answers"]:
+            for k in answer["members"]:
+                texts[k], rows[k], nlls[k] = answer["text"], answer["features"], _fused(answer["nlls"])
+        made.append(Said(known[record["line"]], texts, rows, nlls))
+    return made
+
+
+def score_of(question: Question, text: str | None, metric: str) -> float:
+    """1 where an answer is right, else 0."""
+    return 0.0 if text is None else METRICS[metric](text, answers_of((question.record or {})["answer"]))
+
+
+def drawn_answers(record: Record) -> tuple[list[str], list[float], list[float]]:
+    """The texts that a member has drawn, the share of each, and their NLLs; none where it has failed."""
+    found = record.get("answers", [])
+    return [one["text"] for one in found], [one["share"] for one in found], [_fused(one["nlls"]) for one in found]
+
+
+def _text(rounds: Any, stops: Sequence[str]) -> dict[str, Any]:
+    return {"text": cut_at(rounds.text, stops), "finish_reason": rounds.finish_reason or "stop"}
+
+
+def _candidates(rounds: Any, stops: Sequence[str]) -> dict[str, Any]:
+    """The answers of a method of whole answers, whose candidates are in its first round."""
+    found = [one for one in rounds[0].candidates if one.dropped is None and one.score < math.inf]
+    return {
+        "answers": [
+            {
+                "text": cut_at(one.text, stops),
+                "members": one.proposers,
+                "share": one.decided_by[0] if one.decided_by else 0.0,
+                "nlls": one.nlls,
+                "features": one.features,
+            }
+            for one in found
+        ]
+    }
+
+
+def _fused(nlls: Sequence[float | None]) -> float:
+    known = [value for value in nlls if value is not None]
+    return math.fsum(known) / len(known) if known else math.inf

@@ -1,0 +1,67 @@
+"""What `hf-adafuse fit` and `headroom` ask, and how: flags and questions. Knows no model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ...cli.arguments import add_member_arguments, add_stop_argument
+from ...cli.few_shot import add_prompt_arguments, default_stops, first_answers, put_behind, worked_examples
+from ...cli.file_jobs import check_lines
+from ...cli.flag_types import count
+from ...cli.job_settings import add_job_arguments
+from ...cli.questions import Question, Template, read_questions
+
+TEMPLATE = "Question: {question}\\nAnswer:"
+# Metrics that say right or wrong.
+BINARY = ("exact_match", "contains", "last_number", "marked_number")
+
+
+def add_asking_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is asked, and how: the same for both commands, so that one goes on from the other's answers."""
+    parser.add_argument("--data", required=True, metavar="FILE", help="questions in JSONL")
+    parser.add_argument(
+        "--out", "--output", dest="output", default="adafuse.json", metavar="FILE",
+        help="what `fit` writes; answers are kept in the folder FILE.answers (default: adafuse.json)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metric", choices=BINARY, default="exact_match", help="what is right, and which answers are the same"
+    )
+    parser.add_argument(
+        "--template", metavar="TEXT",
+        help=f"the prompt, with fields as {{name}} (default: {TEMPLATE}; {{question}} in chats)",
+    )  # fmt: skip
+    add_prompt_arguments(parser)
+    add_stop_argument(parser, "the end of a line; with examples of several lines, an empty line; in chats none")
+    parser.add_argument("--max-new-tokens", type=count, default=64, metavar="N", help="per answer (default: 64)")
+    add_job_arguments(parser, "questions")
+    add_member_arguments(parser)
+
+
+def read_asked(args: argparse.Namespace, with_answers: bool) -> tuple[list[Question], Template]:
+    """
+    The questions to ask, behind the worked examples; `args.stop` gets its default.
+
+    Raises:
+        ValueError: a line that makes no prompt, or, `with_answers`, has no answer; fewer than two members.
+    """
+    if args.model is not None and not args.assistant:
+        raise ValueError("`--assistant` must be given, but is not: there is nothing to choose. Name another member.")
+    template = Template(args.template or ("{question}" if args.chat else TEMPLATE))
+    found = read_questions(args.data, template)
+    if args.stop is None and not args.chat:
+        args.stop = default_stops(found)
+    examples, others, source = worked_examples(found, args.few_shot, template)
+    shown = {example.prompt for example in examples} - {None}
+    asked = put_behind(examples, [question for question in others if question.prompt not in shown], source)
+    if len(asked) < len(others):
+        number = len(others) - len(asked)
+        sys.stderr.write(f"hf-adafuse: {number} questions are among the worked examples, and are not asked\n")
+    check_lines(asked, args.data, "Mend it.")
+    unlabelled = [question for question in asked if not first_answers([question])]
+    if with_answers and unlabelled:
+        raise ValueError(
+            f"line {unlabelled[0].line} of {args.data}: must have the field 'answer', but has none. Mend it; "
+            "`hf-adafuse headroom` needs none."
+        )
+    return asked, template

@@ -1,0 +1,294 @@
+"""What `hf-adafuse fit` and `headroom` have found, in words and as a file. Knows no model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from ... import __version__
+from ...confidence.calibration import FEW_QUESTIONS
+from ...confidence.features import feature_names
+from ...config import AdaFuseConfig
+from ...demo.paired import Paired, mean, paired
+from ...rounds.plain_json import with_nulls
+from ..evaluation.fitting import FUSION, MIN_GAIN, SELECT, Choice, Judged, best_of
+from ..evaluation.headroom import Headroom, clopper_pearson
+
+# Settings by which the main model's own greedy words are all that is committed, whoever else is there.
+ALONE = {"certainty_gate": 1e-9}
+# So many questions won and none lost are the fewest that the sign test calls clear (p < 0.05).
+_FEWEST_WINS = 6
+
+
+@dataclass(frozen=True)
+class Figures:
+    """
+    All scores, question by question.
+
+    Attributes:
+        judged (`Judged`), headroom (`Headroom`)
+        majority (`list[float]`): of the answer that most members give.
+        drawn (`list[float]`): of the answer that most of the best member's drawn answers give.
+        failed (`list[dict]`): the records of questions that were not answered.
+    """
+
+    judged: Judged
+    headroom: Headroom
+    majority: list[float]
+    drawn: list[float]
+    failed: list[dict[str, Any]]
+
+
+class FitReport:
+    """
+    The outcome.
+
+    Args:
+        figures (`Figures`)
+        names (`list[str]`), paths (`list[str]`): of the members, as they are shown and as they are loaded.
+        args (`Namespace`), template (`str`): of the command.
+    """
+
+    def __init__(
+        self, figures: Figures, names: Sequence[str], paths: Sequence[str], args: argparse.Namespace, template: str
+    ) -> None:
+        self._figures, self._names, self._paths = figures, list(names), list(paths)
+        self._args, self._template = args, template
+        self._judged = figures.judged
+        self._num = len(self._judged.fused)
+
+    def text(self) -> str:
+        """The table, the headroom, the verdict, and what cannot be said."""
+        lines = [
+            f"{self._num} questions of {self._args.data}, {self._args.metric}, in points of 100 ± standard error;",
+            f"differences to {self._best} alone, question by question:",
+            "",
+            *self._table(),
+            *self._failures(),
+            "",
+            *show_headroom(self._figures.headroom, self._names, self._judged.members),
+            "",
+            *self._verdict(),
+            *self._caveats(),
+        ]
+        return "\n".join(lines)
+
+    @property
+    def _best(self) -> str:
+        return self._names[self._judged.best]
+
+    def _rows(self) -> dict[str, list[float]]:
+        """Every way to answer, with its scores."""
+        judged = self._judged
+        number = len(self._names)
+        ties = " (ties: lower NLL)" if number == 2 else ""  # of two that differ each has one vote
+        return {
+            **{f"{name} alone": scores for name, scores in zip(self._names, judged.members, strict=True)},
+            "recommended fusion": judged.fused,
+            "select: the likeliest answer": judged.select,
+            f"majority of the members{ties}": self._figures.majority,
+            f"{number} drawn answers of {self._best}{ties}": self._figures.drawn,
+            "what fit chooses by other questions": judged.nested,
+            "any member right (the most for select)": judged.oracle,
+        }
+
+    def _table(self) -> list[str]:
+        best = self._judged.members[self._judged.best]
+        cells = [("", "right", "difference", "won, lost, tied")]
+        for name, scores in self._rows().items():
+            lead = paired(scores, best)
+            is_best = name == f"{self._best} alone"
+            counts = f"{lead.wins}, {lead.losses}, {lead.ties}"
+            shown = lead.difference.show(100, signed=True)
+            cells.append((name, mean(scores).show(100), "(the best)" if is_best else shown, "" if is_best else counts))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return [
+            f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {lead:>{widths[2]}}  {counts:>{widths[3]}}".rstrip()
+            for name, value, lead, counts in cells
+        ]
+
+    def _failures(self) -> list[str]:
+        failed = self._figures.failed
+        if not failed:
+            return []
+        reason = " ".join(str(failed[0]["error"]).split())
+        return [
+            "",
+            f"Failed: {len(failed)} answers. A question that the members fail on is left out. A fused or drawn answer "
+            f"that fails is wrong. The first, line {failed[0]['line']}: {reason}",
+        ]
+
+    def _verdict(self) -> list[str]:
+        judged = self._judged
+        if isinstance(judged.choice, int):
+            lines = [f"Use one member alone: {self._names[judged.choice]}."]
+            for name, choice in (("Selection", SELECT), ("The recommended fusion", FUSION)):
+                lines.append(f"{name} is {self._standing(judged.gain(choice))}.")
+            return lines + self._equals()
+        name = "select" if judged.choice == SELECT else "the recommended fusion"
+        gain, worth = judged.gain(judged.choice).difference, paired(judged.nested, judged.members[judged.best])
+        lines = [
+            f"Use {name}: {gain.show(100, signed=True)} points above {self._best} alone, for the passes of all "
+            f"{len(self._names)} members.",
+            f"Choosing it is worth {worth.difference.show(100, signed=True)} points, judged without the questions that "
+            "it was chosen on.",
+        ]
+        if not worth.difference.value > worth.difference.error:
+            lines.append(f"That is no clear gain: {self._best} alone may be as good. More questions would tell.")
+        control = paired(judged.of(judged.choice), self._figures.drawn).difference
+        if not control.value > control.error:
+            lines.append(
+                f"{len(self._names)} drawn answers of {self._best} do about as well: the gain may be one of further "
+                f"answers, not of other members ({control.show(100, signed=True)} points above them)."
+            )
+        return lines
+
+    def _standing(self, gain: Paired) -> str:
+        """How an ensemble that was not chosen compares with the best member."""
+        shown = f"{gain.difference.show(100, signed=True)} points"
+        if gain.wins == gain.losses == 0:
+            return f"right on the same questions as {self._best}, and costs more"
+        if gain.difference.value <= 0:
+            return f"not above {self._best} ({shown})"
+        return f"not above {self._best} by more than {MIN_GAIN:g} standard error ({shown})"
+
+    def _equals(self) -> list[str]:
+        """Other members that are no worse than the best by more than a standard error."""
+        judged = self._judged
+        found = []
+        for k, name in enumerate(self._names):
+            lead = paired(judged.members[k], judged.members[judged.best]).difference
+            if k != judged.best and not -lead.value > lead.error:
+                found.append(f"{name} ({lead.show(100, signed=True)} points)")
+        if not found:
+            return []
+        return [f"As good on these questions, within a standard error: {', '.join(found)}. Take the cheaper one."]
+
+    def _caveats(self) -> list[str]:
+        points, number = 100 * _FEWEST_WINS / self._num, self._num
+        clear = f"differences below {points:.0f} points cannot" if points <= 100 else "no difference can"
+        lines = ["", f"With {number} questions {clear} be told from luck (sign test, no question lost)."]
+        if number < FEW_QUESTIONS:
+            lines.append(
+                f"{number} questions do not say what selection is worth, either: its calibration is fitted on even "
+                f"fewer. Take {FEW_QUESTIONS} at least, better a hundred."
+            )
+        note = self._judged.calibration.note
+        if note is not None and not note.startswith("fitted on"):
+            lines.append(f"The calibration falls back: {note}.")
+        return lines
+
+    def write(self, path: Path) -> None:
+        """The file: all or nothing."""
+        content = json.dumps(with_nulls(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False)
+        content = re.sub(r"\[[^\[\]{}\"]+\]", lambda numbers: " ".join(numbers[0].split()), content)  # on one line
+        scratch = path.with_name(f"{path.name}.tmp")
+        scratch.write_text(f"{content}\n", encoding="utf-8")
+        scratch.replace(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the file holds: `members`, `adafuse_config`, and what speaks for them."""
+        judged = self._judged
+        names = [PurePath(path).name for path in self._paths]
+        calibration = {**judged.calibration.to_dict(), "members": names, "features": feature_names(len(names))}
+        members = [self._paths[judged.choice]] if isinstance(judged.choice, int) else self._paths
+        return {
+            "hf_adafuse": __version__,
+            "members": members,
+            "adafuse_config": _config(judged.choice, calibration),
+            "verdict": " ".join([*self._verdict(), *filter(None, self._caveats())]),
+            "evidence": self._evidence(),
+            # Of all members that were asked, also where one of them is used alone.
+            **({} if judged.choice == SELECT else {"asked": self._paths, "calibration": calibration}),
+        }
+
+    def _evidence(self) -> dict[str, Any]:
+        judged, headroom = self._judged, self._figures.headroom
+        args = self._args
+        names = ("data", "metric", "few_shot", "chat", "stop", "max_new_tokens")
+        return {
+            **{name: getattr(args, name) for name in names},
+            "template": self._template,
+            "questions": self._num,
+            "failed": [{"line": record["line"], "error": record["error"]} for record in self._figures.failed],
+            "choice": self._names[judged.choice] if isinstance(judged.choice, int) else judged.choice,
+            "best_member": self._best,
+            "scores": {name: _figures(scores, judged.members[judged.best]) for name, scores in self._rows().items()},
+            "members_differ": headroom.differ,
+        }
+
+
+def show_headroom(
+    headroom: Headroom, names: Sequence[str], members: Sequence[Sequence[float]] | None = None
+) -> list[str]:
+    """How often members differ, what choosing could gain at most, and whom to ask alone; `members`: their scores, where
+    there are labels."""
+    n, differ = headroom.num_questions, headroom.differ
+    lines = [
+        f"Headroom: the members differ on {differ} of {n} questions ({_percent(differ, n)}).",
+        "On the others no choice among their answers changes anything.",
+    ]
+    if len(names) > 2:
+        shown = [f"{names[a]} and {names[b]} on {number}" for (a, b), number in headroom.pairs.items()]
+        lines.append(f"  {'; '.join(shown)}")
+    if members is not None:
+        best = best_of(members)
+        saved = sum(max(scores) > scores[best] for scores in zip(*members, strict=True))
+        return [
+            *lines,
+            f"{names[best]} is right most often ({mean(members[best]).show(100)} %). It is wrong and another member "
+            f"right on {saved} of {n} questions:",
+            f"so much can choosing gain at most ({_percent(saved, n)}).",
+        ]
+    lines.append(
+        "So choosing gains that much at most over any member, and less, as members that differ may all be wrong."
+    )
+    if differ == 0:
+        return [*lines, "Ask one member alone, the cheapest: they say the same."]
+    width = max(map(len, names))
+    lines += ["", f"  {'':<{width}}  others agree  others' log-probability of its answers, where they differ"]
+    for name, agreement, belief in zip(names, headroom.agreement, headroom.belief, strict=True):
+        lines.append(f"  {name:<{width}}  {100 * agreement:>10.1f} %  {_number(belief, '.2f')} nats per byte")
+    reason = "most of the others say what it says" if len(names) > 2 else "the other finds its answers likelier"
+    lines += [
+        "",
+        f"To ask one alone, ask {names[headroom.suggested]}: {reason}. That is a guess.",
+        "`hf-adafuse fit` on a hundred questions with answers knows.",
+    ]
+    return lines
+
+
+def _config(choice: Choice, calibration: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(choice, int):
+        return dict(ALONE)
+    return {"method": "select", "calibration": calibration} if choice == SELECT else AdaFuseConfig.robust().to_dict()
+
+
+def _figures(scores: Sequence[float], best: Sequence[float]) -> dict[str, Any]:
+    """A mean in points, and the paired difference to the best member."""
+    own, lead = mean(scores), paired(scores, best)
+    return {
+        "right": own.value,
+        "standard_error": own.error,
+        "above_best": lead.difference.value,
+        "above_best_standard_error": lead.difference.error,
+        "won": lead.wins,
+        "lost": lead.losses,
+        "tied": lead.ties,
+        "p_value": lead.p_value,
+    }
+
+
+def _percent(number: int, of: int) -> str:
+    low, high = clopper_pearson(number, of)
+    return f"{100 * number / of:.1f} %; 95 % interval: {100 * low:.1f} to {100 * high:.1f} %"
+
+
+def _number(value: float, form: str = ".1f") -> str:
+    return "?" if math.isnan(value) else format(value, form)

@@ -1,0 +1,121 @@
+"""Rules by name, for `hf-adafuse eval --methods`, and who answers by which. Knows no model.
+
+The table below is all there is to edit: a rule is a name without commas and the fields of `AdaFuseConfig` in which it
+differs from the defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...config import PRESETS, AdaFuseConfig
+
+RULES: dict[str, dict[str, Any]] = {
+    # The paper's, at other settings too, and spans compared by another measure.
+    "span": {},
+    "span B 1": {"num_branches": 1},
+    "span M 1": {"max_words": 1},
+    "span tau 0.9": {"margin_threshold": 0.9},
+    "span length^0.5": {"length_exponent": 0.5},
+    "span length^0": {"length_exponent": 0.0},
+    "span margin 0.5": {"switch_margin": 0.5},
+    "horizon": {"fusion": "horizon"},
+    "horizon 3:1": {"fusion": "horizon", "model_weights": (3, 1)},
+    "horizon prompt weights x10": {"fusion": "horizon", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "horizon margin 0.5": {"fusion": "horizon", "switch_margin": 0.5},
+    # Word by word: a mixture of the members, a product, or between the two; and what is recommended untuned.
+    "word": {"fusion": "word"},
+    "word geometric": {"fusion": "word", "word_mean": "geometric"},
+    "word root": {"fusion": "word", "word_mean": "root"},
+    "word distinct": {"fusion": "word", "word_part": "distinct"},
+    "robust": PRESETS["robust"],
+    # The same with a main model that counts more: by fixed weights, or by what it makes of the prompt or the text.
+    "word root 3:1": {"fusion": "word", "word_mean": "root", "model_weights": (3, 1)},
+    "word 3:1": {"fusion": "word", "model_weights": (3, 1)},
+    "word geometric 3:1": {"fusion": "word", "word_mean": "geometric", "model_weights": (3, 1)},
+    "word example weights x20": {"fusion": "word", "model_weights": "examples", "prompt_sharpness": 20.0},
+    "word prompt weights": {"fusion": "word", "model_weights": "prompt"},
+    "word prompt weights x10": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "word online weights": {"fusion": "word", "online_rate": 1.0},
+    # A main model that is left only where others win clearly, or not asked about where it is certain.
+    "word margin 0.5": {"fusion": "word", "switch_margin": 0.5},
+    "word margin 1": {"fusion": "word", "switch_margin": 1.0},
+    "word margin 2": {"fusion": "word", "switch_margin": 2.0},
+    "word 3:1 margin 1": {"fusion": "word", "model_weights": (3, 1), "switch_margin": 1.0},
+    "word gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
+    "word gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
+    "word gate 0.5 margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
+    # Other methods: over words, over tokens, and over whole answers.
+    "sweetspan": {"method": "sweetspan"},
+    "cool-fusion": {"method": "cool-fusion"},
+    "UniTE": {"method": "unite"},
+    "GaC": {"method": "gac"},
+    "best of the members' answers": {"method": "rerank"},
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """
+    One choice.
+
+    Attributes:
+        members (`tuple[int]`): who takes part, the main model first; one alone writes its own greedy text.
+        rule (`str`): its name, empty for a member alone.
+        settings (`dict`): the fields of `AdaFuseConfig` in which the rule differs from the defaults.
+    """
+
+    members: tuple[int, ...]
+    rule: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a member alone."""
+        return len(self.members) == 1
+
+    @property
+    def config(self) -> AdaFuseConfig | None:
+        """The settings in full; `None` for a member alone."""
+        return None if self.is_alone else AdaFuseConfig(**self.settings)
+
+    def show(self, names: Sequence[str]) -> str:
+        """`a alone`, or `a + b: word 3:1`, by the members' names."""
+        joined = " + ".join(names[member] for member in self.members)
+        return f"{joined} alone" if self.is_alone else f"{joined}: {self.rule}"
+
+
+def rules_named(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """
+    Rules, presets and methods by name, each with its settings as in `RULES`; weights are not yet [`fitted`].
+
+    Args:
+        names (`list[str]`): `"all"` stands for all methods and presets, `"rules"` for all rules.
+
+    Raises:
+        ValueError: a name that none of them has.
+        ImportError: a method needs a library that is not there.
+    """
+    from ...decoding.strategies.registry import STRATEGIES, make_strategy
+
+    methods = {name: values for name, values in PRESETS.items() if values}
+    methods |= {name: {"method": name} if name != "adafuse" else {} for name in STRATEGIES}
+    known = RULES | methods
+    groups = {"all": list(methods), "rules": list(RULES)}
+    wrong = [name for name in names if name not in {**known, **groups}]
+    if wrong:
+        raise ValueError(f"`--methods` must be all, rules, or of {list(known)}, but has {wrong}. Check the spelling.")
+    found = {name: known[name] for group in names for name in groups.get(group, [group])}
+    for settings in found.values():
+        make_strategy(AdaFuseConfig(**settings))
+    return found
+
+
+def fitted(rule: Mapping[str, Any], num_members: int) -> dict[str, Any]:
+    """The fields of a rule with a weight for each of so many members."""
+    weights = rule.get("model_weights")
+    if not isinstance(weights, tuple):
+        return dict(rule)
+    return {**rule, "model_weights": (*weights, *[weights[-1]] * num_members)[:num_members]}

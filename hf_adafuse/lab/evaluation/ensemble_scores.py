@@ -1,0 +1,178 @@
+"""The log-likelihood of a given text under an ensemble, by the rule of its settings (`fusion`).
+
+Each member scores the text in its own tokens. With members k of weights w (summing to 1), S_k the sum of the NLL of
+member k's tokens of the text and L_k their number (with `nll_normalization="byte"`: the text's bytes):
+
+| `fusion` | log-likelihood |
+|---|---|
+| `span`, `horizon` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
+| `word` | sum over words of log sum_k w_k p_k(word), or of another mean (`word_mean`) |
+
+A `method` other than AdaFuse is scored as `span` is, and a warning says so: not every one gives a text a probability of
+its own.
+The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
+number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
+member it is that member's log-likelihood. It is a weighted geometric pool of the members, not normalized over all
+texts; `word` with arithmetic means is a mixture word by word. Where there is a single text, there is no horizon.
+Weights from the prompt are those of the context as the task gave it, as `generate()` reads it: spaces at its end go to
+the continuation in lm-eval's way, but a newline there belongs to the cue for an answer. What follows from a text's own
+past (`online_rate`) or from what others propose (`switch_margin`, `certainty_gate`) has no part in it, but for an
+infinite `switch_margin`, with which the main model is alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ...config import AdaFuseConfig
+from ...decoding.fusion import ScoredSpan, choose, units
+from ...decoding.judge import by_word
+from ...decoding.trust import Trust
+from ...decoding.words import WordRule
+from ...members.participants import Participant
+from ...members.prompt_nll import prompt_nll
+from ...trees.model_call import ModelCall
+from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
+from .text_readings import Reading, most_continued, read
+
+_MOST_CONTEXTS = 4096  # whose weights are kept
+_UNBOUNDED_WINDOW = 2048  # as the harness cuts long texts for a model that has no longest
+
+
+class EnsembleScorer:
+    """
+    Scores texts.
+
+    Args:
+        participants (`list[Participant]`): the members, the main model first.
+        config (`AdaFuseConfig`)
+    """
+
+    def __init__(self, participants: Sequence[Participant], config: AdaFuseConfig) -> None:
+        self._participants = list(participants[:1] if config.switch_margin == math.inf else participants)
+        self._calls = [ModelCall(participant.model) for participant in self._participants]
+        self._config = config
+        self._rule = WordRule(config.max_word_tokens, config.word_boundary)
+        weights = config.model_weights if len(self._participants) > 1 else None
+        self._weighting = weights if isinstance(weights, str) else None
+        self._context_nlls: dict[str, list[float]] = {}
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """
+        Per context and continuation, the continuation's log-likelihood, and whether the ensemble would write it. Of the
+        latter it is said only where every member would, by its own greedy text: what the ensemble writes where they
+        differ is known only by decoding.
+        """
+        self._tell_rule()
+        by_member = []
+        for participant, call in zip(self._participants, self._calls, strict=True):
+            split = [pair_ids(context, continuation, participant.tokenizer) for context, continuation in pairs]
+            by_member.append(read(participant, call, split))
+        self._read_contexts([context for context, _ in pairs])
+        results = []
+        for (context, continuation), readings in zip(pairs, zip(*by_member, strict=True), strict=True):
+            nlls = self._context_nlls.get(context)
+            value = self._fused(continued_text(context, continuation), readings, nlls)
+            results.append((value, all(reading.is_greedy for reading in readings)))
+        return results
+
+    def texts(self, texts: Sequence[str]) -> list[float]:
+        """Per text, its log-likelihood, read from its beginning, in windows where it is longer than a context."""
+        self._tell_rule()
+        by_member = []
+        for participant, call in zip(self._participants, self._calls, strict=True):
+            windows = [_windows(text, participant) for text in texts]
+            flat = read(participant, call, [window for of_text in windows for window in of_text], with_greedy=False)
+            pieces = iter(flat)
+            by_member.append([_joined([next(pieces) for _ in of_text]) for of_text in windows])
+        return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
+
+    def _tell_rule(self) -> None:
+        if self._config.method != "adafuse":
+            warn_of_span_rule()
+
+    def _read_contexts(self, contexts: Sequence[str]) -> None:
+        """What the members make of contexts, for weights that follow from it; each is read once for all of its
+        continuations, of which there may be several batches."""
+        if self._weighting is None:
+            return
+        if len(self._context_nlls) > _MOST_CONTEXTS:
+            self._context_nlls.clear()
+        new = [context for context in dict.fromkeys(contexts) if context not in self._context_nlls]
+        by_member = [
+            context_nlls(participant, call, new, self._weighting)
+            for participant, call in zip(self._participants, self._calls, strict=True)
+        ]
+        self._context_nlls |= {context: list(nlls) for context, *nlls in zip(new, *by_member, strict=True)}
+
+    def _fused(self, text: str, readings: Sequence[Reading], prompt_nlls: list[float] | None = None) -> float:
+        words = units(self._rule.split(text), self._config)
+        if not words:
+            return 0.0
+        num_bytes = [len(word.encode("utf-8", "replace")) for word in words]
+        log_probs = []
+        for participant, reading in zip(self._participants, readings, strict=True):
+            vocabulary = participant.vocabulary
+            # The ends of the text and of the tokens meet; before its first word a tokenizer may put a space.
+            start = sum(num_bytes) - sum(len(vocabulary.piece(token)) for token in reading.ids)
+            of_words = by_word(words, reading.ids, reading.log_probs, vocabulary, start)
+            log_probs.append(of_words if any(of_words) else [])
+        config = self._config
+        weights = Trust(config, prompt_nlls, len(readings)).weights
+        (score,) = choose([ScoredSpan(tuple(words), log_probs, num_bytes)], weights[: len(readings)], config).scores
+        if config.fusion == "word":
+            return -score
+        length = len(readings[0].ids) if config.nll_normalization == "token" else sum(num_bytes)
+        return -score * math.pow(max(length, 1), config.length_exponent)
+
+
+@functools.cache
+def warn_of_span_rule() -> None:
+    """Once per process: what is between the batches may make `warnings` forget what it has shown."""
+    warnings.warn(
+        "Log-likelihoods (multiple choice, perplexity) under methods other than AdaFuse follow AdaFuse's span rule, "
+        "not the method: with the same weights such methods have the same scores.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def context_nlls(participant: Participant, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:
+    """
+    What a member makes of contexts, as of [`Trust`]: its NLL (nats per byte) of their text or of the answers in it.
+
+    Args:
+        participant (`Participant`), call (`ModelCall`): of its model.
+        contexts (`list[str]`): those that are too long lose their beginning.
+        weighting (`str`): as of [`prompt_nll`].
+    """
+    limit = participant.trained_length or sys.maxsize
+    rows = [context_ids(context, participant.tokenizer)[-limit:] for context in contexts]
+    readings = read(participant, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
+    return [
+        prompt_nll(participant.vocabulary, ids, reading.log_probs, weighting) if ids else math.nan
+        for ids, reading in zip(rows, readings, strict=True)
+    ]
+
+
+def _windows(text: str, participant: Participant) -> list[tuple[list[int], list[int]]]:
+    """A text's tokens in windows: each is read once, with as much before it as fits."""
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    windows: Any = get_rolling_token_windows(
+        token_list=text_ids(text, participant.tokenizer),
+        prefix_token=prefix_id(participant.tokenizer),
+        max_seq_len=most_continued(participant) or _UNBOUNDED_WINDOW,
+        context_len=1,
+    )
+    return [make_disjoint_window(window) for window in windows]
+
+
+def _joined(readings: Sequence[Reading]) -> Reading:
+    ids = [token for reading in readings for token in reading.ids]
+    return Reading(ids, [value for reading in readings for value in reading.log_probs])

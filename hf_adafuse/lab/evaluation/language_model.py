@@ -1,0 +1,258 @@
+"""The model type `adafuse` of lm-evaluation-harness: an ensemble, or a member alone under the same code.
+
+```python
+>>> import lm_eval
+>>> from hf_adafuse.demo import load_pair
+>>> from hf_adafuse.lab.evaluation.language_model import AdaFuseLM
+
+>>> (model, tokenizer), (other, other_tokenizer) = load_pair()
+>>> options = {"assistants": [other], "tokenizer": tokenizer, "assistant_tokenizers": [other_tokenizer]}
+>>> lm = AdaFuseLM(model, **options, fusion="word")  # then: lm_eval.simple_evaluate(model=lm, tasks=[...])
+
+```
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from tqdm import tqdm  # type: ignore[import-untyped]
+from transformers import StopStringCriteria
+
+from ...call.answering import BATCHES_A_CALL, cut_at
+from ...call.arguments import Ensemble, EnsembleArguments, resolve_participants
+from ...config import AdaFuseConfig
+from ...generation import enable_adafuse
+from ...members.mistral_tokenizers import as_usual
+from ...members.prompt_inputs import pad_left
+from ...outputs import AdaFuseRound
+from ...rounds.plain_json import with_nulls
+from ...trees.shared_prefix import prefix_caching
+from .batches import batches, told_apart
+from .contexts import chat_context, prompt_rows
+from .costs import CallOfMany, Cost, total
+from .ensemble_scores import EnsembleScorer
+from .model_arguments import generation_options, members_of, read_batch_size, settings_of
+from .responses import Responses
+
+Rounds = list[dict[str, Any]]
+
+# One member, word by word its own greedy text: what its ordinary `generate()` writes, and rounds beside it.
+ALONE = AdaFuseConfig(commitment="fixed")
+
+
+@register_model("adafuse")
+class AdaFuseLM(LM):
+    """
+    An ensemble as the harness sees it.
+
+    Args:
+        pretrained (`PreTrainedModel` or `str`): the main model.
+        assistants (`list` or `str`, *optional*): the others, as of `generate(assistant_models=...)`; names may also be
+            one text, with `+` between them.
+        tokenizer, assistant_tokenizers (*optional*): found by the models' names.
+        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): also JSON or the name of a file of it.
+            `False`, without assistants: the main model alone, as its ordinary greedy `generate()`.
+        batch_size (`int`, *optional*, defaults to 8): requests at a time.
+        max_gen_toks (`int`, *optional*, defaults to 256): of an answer, where a task does not say.
+        dtype, device_map, device, trust_remote_code (*optional*): of loading by name.
+        responses (`Responses`, *optional*): what is known already; it is not asked again.
+        progress (`bool`, *optional*): a bar on standard error; by default where that is a terminal.
+        label (`str`, *optional*): what the bar says.
+        settings: fields of `AdaFuseConfig`, over those of `adafuse_config`.
+
+    Attributes:
+        cost (`Cost`): of the answers so far, also those that were known.
+        rounds (`dict`): per task's name and number of the question, the rounds of the answer as plain JSON values.
+
+    Raises:
+        ValueError: members that do not go together, or settings that cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        assistants: Any = None,
+        tokenizer: Any = None,
+        assistant_tokenizers: Sequence[Any] | None = None,
+        adafuse_config: Any = None,
+        batch_size: int | str | None = None,
+        max_gen_toks: int = 256,
+        responses: Responses | None = None,
+        progress: bool | None = None,
+        label: str = "adafuse",
+        dtype: str = "auto",
+        device: str | None = None,
+        device_map: str | None = None,
+        trust_remote_code: bool = False,
+        max_batch_size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        loading = (dtype, device_map or device, trust_remote_code)
+        members = members_of(pretrained, assistants, tokenizer, assistant_tokenizers, loading)
+        main, *others = members
+        arguments = EnsembleArguments([model for model, _ in others], [tok for _, tok in others], None, main[1])
+        self.config = settings_of(adafuse_config, settings, main[0], len(members)) or ALONE
+        self.participants = Ensemble(resolve_participants(main[0], arguments), self.config).participants
+        self.model = enable_adafuse(main[0])
+        self._scorer = EnsembleScorer(self.participants, self.config)
+        self._tokenizers = [participant.tokenizer for participant in self.participants]
+        self._device = self.participants[0].device
+        self._batch_size = read_batch_size(batch_size)
+        self._max_gen_toks = max_gen_toks
+        self._responses = Responses() if responses is None else responses
+        self._shows = sys.stderr.isatty() if progress is None else progress
+        self._label = label
+        self._writable: dict[str, bool] = {}
+        self.cost = Cost()
+        self.rounds: dict[tuple[str | None, int | None], Rounds] = {}
+
+    # What the harness asks
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answers, without the text that they stop at."""
+        with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
+            for batch in self._batches(requests, "generate_until", bar):
+                for participant in self.participants:
+                    participant.choose_backend()  # the first time by a self-test, which is no cost of an answer
+                self._answer(batch, bar)
+        found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
+        for request, (_, rounds, *_) in zip(requests, found, strict=True):
+            self.rounds[request.task_name, request.doc_id] = rounds
+        answers = {id(answer): answer for answer in found}.values()  # one that is asked twice has been given once
+        self.cost = total([asdict(self.cost), *(cost for _, _, *costs in answers for cost in costs)])
+        return [text for text, *_ in found]
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Of continuations after their contexts; as of `ensemble_scores`."""
+        found = self._score(requests, "loglikelihood", self._scorer.pairs, disable_tqdm)
+        return [(value, is_greedy) for value, is_greedy in found]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts; as of `ensemble_scores`."""
+
+        def score(arguments: Sequence[Any]) -> list[float]:
+            return self._scorer.texts([text for (text,) in arguments])
+
+        return self._score(requests, "loglikelihood_rolling", score, disable_tqdm)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The messages themselves, as a string: each member's own template renders them later."""
+        return chat_context(chat_history, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The members' templates, for the records."""
+        return "\n\n".join(str(as_usual(tokenizer).chat_template or "") for tokenizer in self._tokenizers)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Of all members."""
+        return "+".join(str(tokenizer.name_or_path).replace("/", "__") for tokenizer in self._tokenizers)
+
+    # How it is done
+
+    def _answer(self, batch: Sequence[Any], bar: Any) -> None:
+        """Requests of one task for texts, all in one call; each is kept as soon as it is there."""
+
+        def keep(row: int, answer: tuple[Any, ...]) -> None:
+            self._responses.add("generate_until", batch[row], answer)
+            self.cache_hook.add_partial("generate_until", batch[row][:2], answer[0])
+            bar.update(1)
+
+        call = CallOfMany(len(batch), keep)
+        call.end(self._generate([arguments[0] for arguments in batch], batch[0][1], call.tell))
+
+    def _score(
+        self, requests: Sequence[Any], kind: str, score: Callable[[Any], list[Any]], is_quiet: bool
+    ) -> list[Any]:
+        with self._bar(kind, len(requests), is_quiet) as bar:
+            for batch in self._batches(requests, kind, bar):
+                for arguments, value in zip(batch, score(batch), strict=True):
+                    self._responses.add(kind, arguments, value)
+                    self.cache_hook.add_partial(kind, arguments, value)
+                bar.update(len(batch))
+        return [self._responses.get(kind, request.args) for request in requests]
+
+    def _told_apart(self, requests: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return told_apart(requests, self.config.do_sample, self._max_gen_toks)
+
+    def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> list[list[Any]]:
+        """The arguments of what is not known yet; texts of one task together."""
+        is_text = kind == "generate_until"
+        apart = self._told_apart(requests) if is_text else [request.args for request in requests]
+        found = batches(
+            apart,
+            lambda number: repr((requests[number].task_name, apart[number][1])) if is_text else "",
+            lambda arguments: self._responses.get(kind, arguments) is not None,
+            self._batch_size * (BATCHES_A_CALL if is_text else 1),
+        )
+        bar.update(len(requests) - sum(map(len, found)))
+        return found
+
+    def _generate(
+        self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any], tell: Callable[[int, str, Rounds], None]
+    ) -> int:
+        """Tells the row, text and rounds of each answer; returns how many passes all took."""
+        options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
+
+        def on_answer(row: int, rounds: Sequence[AdaFuseRound]) -> None:
+            text = cut_at("".join(committed.text for committed in rounds), until)
+            tell(row, text, [with_nulls(committed.to_dict()) for committed in rounds])
+
+        rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
+        inputs = [
+            pad_left([self._cut(k, ids, max_new_tokens) for ids in rows[k]], tokenizer)
+            for k, tokenizer in enumerate(self._tokenizers)
+        ]
+        main = self._tokenizers[0]
+        padding = [token for token in (main.pad_token_id, main.eos_token_id) if token is not None]
+        output = self.model.generate(
+            **inputs[0].to(self._device),
+            tokenizer=main,
+            assistant_models=[participant.model for participant in self.participants[1:]],
+            assistant_tokenizers=self._tokenizers[1:],
+            assistant_inputs=inputs[1:] or None,
+            adafuse_config=self.config,
+            max_batch_size=self._batch_size,
+            on_answer=on_answer,
+            max_new_tokens=max_new_tokens,
+            stop_strings=[stop for stop in until if self._can_write(stop)] or None,
+            return_dict_in_generate=True,
+            use_cache=False,  # which is: do not hand it out
+            pad_token_id=padding[0] if padding else None,
+            **options,
+        )
+        return sum(member["forward_passes"] for member in output.stats["members"])
+
+    def _cut(self, member_index: int, ids: list[int], max_new_tokens: int) -> list[int]:
+        """The end of a prompt that is too long for a member, as the harness cuts them."""
+        participant = self.participants[member_index]
+        if participant.trained_length is None:
+            return ids
+        room = participant.trained_length - max_new_tokens
+        if room < 1:
+            raise ValueError(
+                f"`max_gen_toks` must be below the context of every member, but is {max_new_tokens} with "
+                f"{participant.trained_length} tokens of {participant.name}. Ask for shorter ones (--max-new-tokens)."
+            )
+        return ids[-room:]
+
+    def _can_write(self, stop: str) -> bool:
+        """Whether the main model's tokens can make up a text to stop at; `generate()` refuses one that they cannot."""
+        if stop not in self._writable:
+            try:
+                StopStringCriteria(as_usual(self._tokenizers[0]), [stop])
+                self._writable[stop] = True
+            except ValueError:
+                self._writable[stop] = False
+        return self._writable[stop]
+
+    def _bar(self, kind: str, total: int, is_disabled: bool) -> Any:
+        shows = self._shows and not is_disabled
+        return tqdm(total=total, desc=f"{self._label}: {kind}", disable=not shows, file=sys.stderr)

@@ -1,0 +1,93 @@
+"""How right an answer is, as numbers from 0 to 1 for one question (or, for translations, 0 to 100). Knows no model.
+
+`exact_match` and `f1` are SQuAD's (Rajpurkar et al., 2016, section 6.1; also those of NaturalQuestions and TriviaQA),
+the best over the accepted answers.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from importlib import import_module
+from typing import Any
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+
+
+def exact_match(text: str, answers: Sequence[str]) -> float:
+    """1 where the text is one of the answers but for case, punctuation, articles and spaces, else 0."""
+    return float(any(_normalized(text) == _normalized(answer) for answer in answers))
+
+
+def f1(text: str, answers: Sequence[str]) -> float:
+    """The harmonic mean of precision and recall of the answer's words, from 0 to 1."""
+    return max((_f1(_normalized(text).split(), _normalized(answer).split()) for answer in answers), default=0.0)
+
+
+def last_number(text: str, answers: Sequence[str]) -> float:
+    """1 where the last number of the text is that of an answer (GSM8K; `3.0` is `3`, `1,000` is `1000`), else 0."""
+    found = _last_number(text)
+    return float(found is not None and any(found == _last_number(answer) for answer in answers))
+
+
+def marked_number(text: str, answers: Sequence[str]) -> float:
+    """1 where the number after `####`, as GSM8K marks its answers, is that of an answer, else 0."""
+    _, mark, rest = text.partition("####")
+    found = _NUMBER.search(rest.partition("\n")[0]) if mark else None
+    return float(found is not None and any(_value(found[0]) == _last_number(answer) for answer in answers))
+
+
+def contains(text: str, answers: Sequence[str]) -> float:
+    """1 where the text has one of the answers among its words, both normalized, else 0."""
+    given = f" {_normalized(text)} "
+    return float(any(f" {_normalized(answer)} " in given for answer in answers if _normalized(answer)))
+
+
+def chrf(text: str, answers: Sequence[str]) -> float:
+    """chrF of one sentence (Popovic, 2015), from 0 to 100, by sacrebleu (extra `eval`)."""
+    return float(_sacrebleu().sentence_chrf(text, list(answers)).score)
+
+
+def bleu(text: str, answers: Sequence[str]) -> float:
+    """BLEU of one sentence, smoothed, from 0 to 100, by sacrebleu (extra `eval`)."""
+    return float(_sacrebleu().sentence_bleu(text, list(answers)).score)
+
+
+Metric = Callable[[str, Sequence[str]], float]
+METRICS: dict[str, Metric] = {
+    metric.__name__: metric for metric in (exact_match, f1, contains, last_number, marked_number, chrf, bleu)
+}
+
+
+def _sacrebleu() -> Any:
+    try:
+        return import_module("sacrebleu")
+    except ImportError as error:
+        raise ImportError(
+            '`chrf` and `bleu` need the package sacrebleu. Install it with `pip install "hf_adafuse[eval]"`.'
+        ) from error
+
+
+def _normalized(text: str) -> str:
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def _f1(given: list[str], right: list[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    common = (Counter(given) & Counter(right)).total()
+    return 2 * common / (len(given) + len(right))
+
+
+def _last_number(text: str) -> Decimal | None:
+    found = _NUMBER.findall(text)
+    return _value(found[-1]) if found else None
+
+
+def _value(number: str) -> Decimal:
+    return Decimal(number.replace(",", ""))

@@ -1,0 +1,111 @@
+"""What the harness says, and what a caller passes: members, settings, options of an answer. Runs no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ...call.sampling import SETTINGS
+from ...cli.members import load_members
+from ...config import PRESETS, AdaFuseConfig, is_file
+from ...settings.config_checks import WEIGHTINGS
+
+Pair = tuple[Any, Any]
+
+
+def members_of(
+    pretrained: Any, assistants: Any, tokenizer: Any, tokenizers: Sequence[Any] | None, loading: tuple[Any, ...]
+) -> list[Pair]:
+    """
+    The model and the tokenizer of each member, the main one first; a tokenizer that is not known is `None`.
+
+    Args:
+        pretrained, assistants, tokenizer, tokenizers: as of `AdaFuseLM`.
+        loading (`tuple`): the further arguments of `load_members`.
+
+    Raises:
+        ValueError: something does not load, or there are more tokenizers than assistants.
+    """
+    others = assistants.split("+") if isinstance(assistants, str) else list(assistants or [])
+    names = [name.strip() if isinstance(name, str) else name for name in others]
+    if len(tokenizers or names) != len(names):
+        raise ValueError(
+            f"`assistant_tokenizers` must be one per assistant, but is {len(tokenizers or [])} for {len(names)} "
+            "assistants. Use None for one to be found by its model's name."
+        )
+    if isinstance(pretrained, str) and all(isinstance(name, str) for name in names):
+        loaded = load_members(pretrained, names, *loading)
+        given = [tokenizer, *(tokenizers or [None] * len(names))]
+        return [(model, own if own is not None else found) for (model, found), own in zip(loaded, given, strict=True)]
+    if isinstance(pretrained, str):
+        pretrained, found = load_members(pretrained, [], *loading)[0]
+        tokenizer = found if tokenizer is None else tokenizer
+    return [(pretrained, tokenizer), *zip(names, tokenizers or [None] * len(names), strict=True)]
+
+
+def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members: int) -> AdaFuseConfig | None:
+    """
+    The settings of an ensemble; `None` for the main model alone.
+
+    Args:
+        given: `adafuse_config` of `AdaFuseLM`.
+        settings (`dict`): fields over it, as the harness reads them from text.
+        model (`PreTrainedModel`): whose generation config may have settings.
+        num_members (`int`)
+
+    Raises:
+        ValueError: not settings.
+    """
+    if given is False:
+        if num_members > 1 or settings:
+            raise ValueError("`adafuse_config` must not be False with assistants or settings, but is. Leave it out.")
+        return None
+    known = [field.name for field in fields(AdaFuseConfig)]
+    unknown = [name for name in settings if name not in known]
+    if unknown and settings.get("method", "adafuse") == "adafuse":
+        raise ValueError(
+            f"The arguments of the model type adafuse must be those of AdaFuseLM or fields of AdaFuseConfig, but "
+            f"{unknown[0]!r} is none. Check the spelling."
+        )
+    if given is None:
+        given = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
+    is_text = isinstance(given, str) and given not in PRESETS and not is_file(given)
+    config = AdaFuseConfig.coerce(_from_text(given) if is_text else given) or AdaFuseConfig.robust()
+    changes = dict(settings)
+    weights = changes.get("model_weights")
+    if isinstance(weights, str) and weights not in WEIGHTINGS:  # a comma parts arguments
+        changes["model_weights"] = tuple(float(weight) for weight in weights.split("+"))
+    return config.changed(changes)
+
+
+def generation_options(gen_kwargs: Mapping[str, Any], default: int) -> tuple[dict[str, Any], list[str], int]:
+    """What a task asks of `generate()`: options, the texts to stop at, and the most new tokens."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    options = dict(normalize_gen_kwargs(dict(gen_kwargs), default))
+    until, max_new_tokens = options.pop("until", None) or [], options.pop("max_gen_toks")
+    if options.get("temperature") == 0:
+        options["do_sample"] = False
+    if not options["do_sample"]:  # what warps a distribution is of no use then
+        options = {name: value for name, value in options.items() if name not in SETTINGS}
+    return options, [stop for stop in ([until] if isinstance(until, str) else until) if stop], max_new_tokens
+
+
+def read_batch_size(given: int | str | None) -> int:
+    if given is None or str(given).startswith("auto"):
+        return 8
+    if not str(given).isdecimal() or int(given) < 1:
+        raise ValueError(f"`batch_size` must be a whole number of at least 1, but is {given!r}. Leave it out for 8.")
+    return int(given)
+
+
+def _from_text(text: str) -> Any:
+    try:
+        return json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"`adafuse_config` must be JSON or a file of it, but is {text!r} ({error}). Check the name."
+        ) from None

@@ -1,0 +1,222 @@
+"""Files of answers as scores per question: of `hf-adafuse run`, and lm-eval's `samples_*.jsonl`. Knows no model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...call.answering import cut_at
+from ...cli.questions import answers_of
+from .metrics import METRICS
+
+Record = dict[str, Any]
+DEFAULT_METRIC = "exact_match"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """
+    One answer.
+
+    Attributes:
+        number (`int`): of the question: its line, or lm-eval's `doc_id`.
+        question (`dict`): what was asked; two files are compared where this is the same.
+        prompt (`str`), text (`str`), answers (`list[str]`): what a model read and wrote, and the accepted answers.
+        score (`float`): by the metric.
+        rounds (`list[dict]`): as `AdaFuseRound.to_dict()` gives them; empty where the file has none.
+    """
+
+    number: int
+    question: Record
+    prompt: str
+    text: str
+    answers: list[str]
+    score: float
+    rounds: list[Record] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Results:
+    """
+    What a file holds.
+
+    Attributes:
+        path (`Path`), metric (`str`): of the scores.
+        samples (`dict[int, Sample]`): by number, in the file's order.
+        failed (`list[int]`): numbers of the questions whose answer failed (`hf-adafuse run --on-error skip`).
+        notes (`list[str]`): choices that the reader should know of.
+    """
+
+    path: Path
+    metric: str
+    samples: dict[int, Sample]
+    failed: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_results(path: str | Path, metric: str | None = None, filter: str | None = None) -> Results:
+    """
+    Read a file of answers.
+
+    Args:
+        path (`str` or `Path`)
+        metric (`str`, *optional*): by default `exact_match` for answers of `run`, the first of lm-eval's otherwise.
+        filter (`str`, *optional*): of lm-eval's filters, where a file has several; the first by default.
+
+    Raises:
+        ValueError: not such a file, a question twice, no such metric, a score that is no number.
+    """
+    path = Path(path)
+    records = _read(path)
+    if "doc_id" in records[0]:
+        return _of_lm_eval(path, records, metric, filter)
+    if filter is not None:
+        raise ValueError(
+            f"`--filter` must be left out with answers of `hf-adafuse run`, but is given for {str(path)!r}. Drop it."
+        )
+    return _of_run(path, records, metric or DEFAULT_METRIC)
+
+
+def _of_run(path: Path, records: list[Record], metric: str) -> Results:
+    if metric not in METRICS:
+        raise ValueError(f"`--metric` must be one of {list(METRICS)}, but is {metric!r}. Choose one of these.")
+    stops = _stops(path)
+    samples: dict[int, Sample] = {}
+    failed: list[int] = []
+    for number, record in _numbered(path, records, "line"):
+        question = record.get("input")
+        if "error" in record:
+            failed.append(number)
+            continue
+        if not isinstance(question, dict) or question.get("answer") is None:
+            raise ValueError(
+                f"The answers must have the accepted ones in `input` as `answer`, but line {number} of {str(path)!r} "
+                "has none. Run questions that have the field `answer`."
+            )
+        text, answers = cut_at(str(record.get("text", "")), stops), answers_of(question["answer"])
+        score = _number(path, number, metric, METRICS[metric](text, answers))
+        samples[number] = Sample(
+            number, question, str(record.get("prompt", "")), text, answers, score, record.get("rounds") or []
+        )
+    return Results(path, metric, samples, failed)
+
+
+def _of_lm_eval(path: Path, records: list[Record], metric: str | None, filter: str | None) -> Results:
+    filters = list(dict.fromkeys(str(record.get("filter", "none")) for record in records))
+    if filter is not None and filter not in filters:
+        raise ValueError(f"`--filter` must be one of {filters}, but is {filter!r}. Choose one that {path.name} has.")
+    chosen = filter or filters[0]
+    notes = [f"{path.name} has the filters {', '.join(filters)}: {chosen} is read (--filter)."]
+    records = [record for record in records if str(record.get("filter", "none")) == chosen]
+    names = [name for name in records[0].get("metrics") or [] if _as_number(records[0].get(name)) is not None]
+    if not names or (metric is not None and metric not in names):
+        given = "no metric that is a number" if not names else f"{metric!r}"
+        raise ValueError(
+            f"`--metric` must be one that {str(path)!r} has for each question (here {names}), but is {given}. "
+            "Choose one of these, or run lm-eval with --log_samples on a task that has one."
+        )
+    metric = metric or names[0]
+    samples = {}
+    for number, record in _numbered(path, records, "doc_id"):
+        doc = record.get("doc")
+        samples[number] = Sample(
+            number,
+            doc if isinstance(doc, dict) else {"doc": doc},
+            _prompt(record),
+            _text(record),
+            [str(record.get("target", ""))],
+            _number(path, number, metric, record.get(metric)),
+            record.get("rounds") or [],
+        )
+    return Results(path, metric, samples, [], notes if len(filters) > 1 else [])
+
+
+def _read(path: Path) -> list[Record]:
+    """The lines of a file, at least one."""
+    if not path.is_file():
+        raise ValueError(f"The results must be a JSONL file, but {str(path)!r} is none. Check the name.")
+    records = []
+    for row, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(
+                f"The results must be JSON, but row {row} of {str(path)!r} is not ({error}). Wait until it is written."
+            ) from None
+        if not isinstance(record, dict) or not ("doc_id" in record or "line" in record):
+            raise ValueError(
+                f"The results must be answers of `hf-adafuse run` or samples of lm-eval, but row {row} of "
+                f"{str(path)!r} has neither `line` nor `doc_id`. Check the name."
+            )
+        records.append(record)
+    if not records:
+        raise ValueError(f"The results must not be empty, but {str(path)!r} is. Check the name.")
+    return records
+
+
+def _numbered(path: Path, records: Sequence[Record], key: str) -> list[tuple[int, Record]]:
+    seen: set[int] = set()
+    for record in records:
+        number = record.get(key)
+        if not isinstance(number, int) or number in seen:
+            problem = f"{key} {number} twice" if isinstance(number, int) else f"`{key}` {number!r}"
+            raise ValueError(
+                f"The results must have the number of each question once, but {str(path)!r} has {problem}. "
+                "Give a file that one run has written."
+            )
+        seen.add(number)
+    return [(record[key], record) for record in records]
+
+
+def _stops(path: Path) -> list[str]:
+    """What the texts of a run stop after, from the settings beside it."""
+    sidecar = path.with_name(f"{path.name}.settings.json")
+    if not sidecar.is_file():
+        return []
+    try:
+        return list(json.loads(sidecar.read_text(encoding="utf-8")).get("stop") or [])
+    except (ValueError, AttributeError):
+        return []
+
+
+def _number(path: Path, number: int, metric: str, value: Any) -> float:
+    found = _as_number(value)
+    if found is None:
+        raise ValueError(
+            f"`{metric}` must be a number for each question, but is {value!r} for question {number} of {str(path)!r}. "
+            "Choose another --metric."
+        )
+    return found
+
+
+def _as_number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+def _prompt(record: Mapping[str, Any]) -> str:
+    arguments = record.get("arguments")
+    first = arguments.get("gen_args_0") if isinstance(arguments, dict) else None
+    return str(first.get("arg_0", "")) if isinstance(first, dict) else ""
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """What was answered; in a multiple choice, the most likely choice."""
+    answers = record.get("filtered_resps") or record.get("resps") or [""]
+    if len(answers) > 1 and all(isinstance(answer, list) and len(answer) == 2 for answer in answers):
+        try:  # log-likelihoods, each with whether it is that of the greedy text
+            values = [float(value) for value, _ in answers]
+            best = max(range(len(values)), key=values.__getitem__)
+            return str(record["arguments"][f"gen_args_{best}"]["arg_1"])
+        except (TypeError, ValueError, KeyError):
+            pass
+    first = answers[0]
+    while isinstance(first, list):
+        first = first[0] if first else ""
+    return str(first)

@@ -1,0 +1,125 @@
+"""What one member makes of given texts, here or behind a server. Knows tokens; neither words nor other members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ...members.participants import Participant
+from ...servers.served_model import ServedModel
+from ...trees.model_call import ModelCall
+
+# The most logits of one pass: 1 GB in float32.
+_MOST_LOGITS = 2**28
+
+
+@dataclass
+class Reading:
+    """
+    What a member makes of a text.
+
+    Attributes:
+        ids (`list[int]`), log_probs (`list[float]`): its tokens of it.
+        is_greedy (`bool`): whether each is its most likely one.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    is_greedy: bool = True
+
+
+def read(
+    participant: Participant,
+    call: ModelCall,
+    pairs: Sequence[tuple[list[int], list[int]]],
+    with_greedy: bool = True,
+) -> list[Reading]:
+    """
+    What a member makes of continuations.
+
+    Args:
+        participant (`Participant`), call (`ModelCall`): of its model.
+        pairs (`list`): ids of a context, and of what continues it; contexts that are too long lose their beginning.
+        with_greedy (`bool`, *optional*, defaults to `True`): whether it is needed what the member would write itself: a
+            server is asked for that apart.
+
+    Raises:
+        ValueError: a continuation longer than a context of the model.
+        ServerError: its server gives no usable answer.
+    """
+    rows = [_cut(participant, context, continuation) for context, continuation in pairs]
+    if participant.is_served:
+        return _ask(participant.model, rows, with_greedy)
+    order = sorted((index for index, row in enumerate(rows) if row[1]), key=lambda index: -len(rows[index][0]))
+    readings = [Reading() for _ in rows]
+    size = int(participant.model.config.get_text_config().vocab_size)
+    while order:
+        width = len(rows[order[0]][0])
+        kept = max(width - len(rows[i][0]) + rows[i][1] for i in order)
+        # One text a pass where the rotary frequencies follow from its length.
+        most = 1 if participant.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
+        batch, order = order[:most], order[most:]
+        found = _run(participant, call, [rows[index] for index in batch])
+        for index, reading in zip(batch, found, strict=True):
+            readings[index] = reading
+    return readings
+
+
+def most_continued(participant: Participant) -> int | None:
+    """The most tokens of a continuation, after one token at least; `None`: any number."""
+    limit = participant.trained_length
+    return limit if limit is None or not participant.is_served else limit - 1  # its server reads the last one, too
+
+
+@torch.no_grad()
+def _run(participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]]) -> list[Reading]:
+    """One pass, padded on the right: causal models do not see what comes later."""
+    inputs = [ids[:-1] for ids, _ in rows]
+    width = max(map(len, inputs))
+    batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=participant.device)
+    first = min(len(ids) - 1 - count for ids, count in rows)
+    logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=participant.device))
+    first = width - logits.shape[1]  # a model that cannot leave any out gives all
+    readings = []
+    for (ids, count), row in zip(rows, logits, strict=True):
+        end = len(ids) - 1
+        start = end - count
+        scores = row[start - first : end - first].float().log_softmax(-1)
+        chosen = torch.tensor(ids[start + 1 :], device=scores.device)
+        values: list[float] = scores.gather(-1, chosen[:, None])[:, 0].tolist()
+        readings.append(Reading(ids[-count:], values, bool((scores.argmax(-1) == chosen).all())))
+    return readings
+
+
+def _ask(model: ServedModel, rows: Sequence[tuple[list[int], int]], with_greedy: bool) -> list[Reading]:
+    """The same of a server."""
+    values = model.prompt_log_probs([ids if count else [] for ids, count in rows])
+    readings = [
+        Reading(ids[len(ids) - count :], of_row[len(of_row) - count :])
+        for (ids, count), of_row in zip(rows, values, strict=True)
+    ]
+    left = [
+        (reading, ids, count) for reading, (ids, count) in zip(readings, rows, strict=True) if with_greedy and count
+    ]
+    while left:  # a greedy walk is as long as the server makes it
+        walks = model.ask([(tuple(ids[: len(ids) - count]), (), count) for _, ids, count in left], 1)
+        begun, left = left, []
+        for (reading, ids, count), steps in zip(begun, walks, strict=True):
+            own = [step.chosen for step in steps]
+            reading.is_greedy = own == ids[len(ids) - count :][: len(own)]
+            if reading.is_greedy and len(own) < count:
+                left.append((reading, ids, count - len(own)))
+    return readings
+
+
+def _cut(participant: Participant, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
+    limit = most_continued(participant)
+    if limit is not None and len(continuation) > limit:
+        raise ValueError(
+            f"A continuation must be at most {limit} tokens of {participant.name} (its context), but is "
+            f"{len(continuation)}. Shorten it, or leave that member out."
+        )
+    whole = [*context, *continuation]
+    return whole if limit is None else whole[-limit - 1 :], len(continuation)

@@ -1,0 +1,118 @@
+"""The seconds that each candidate takes for a few tokens, one prompt at a time (the paper's Figure 5). What is known is
+not taken again, also over kills. Makes no table and no picture.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...demo.paired import Mean, mean
+from ...generation import disable_adafuse
+from ...members.prompt_inputs import pad_left
+from ..benchmarks.contenders import Ensemble, Prompts
+from ..benchmarks.instruments import timed
+from ..evaluation.candidates import Candidate
+from ..evaluation.contexts import prompt_rows
+from ..evaluation.responses import Responses
+from .values import slug
+
+NEW_TOKENS = 10
+WARM_UPS = 2
+Seconds = dict[str, float]  # by the `slug` of the candidate
+
+
+@dataclass(frozen=True)
+class Timing:
+    """
+    What a candidate took.
+
+    Attributes:
+        seconds (`Mean`): per prompt.
+        ratio (`Mean`): over the sum of the seconds of all members alone, prompt by prompt.
+        tokens_per_second (`float`)
+    """
+
+    seconds: Mean
+    ratio: Mean
+    tokens_per_second: float
+
+
+class Clock:
+    """
+    Members that are timed.
+
+    Args:
+        members (`list[tuple]`): each a model and its tokenizer, the main one first; not changed.
+        candidates (`list[Candidate]`): every member alone among them, and ensembles of all members.
+        known (`Responses`): what was timed before, by prompt and candidates.
+        on_prompts (`Callable`): is told how many prompts were timed, and whether they were known.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[tuple[Any, Any]],
+        candidates: Sequence[Candidate],
+        known: Responses,
+        on_prompts: Callable[[int, bool], None] = lambda number, known: None,
+    ) -> None:
+        # Ordinary ones: `Ensemble` enables a copy itself.
+        self._ensemble = Ensemble([(disable_adafuse(copy.copy(model)), tokenizer) for model, tokenizer in members])
+        self._candidates = list(candidates)
+        self._known = known
+        self._on_prompts = on_prompts
+        self._is_warm = False
+
+    def time(self, prompts: Sequence[str]) -> list[Seconds]:
+        """Per prompt, the seconds of each candidate."""
+        return [self._time(prompt) for prompt in prompts]
+
+    def _time(self, prompt: str) -> Seconds:
+        # With other candidates all are taken anew: what changes on the machine is to meet all of them alike.
+        key = (prompt, sorted(map(slug, self._candidates)))
+        seconds: Seconds | None = self._known.get("seconds", key)
+        self._on_prompts(1, seconds is not None)
+        if seconds is None:
+            for _ in range(0 if self._is_warm else WARM_UPS):
+                self._each(prompt)
+            self._is_warm = True
+            seconds = self._each(prompt)
+            self._known.add("seconds", key, seconds)
+        return seconds
+
+    def _each(self, prompt: str) -> Seconds:
+        return {slug(candidate): self._run(candidate, prompt) for candidate in self._candidates}
+
+    def _run(self, candidate: Candidate, prompt: str) -> float:
+        ensemble, config = self._ensemble, candidate.config
+        prompts = self._rows(prompt)
+        if config is None:
+            (member,) = candidate.members
+            return timed(ensemble.device, lambda: ensemble.run_alone(member, prompts[member], NEW_TOKENS))[0]
+        others = [
+            pad_left(rows, one.tokenizer).to(one.device)
+            for rows, one in zip(prompts[1:], ensemble.participants[1:], strict=True)
+        ]
+        options = {"assistant_inputs": others, "min_new_tokens": NEW_TOKENS}
+        return timed(ensemble.device, lambda: ensemble.generate(prompts, config, NEW_TOKENS, **options))[0]
+
+    def _rows(self, prompt: str) -> Prompts:
+        """Each member's own ids; of a prompt that is too long for it the end, as `AdaFuseLM` has it."""
+        participants = self._ensemble.participants
+        rows = prompt_rows(prompt, [one.tokenizer for one in participants])
+        rooms = [None if one.trained_length is None else one.trained_length - NEW_TOKENS for one in participants]
+        return [[ids if room is None else ids[-room:]] for ids, room in zip(rows, rooms, strict=True)]
+
+
+def summarize(taken: Sequence[Mapping[str, float]], candidates: Sequence[Candidate]) -> dict[Candidate, Timing]:
+    """The means over prompts of what [`Clock.time`] gives."""
+    own = [sum(seconds[slug(one)] for one in candidates if one.is_alone) for seconds in taken]
+    found = {}
+    for candidate in candidates:
+        each = [seconds[slug(candidate)] for seconds in taken]
+        ratios = [mine / whole for mine, whole in zip(each, own, strict=True)]
+        found[candidate] = Timing(mean(each), mean(ratios), NEW_TOKENS * len(each) / sum(each) if each else math.nan)
+    return found

@@ -1,0 +1,111 @@
+"""Where two ways of decoding part, with all candidates of the rounds (the paper's Figure 3), as text and values. Knows
+files of samples; no model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from ...outputs import AdaFuseCandidate, AdaFuseRound
+from ...rounds.trace_text import format_round
+from ..evaluation.partings import Comparison, compare, num_alike, parted, show_partings
+from ..evaluation.samples import Sample, read_results
+
+
+@dataclass(frozen=True)
+class Parting:
+    """
+    A question that is answered differently.
+
+    Attributes:
+        number (`int`), question (`str`), answers (`list[str]`): what was asked, and the accepted answers.
+        texts (`tuple[str, str]`), scores (`tuple[float, float]`): of both.
+        rounds (`tuple[list[AdaFuseRound], list[AdaFuseRound]]`): of both, up to the one in which they part.
+    """
+
+    number: int
+    question: str
+    answers: list[str]
+    texts: tuple[str, str]
+    scores: tuple[float, float]
+    rounds: tuple[list[AdaFuseRound], list[AdaFuseRound]]
+
+    def json(self) -> dict[str, Any]:
+        """As plain JSON values, but infinite scores."""
+        return {
+            "number": self.number,
+            "question": self.question,
+            "answers": self.answers,
+            "texts": list(self.texts),
+            "scores": list(self.scores),
+            "rounds": [[committed.to_dict() for committed in rounds] for rounds in self.rounds],
+        }
+
+
+@dataclass(frozen=True)
+class Partings:
+    """
+    Two ways of decoding on the same questions.
+
+    Attributes:
+        comparison (`Comparison`)
+        shown (`list[Parting]`): the largest differences of scores first, then those of texts alone.
+    """
+
+    comparison: Comparison
+    shown: list[Parting]
+
+    def text(self, labels: tuple[str, str]) -> str:
+        """Both side by side, then every candidate of the rounds in which they part."""
+        blocks = [f"A: {labels[0]}, B: {labels[1]}", show_partings(self.comparison, len(self.shown))]
+        for one in self.shown:
+            blocks.append(f"question {one.number}, the rounds in which they part, with all candidates:")
+            for label, rounds in zip(labels, one.rounds, strict=True):
+                blocks += [f"{label}: {format_round(len(rounds), rounds[-1])}"] if rounds else []
+        return "\n\n".join(blocks)
+
+
+def find_partings(a: Path, b: Path, most: int) -> Partings:
+    """
+    The questions on which two files of samples part.
+
+    Args:
+        a, b (`Path`): as `write_samples` writes them, with rounds.
+        most (`int`): questions, at most.
+    """
+    comparison = compare(read_results(a), read_results(b))
+    by_score, by_text = parted(comparison)
+    return Partings(comparison, [_parting(one, other) for one, other in [*by_score, *by_text][:most]])
+
+
+def _parting(one: Sample, other: Sample) -> Parting:
+    alike = num_alike(*("".join(committed["text"] for committed in sample.rounds) for sample in (one, other)))
+    rounds = tuple([read_round(committed) for committed in _until(sample.rounds, alike)] for sample in (one, other))
+    return Parting(
+        one.number,
+        str(one.question.get("question", "")),
+        list(one.question.get("answers", one.answers)),
+        (one.text, other.text),
+        (one.score, other.score),
+        (rounds[0], rounds[1]),
+    )
+
+
+def _until(rounds: list[dict[str, Any]], length: int) -> list[dict[str, Any]]:
+    """The rounds up to the one that writes beyond so many characters."""
+    ends = accumulate(len(committed["text"]) for committed in rounds)
+    last = next((index for index, end in enumerate(ends) if end > length), len(rounds) - 1)
+    return rounds[: last + 1]
+
+
+def read_round(values: dict[str, Any]) -> AdaFuseRound:
+    """The inverse of `AdaFuseRound.to_dict()` after JSON, in which an infinite score is `null`."""
+    candidates = [
+        AdaFuseCandidate(**{**one, "score": math.inf if one["score"] is None else one["score"]})
+        for one in values["candidates"]
+    ]
+    return AdaFuseRound(**{**values, "candidates": candidates})

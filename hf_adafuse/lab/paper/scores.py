@@ -1,0 +1,112 @@
+"""What answers score, how far they are above others, how long their rounds were. Knows lm-evaluation-harness's samples,
+and no model.
+
+All scores are in points, 0 to 100. A difference is taken on the same questions, in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any
+
+from ...demo.paired import Mean, mean, paired
+from ..evaluation.translation import corpus_score, difference, standard_error
+
+Sample = dict[str, Any]
+SHARES = (1, 2, 3)
+_OF_SETS = ("spbleu", "bleu", "chrf")
+_METRICS = {"gsm8k": ("last_number",), "flores_en_de": _OF_SETS, "flores_de_en": _OF_SETS}  # the paper's
+OTHERS = ("f1", "marked_number", "chrf")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """
+    How far some answers are above others.
+
+    Attributes:
+        difference (`Mean`): in points.
+        p_value (`float`): two-sided; of the exact sign test (McNemar's), or for a score of the whole set by the normal
+            distribution. NaN where it cannot be told.
+    """
+
+    difference: Mean
+    p_value: float = math.nan
+
+
+@dataclass(frozen=True)
+class Scores:
+    """
+    The answers to one task.
+
+    Attributes:
+        metric (`str`): `exact_match`, `last_number`, `spbleu` or `bleu`; or one of `OTHERS`.
+        values (`list`): per question a number of points; for a score of the whole set, the accepted translations and
+            the one given.
+        sizes (`list[int]`): of each round its words; the end of the text counts as one.
+    """
+
+    metric: str
+    values: Sequence[Any]
+    sizes: Sequence[int] = field(default=())
+
+    @cached_property
+    def mean(self) -> Mean:
+        """Over the questions."""
+        if self.metric not in _OF_SETS:
+            return mean(self.values)
+        n = len(self.values)
+        error = standard_error(self.metric, self.values) if n > 1 else math.nan
+        return Mean(corpus_score(self.metric, self.values), error, n)
+
+    def above(self, other: Scores) -> Gain:
+        """How far these are above others of the same questions."""
+        if self.metric not in _OF_SETS:
+            found = paired(self.values, other.values)
+            return Gain(found.difference, found.p_value)
+        gained = difference(self.metric, self.values, other.values)
+        if not gained.error > 0:
+            return Gain(gained)
+        return Gain(gained, 2 * NormalDist().cdf(-abs(gained.value) / gained.error))
+
+    @property
+    def words_per_round(self) -> float:
+        """NaN where there are no rounds."""
+        return sum(self.sizes) / len(self.sizes) if self.sizes else math.nan
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Of the rounds, by their number of words: 1, 2, 3, and any other that there is."""
+        sizes = sorted({*SHARES, *self.sizes})
+        return {size: self.sizes.count(size) / len(self.sizes) for size in sizes} if self.sizes else {}
+
+
+def read_scores(task: str, samples: Sequence[Sample], has_rounds: bool, metric: str | None = None) -> Scores:
+    """
+    Args:
+        task (`str`): of `paper_values.TASKS`.
+        samples (`list[dict]`): as the harness has them, with `rounds`.
+        has_rounds (`bool`): whether the rounds mean something: of a member alone they are its words.
+        metric (`str`, *optional*): of `OTHERS`, for the tasks that have it; by default the paper's.
+    """
+    known = (metric, *_METRICS.get(task, ("exact_match",)))
+    metric = next(name for name in known if name is not None and name in samples[0])
+    values = [sample[metric] if metric in _OF_SETS else 100.0 * sample[metric] for sample in samples]
+    rounds = [committed for sample in samples for committed in sample.get("rounds") or []] if has_rounds else []
+    return Scores(metric, values, [len(committed["words"]) + bool(committed["ends"]) for committed in rounds])
+
+
+def best(candidates: Sequence[Any], scores: dict[Any, Scores]) -> Any:
+    """The candidate of the highest mean; the first of equals."""
+    return max(candidates, key=lambda candidate: scores[candidate].mean.value)
+
+
+def average(means: Sequence[Mean]) -> Mean:
+    """The mean of scores of different questions, each of which counts alike, with its standard error."""
+    count = len(means)
+    error = math.sqrt(sum(one.error**2 for one in means)) / count
+    return Mean(sum(one.value for one in means) / count, error, sum(one.n for one in means))

@@ -1,0 +1,1 @@
+"""How the members that ship with the package were trained."""

@@ -1,0 +1,41 @@
+"""Metrics of one answer, on cases worked out by hand."""
+
+import pytest
+
+from hf_adafuse.cli.questions import answers_of
+from hf_adafuse.lab.evaluation.metrics import METRICS
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "answers", "value"),
+    [
+        ("exact_match", " The Beatles. ", ["beatles"], 1),
+        ("exact_match", "Beatles and Stones", ["beatles", "Stones"], 0),
+        ("exact_match", "", ["the"], 1),  # nothing but an article is nothing
+        ("f1", "the red big house", ["a red house"], 0.8),
+        ("f1", "cat", ["dog", "cat"], 1),
+        ("f1", "", ["dog"], 0),
+        ("contains", "It was Paris, France", ["paris"], 1),
+        ("contains", "Parisian", ["paris"], 0),
+        ("contains", "anything", [""], 0),
+        ("last_number", "3 + 4 = 7.0 dollars", ["#### 7"], 1),
+        ("last_number", "about 1,000 or 1,234.50.", ["1234.5"], 1),
+        ("last_number", "-3", ["3"], 0),
+        ("last_number", "none", ["3"], 0),
+        ("marked_number", "5 apples #### 12\n13", ["#### 12"], 1),
+        ("marked_number", "12", ["#### 12"], 0),
+    ],
+)
+def test_metric(metric, text, answers, value):
+    assert METRICS[metric](text, answers) == pytest.approx(value)
+
+
+def test_sacrebleu_metrics():
+    assert METRICS["chrf"]("the same words", ["the same words"]) == pytest.approx(100)
+    assert METRICS["bleu"]("the same four words here", ["the same four words here"]) == pytest.approx(100)
+    assert METRICS["chrf"]("xyz", ["the same words"]) < 10
+
+
+def test_one_answer_or_many():
+    assert answers_of("a") == ["a"]
+    assert answers_of(["a", 1]) == ["a", "1"]
