@@ -15,9 +15,9 @@ import multiprocessing
 import time
 from contextlib import contextmanager
 
-from cases import PROMPTS
-from stand_in import StandIn, serving
-from tiny import TOKENIZERS, tiny_model
+from support.cases import PROMPTS
+from support.stand_in import StandIn, serving
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, ServedModel
 

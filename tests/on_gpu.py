@@ -40,7 +40,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]  # from a bare checkout
 
 import torch
-from cases import assert_equal, random_case
+from support.cases import assert_equal, random_case
 from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available, logging
 

@@ -12,10 +12,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from chats import members as chat_members
-from jobs import NEW, PAIR, SETTINGS, answers_to, direct, lines_of, questions, write_lines
-from stand_in import StandIn, serving
-from tiny import TOKENIZERS
+from support.chats import members as chat_members
+from support.jobs import NEW, PAIR, SETTINGS, answers_to, direct, lines_of, questions, write_lines
+from support.stand_in import StandIn, serving
+from support.tiny import TOKENIZERS
 
 import hf_adafuse
 from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor, batch, ensemble

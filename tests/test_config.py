@@ -12,7 +12,7 @@ import pytest
 
 from hf_adafuse import AdaFuseConfig
 
-pytestmark = pytest.mark.every_case
+pytestmark = [pytest.mark.every_case, pytest.mark.fast]
 
 DEFAULTS = {
     "margin_threshold": 0.7,

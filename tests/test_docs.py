@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from make_reference import reference
-from stand_in import StandIn, serving
+from support.stand_in import StandIn, serving
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_adafuse.cli import main

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from calls import BYTES, CHARS, PROMPT, arguments, inputs_of, no_forward, own, ran, state_of, with_attention
-from tiny import tiny_model
+from support.calls import BYTES, CHARS, PROMPT, arguments, inputs_of, no_forward, own, ran, state_of, with_attention
+from support.tiny import tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from hf_adafuse import AdaFuseConfig, AdaFuseGenerationMixin, disable_adafuse, enable_adafuse

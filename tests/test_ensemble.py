@@ -5,7 +5,7 @@ from __future__ import annotations
 import pydoc
 
 import pytest
-from chats import LONGER, QUESTION, by_hand, direct, members
+from support.chats import LONGER, QUESTION, by_hand, direct, members
 
 import hf_adafuse
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, AdaFuseRoundsBatch, demo

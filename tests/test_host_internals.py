@@ -21,13 +21,13 @@ import accelerate
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
-from adapted import PEFT_WARNINGS, base_of, own, with_adapters
-from kinds import model_of
-from multimodal import tiny_with_images
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
-from releases import STATE_NAME, cache_of, with_cache
-from tiny import TOKENIZERS, tiny_model
+from support.adapted import PEFT_WARNINGS, base_of, own, with_adapters
+from support.kinds import model_of
+from support.multimodal import tiny_with_images
+from support.releases import STATE_NAME, cache_of, with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     DynamicCache,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from chats import CHATS, PROMPTS, direct_prompt, ensemble, members, new_ids, propagating, unpadded
+from support.chats import CHATS, PROMPTS, direct_prompt, ensemble, members, new_ids, propagating, unpadded
 from transformers import TextIteratorStreamer, pipeline
 from transformers.utils.logging import warning_once
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.every_case
+pytestmark = [pytest.mark.every_case, pytest.mark.fast]
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hf_adafuse"

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import transformers
-from tiny import TOKENIZERS, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 
 import hf_adafuse
 from hf_adafuse.logits_process import BranchLogitsProcessor

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import on_gpu
 import pytest
-from cases import random_case
 from on_gpu import PARTS, PLACES, Part, Row, run, table
+from support.cases import random_case
 
 SCRIPT = Path(on_gpu.__file__)
 

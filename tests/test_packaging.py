@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from project import ROOT, setup_cfg
+from support.project import ROOT, setup_cfg
 
 TOP_LEVEL = {"setup.cfg", "setup.py", "README.md", "LICENSE", "hf_adafuse", "tests", "notebooks"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chats import (
+from support.chats import (
     CHATS,
     CONFIG,
     LONGER,
@@ -24,7 +24,7 @@ from chats import (
     propagating,
     templated,
 )
-from tiny import TOKENIZERS, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import pipeline
 from transformers.utils.logging import warning_once
 

@@ -13,7 +13,7 @@ import pytest
 
 from hf_adafuse.host_internals import GENERATION_HOOKS
 
-pytestmark = pytest.mark.every_case
+pytestmark = [pytest.mark.every_case, pytest.mark.fast]
 
 PACKAGE = Path(__file__).parent.parent / "hf_adafuse"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import Case
-from tiny import eos_ids
+from support.cases import Case
+from support.tiny import eos_ids
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from hf_adafuse import AdaFuseConfig
@@ -50,7 +50,7 @@ def test_stories_equal_the_oracle(order, branches):
     members = case.ref_members()
     for member in members:
         member.eos = eos_ids(member.tokenizer)
-    from reference import reference_decode
+    from support.reference import reference_decode
 
     expected, texts = reference_decode(members, case.member_prompts(rows[0]), case.config, 200)
     if len(expected) < 200 and expected[-1] != tokenizers[0].eos_token_id:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny import TOKENIZERS, eos_ids, tiny_model
+from support.tiny import TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.logits_process import BranchLogitsProcessor

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from tiny import TOKENIZERS
+from support.tiny import TOKENIZERS
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import enable_adafuse

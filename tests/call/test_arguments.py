@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from calls import (
+from support.calls import (
     BYTES,
     CHARS,
     FORM,
@@ -19,10 +19,12 @@ from calls import (
     state_of,
     state_of_tokenizer,
 )
-from tiny import tiny_model
+from support.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+
+pytestmark = pytest.mark.fast
 
 
 def test_the_call_that_the_refusals_change_works():

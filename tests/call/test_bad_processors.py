@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import arguments, assert_refused
-from hosts import Forbid, ensemble, new_ids, oracle
+from support.calls import arguments, assert_refused
+from support.hosts import Forbid, ensemble, new_ids, oracle
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_adafuse import AdaFuseDecodingError

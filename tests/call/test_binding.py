@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 import torch
-from releases import cache_of, with_cache
-from tiny import TOKENIZERS, tiny_model
+from support.releases import cache_of, with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import GenerationConfig, LlamaModel
 
 from hf_adafuse import AdaFuseConfig, AdaFuseOutput, enable_adafuse

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from calls import BYTES, LEFT, arguments, assert_refused, inputs_of, no_forward, own, state_of
-from hosts import PROMPTS, ensemble
-from tiny import eos_ids
+from support.calls import BYTES, LEFT, arguments, assert_refused, inputs_of, no_forward, own, state_of
+from support.hosts import PROMPTS, ensemble
+from support.tiny import eos_ids
 from transformers import GenerationConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseOutput, enable_adafuse

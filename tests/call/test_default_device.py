@@ -7,10 +7,10 @@ import copy
 
 import pytest
 import torch
-from calls import BYTES, CHARS, PROMPT, inputs_of
-from cases import random_case
-from kinds import case_of, model_of
-from tiny import tiny_model
+from support.calls import BYTES, CHARS, PROMPT, inputs_of
+from support.cases import random_case
+from support.kinds import case_of, model_of
+from support.tiny import tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, enable_adafuse
 from hf_adafuse.decoding.strategies.registry import STRATEGIES

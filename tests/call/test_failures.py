@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 import torch
-from tiny import TOKENIZERS, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 

@@ -10,8 +10,8 @@ import pickle
 
 import pytest
 import torch
-from hosts import CHARACTERS, PAD_IS_EOS, PROMPTS, TWO, Forbid, ensemble, new_ids, oracle
-from tiny import tiny_model
+from support.hosts import CHARACTERS, PAD_IS_EOS, PROMPTS, TWO, Forbid, ensemble, new_ids, oracle
+from support.tiny import tiny_model
 from transformers import GenerationConfig, pipeline
 
 from hf_adafuse import disable_adafuse, enable_adafuse

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from cases import random_case
-from hosts import LONG, TWO, ensemble, new_ids
-from releases import cache_of, with_cache
+from support.cases import random_case
+from support.hosts import LONG, TWO, ensemble, new_ids
+from support.releases import cache_of, with_cache
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse, enable_adafuse

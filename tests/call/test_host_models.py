@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
-from cases import Case
-from hosts import LONG, PROMPTS, TWO, ensemble, new_ids, oracle
-from tiny import TOKENIZERS, eos_ids, tiny_model
+from support.cases import Case
+from support.hosts import LONG, PROMPTS, TWO, ensemble, new_ids, oracle
+from support.tiny import TOKENIZERS, eos_ids, tiny_model
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 
 import pytest
 import torch
-from hosts import PROMPTS, eager_to_end, ensemble, new_ids, oracle
+from support.hosts import PROMPTS, eager_to_end, ensemble, new_ids, oracle
 from transformers import StoppingCriteria, TextIteratorStreamer, TextStreamer
 
 from hf_adafuse import enable_adafuse

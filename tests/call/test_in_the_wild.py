@@ -7,9 +7,9 @@ import json
 
 import pytest
 import torch
-from cases import Case
-from hosts import TWO, ensemble, new_ids, oracle
-from tiny import TOKENIZERS, tiny_model
+from support.cases import Case
+from support.hosts import TWO, ensemble, new_ids, oracle
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

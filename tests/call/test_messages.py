@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from calls import BYTES, arguments, assert_refused, no_forward, own
+from support.calls import BYTES, arguments, assert_refused, no_forward, own
 from transformers import ProcessorMixin
 
 from hf_adafuse import enable_adafuse

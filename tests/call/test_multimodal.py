@@ -7,11 +7,11 @@ import copy
 import pytest
 import torch
 import transformers as hf
-from calls import no_forward
-from cases import Case, assert_equal
-from multimodal import CLASSES, IMAGE, TOKENIZER, features_of, tiny_with_images
-from reference import RefMember, reference_decode
-from tiny import TOKENIZERS, eos_ids, tiny_model
+from support.calls import no_forward
+from support.cases import Case, assert_equal
+from support.multimodal import CLASSES, IMAGE, TOKENIZER, features_of, tiny_with_images
+from support.reference import RefMember, reference_decode
+from support.tiny import TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, enable_adafuse
 

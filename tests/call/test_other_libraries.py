@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 import torch
-from tiny import TOKENIZERS, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import LogitsProcessorList
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse

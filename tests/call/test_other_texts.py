@@ -8,10 +8,10 @@ import pickle
 
 import pytest
 import torch
-from hosts import LONG, ensemble
-from releases import cache_of, with_cache
+from support.hosts import LONG, ensemble
+from support.releases import cache_of, with_cache
+from support.tiny import tiny_model
 from test_host_caches import CONTINUED, Passes, call, round_ends
-from tiny import tiny_model
 
 from hf_adafuse import AdaFuseConfig, demo, enable_adafuse
 from hf_adafuse.trees.kv_cache import AdaFuseCache, common_length

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import BYTES, CHARS, LEFT, PROMPT, arguments, assert_refused, inputs_of, no_forward, own
-from releases import with_cache
-from tiny import eos_ids, tiny_model
+from support.calls import BYTES, CHARS, LEFT, PROMPT, arguments, assert_refused, inputs_of, no_forward, own
+from support.releases import with_cache
+from support.tiny import eos_ids, tiny_model
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 from transformers.generation.streamers import BaseStreamer

@@ -7,9 +7,9 @@ import random
 
 import pytest
 import torch
-from cases import PROMPTS, random_case
-from stand_in import StandIn, serving
-from tiny import TOKENIZERS, tiny_model
+from support.cases import PROMPTS, random_case
+from support.stand_in import StandIn, serving
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, ServedModel
 from hf_adafuse.call.run import planning

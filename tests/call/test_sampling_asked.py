@@ -7,10 +7,10 @@ import logging
 
 import pytest
 import torch
-from adapted import PEFT_WARNINGS, with_adapters
-from calls import BYTES, CHARS, inputs_of, own
-from chats import propagating
-from tiny import TOKENIZERS, tiny_model
+from support.adapted import PEFT_WARNINGS, with_adapters
+from support.calls import BYTES, CHARS, inputs_of, own
+from support.chats import propagating
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import GenerationConfig, pipeline
 from transformers.utils.logging import warning_once
 

@@ -8,10 +8,10 @@ import random
 
 import pytest
 import torch
-from cases import PROMPTS, random_case
-from kinds import MODELS, model_of
-from reference import RefMember
-from tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
+from support.cases import PROMPTS, random_case
+from support.kinds import MODELS, model_of
+from support.reference import RefMember
+from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 import hf_adafuse.call.score
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, chat_inputs

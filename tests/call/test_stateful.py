@@ -7,9 +7,9 @@ import random
 
 import pytest
 import torch
-from cases import PROMPTS, random_case
-from hosts import ensemble, new_ids, oracle
-from reference import reference_decode
+from support.cases import PROMPTS, random_case
+from support.hosts import ensemble, new_ids, oracle
+from support.reference import reference_decode
 from transformers import LogitsProcessor, StoppingCriteria
 
 MORE_PROMPTS = [*PROMPTS, "My old green bus is big"]

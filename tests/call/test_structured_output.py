@@ -14,12 +14,12 @@ import re
 
 import pytest
 import torch
-from cases import PROMPTS, Case, random_config
-from grammars import follows, may_begin, pure, random_regex, random_schema
-from hosts import ensemble, new_ids, oracle
-from releases import cache_of, with_cache
+from support.cases import PROMPTS, Case, random_config
+from support.grammars import follows, may_begin, pure, random_regex, random_schema
+from support.hosts import ensemble, new_ids, oracle
+from support.releases import cache_of, with_cache
+from support.tiny import ARCHITECTURES, TOKENIZERS, tiny_model
 from test_real import needs_shared, real_tokenizers, shared_tokenizer
-from tiny import ARCHITECTURES, TOKENIZERS, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_adafuse import AdaFuseDecodingError, enable_adafuse

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
+from support.tiny import TOKENIZERS, tiny_model
 from tensor_parallel import PROMPTS, decode
-from tiny import TOKENIZERS, tiny_model
 from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
 from transformers import AutoModelForCausalLM, TorchAoConfig
 

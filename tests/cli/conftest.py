@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 import pytest
-from jobs import PAIR, SETTINGS, questions, write_lines
-from saved_members import byte_level_tokenizer, metaspace_tokenizer, save_member
+from support.jobs import PAIR, SETTINGS, questions, write_lines
+from support.saved_members import byte_level_tokenizer, metaspace_tokenizer, save_member
 
 from hf_adafuse.cli import main, members
 

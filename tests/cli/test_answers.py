@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from jobs import lines_of, record_of, rewrite
+from support.jobs import lines_of, record_of, rewrite
 
 from hf_adafuse.cli.answers import Answers
 from hf_adafuse.cli.job_settings import check_settings, keep_settings

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import answers_to, questions, rewrite
-from saved_members import PROMPT
+from support.jobs import answers_to, questions, rewrite
+from support.saved_members import PROMPT
 
 from hf_adafuse.cli import main
 from hf_adafuse.cli.questions import Template, read_questions

@@ -7,7 +7,7 @@ import json
 import sys
 
 import pytest
-from saved_members import SHORT, byte_level_tokenizer, metaspace_tokenizer, save_member
+from support.saved_members import SHORT, byte_level_tokenizer, metaspace_tokenizer, save_member
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble

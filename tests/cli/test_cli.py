@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from saved_members import PROMPT, expected, flags
+from support.saved_members import PROMPT, expected, flags
 
 import hf_adafuse
 from hf_adafuse import AdaFuseDecodingError

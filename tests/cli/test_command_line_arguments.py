@@ -17,6 +17,8 @@ from hf_adafuse.cli.arguments import adafuse_config, as_flags
 from hf_adafuse.config import PRESETS
 from hf_adafuse.lab.evaluation.candidates import RULES
 
+pytestmark = pytest.mark.fast
+
 REQUIRED = {
     "generate": ["Who?"],
     "run": ["in.jsonl", "--output", "out"],

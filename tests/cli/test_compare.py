@@ -6,8 +6,8 @@ import json
 import re
 
 import pytest
-from calls import FORM
-from jobs import lines_of, rewrite, write_lines
+from support.calls import FORM
+from support.jobs import lines_of, rewrite, write_lines
 
 from hf_adafuse.cli import main
 

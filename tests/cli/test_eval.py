@@ -11,8 +11,8 @@ import warnings
 
 import lm_eval
 import pytest
-from jobs import lines_of, write_lines
 from lm_eval.models.huggingface import HFLM
+from support.jobs import lines_of, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_adafuse import AdaFuseConfig

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from jobs import PAIR, killed_after, lines_of, questions, read_json, write_lines
+from support.jobs import PAIR, killed_after, lines_of, questions, read_json, write_lines
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, demo, enable_adafuse
 from hf_adafuse.cli import main, members

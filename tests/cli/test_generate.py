@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from saved_members import PROMPT, SHORT, byte_level_tokenizer, expected, flags
+from support.saved_members import PROMPT, SHORT, byte_level_tokenizer, expected, flags
 from tokenizers import pre_tokenizers
 
 from hf_adafuse import AdaFuseCandidate, AdaFuseConfig, AdaFuseRound, AdaFuseRoundsBatch

@@ -8,7 +8,7 @@ import statistics
 import sys
 
 import pytest
-from jobs import lines_of, write_lines
+from support.jobs import lines_of, write_lines
 
 from hf_adafuse import demo
 from hf_adafuse.cli import main, members

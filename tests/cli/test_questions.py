@@ -9,7 +9,7 @@ import time
 import types
 
 import pytest
-from jobs import answers_to, lines_of, questions, write_lines
+from support.jobs import answers_to, lines_of, questions, write_lines
 
 from hf_adafuse.cli.questions import Template, read_questions
 

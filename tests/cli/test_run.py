@@ -14,8 +14,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jobs import NEW, SETTINGS, answers_to, direct, left_over, lines_of, questions, read_json, rewrite, write_lines
-from tiny import TOKENIZERS, tiny_model
+from support.jobs import (
+    NEW,
+    SETTINGS,
+    answers_to,
+    direct,
+    left_over,
+    lines_of,
+    questions,
+    read_json,
+    rewrite,
+    write_lines,
+)
+from support.tiny import TOKENIZERS, tiny_model
 
 import hf_adafuse
 from hf_adafuse import chat_inputs, enable_adafuse

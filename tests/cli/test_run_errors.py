@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jobs import answers_to, lines_of, questions, rewrite
+from support.jobs import answers_to, lines_of, questions, rewrite
 
 from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble
 from hf_adafuse.cli import main, members

@@ -6,7 +6,7 @@ import copy
 import json
 
 import pytest
-from jobs import PAIR, killed_after, lines_of, questions, read_json, write_lines
+from support.jobs import PAIR, killed_after, lines_of, questions, read_json, write_lines
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.cli import main

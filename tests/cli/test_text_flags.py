@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import left_over, lines_of, questions, rewrite
-from saved_members import CONFIG, PROMPT, expected, flags
+from support.jobs import left_over, lines_of, questions, rewrite
+from support.saved_members import CONFIG, PROMPT, expected, flags
 
 from hf_adafuse import AdaFuseConfig, demo
 from hf_adafuse.cli import main, members

@@ -9,11 +9,11 @@ import random
 
 import pytest
 import torch
-from cases import PROMPTS, Case, random_case
-from hosts import ensemble, new_ids
-from reference_methods import decode_by_method
-from tiny import TOKENIZERS, tiny_model
-from toys import run, toy, word_tokenizer
+from support.cases import PROMPTS, Case, random_case
+from support.hosts import ensemble, new_ids
+from support.reference_methods import decode_by_method
+from support.tiny import TOKENIZERS, tiny_model
+from support.toys import run, toy, word_tokenizer
 from transformers import NoRepeatNGramLogitsProcessor
 
 from hf_adafuse import AdaFuseConfig

@@ -7,13 +7,13 @@ import math
 
 import pytest
 import torch
-from blender_models import LAYOUTS, PlainPairRM, save_fuser, save_pair_rm
-from calls import LEFT, arguments, assert_refused, own, state_of
-from cases import Case, random_case
-from reference_methods import Blender as PlainBlender
-from releases import cache_of
+from support.blender_models import LAYOUTS, PlainPairRM, save_fuser, save_pair_rm
+from support.calls import LEFT, arguments, assert_refused, own, state_of
+from support.cases import Case, random_case
+from support.reference_methods import Blender as PlainBlender
+from support.releases import cache_of
+from support.tiny import TOKENIZERS, tiny_model
 from test_methods_oracle import assert_equals_the_oracle
-from tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse, plots
 from hf_adafuse.decoding.strategies import blender

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import PROMPTS as MANY_PROMPTS
-from hosts import PROMPTS, ensemble, new_ids
+from support.cases import PROMPTS as MANY_PROMPTS
+from support.hosts import PROMPTS, ensemble, new_ids
 from test_sampling import sampled
 
 from hf_adafuse import AdaFuseConfig

@@ -6,9 +6,9 @@ import gc
 
 import pytest
 import torch
-from cases import PROMPTS, Case, counts, random_case
-from tiny import TOKENIZERS, tiny_model
-from toys import run, toy, word_tokenizer
+from support.cases import PROMPTS, Case, counts, random_case
+from support.tiny import TOKENIZERS, tiny_model
+from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding.proposer import Proposer
@@ -19,6 +19,8 @@ from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.packed_backend import PackedBackend
 from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.self_test import choose_backend
+
+pytestmark = pytest.mark.fast
 
 
 def test_a_round_by_hand():

@@ -9,10 +9,10 @@ import warnings
 
 import pytest
 import torch
-from calls import BYTES, CHARS, own
-from cases import Case, random_config
-from reference import RefMember, reference_decode
-from tiny import TOKENIZERS, eos_ids, tiny_model
+from support.calls import BYTES, CHARS, own
+from support.cases import Case, random_config
+from support.reference import RefMember, reference_decode
+from support.tiny import TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
 

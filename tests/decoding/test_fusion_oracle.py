@@ -7,8 +7,8 @@ import math
 import random
 
 import pytest
-from cases import random_case
-from reference_rules import decode_by_rule
+from support.cases import random_case
+from support.reference_rules import decode_by_rule
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding import fusion

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from cases import Case
-from hosts import PROMPTS, TWO, ensemble, new_ids
-from reference_rules import decode_by_rule
-from releases import cache_of, with_cache
-from tiny import TOKENIZERS, tiny_model
+from support.cases import Case
+from support.hosts import PROMPTS, TWO, ensemble, new_ids
+from support.reference_rules import decode_by_rule
+from support.releases import cache_of, with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import NoRepeatNGramLogitsProcessor
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse

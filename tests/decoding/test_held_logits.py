@@ -10,9 +10,9 @@ import weakref
 
 import pytest
 import torch
-from cases import PROMPTS
-from kinds import force
-from tiny import TOKENIZERS, tiny_model
+from support.cases import PROMPTS
+from support.kinds import force
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import enable_adafuse
 from hf_adafuse.decoding.decoder import Decoder

@@ -7,10 +7,10 @@ import random
 
 import pytest
 import torch
-from cases import PROMPTS, Case, random_case, random_config
-from reference import reference_decode
-from releases import cache_of, with_cache
-from tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
+from support.cases import PROMPTS, Case, random_case, random_config
+from support.reference import reference_decode
+from support.releases import cache_of, with_cache
+from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse
 from hf_adafuse.decoding.words import split_words

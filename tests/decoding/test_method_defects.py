@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from cases import PROMPTS, Case
-from releases import cache_of
+from support.cases import PROMPTS, Case
+from support.releases import cache_of
+from support.tiny import TOKENIZERS, tiny_model
+from support.toys import run, texts, toy, word_tokenizer
 from test_method_laws import config_of, new_ids
-from tiny import TOKENIZERS, tiny_model
-from toys import run, texts, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig, SpanStrategy, TokenStrategy, register_strategy
 from hf_adafuse.decoding.fusion import Choice

@@ -10,8 +10,8 @@ import time
 
 import pytest
 import torch
-from cases import PROMPTS, Case
-from tiny import ARCHITECTURES, TOKENIZERS, tiny_model
+from support.cases import PROMPTS, Case
+from support.tiny import ARCHITECTURES, TOKENIZERS, tiny_model
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 

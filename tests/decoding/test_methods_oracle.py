@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import context_of, random_case
-from reference_methods import METHODS, decode_by_method
+from support.cases import context_of, random_case
+from support.reference_methods import METHODS, decode_by_method
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.call.sampling import random_streams

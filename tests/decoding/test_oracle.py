@@ -5,13 +5,15 @@ from __future__ import annotations
 import collections
 
 import pytest
-from cases import assert_equal, random_case
-from tiny import ARCHITECTURES, TOKENIZERS
+from support.cases import assert_equal, random_case
+from support.tiny import ARCHITECTURES, TOKENIZERS
 
 from hf_adafuse.decoding.scoring import margin
 from hf_adafuse.trees import packed_backend
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 from hf_adafuse.trees.static_shapes import StaticMemory
+
+pytestmark = pytest.mark.fast
 
 
 def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch, request):
@@ -28,7 +30,7 @@ def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch, request):
 
 
 def test_the_cases_cover_what_they_should(monkeypatch):
-    monkeypatch.setattr("cases.tiny_model", lambda architecture, *_: architecture)  # their names will do
+    monkeypatch.setattr("support.cases.tiny_model", lambda architecture, *_: architecture)  # their names will do
     cases = [random_case(number) for number in range(160)]
     assert {len(case.models) for case in cases} == {1, 2, 3, 4}
     assert {len(case.prompts) for case in cases} == {1, 2, 3, 4}

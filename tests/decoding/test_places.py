@@ -6,12 +6,12 @@ import copy
 
 import pytest
 import torch
-from calls import BYTES, CHARS, LEFT, arguments, assert_refused, inputs_of, own
-from cases import PROMPTS, Case, assert_equal, counts
-from kinds import case_of, model_of
-from releases import cache_of, with_cache
-from tiny import tiny_model
-from toys import run, toy, word_tokenizer
+from support.calls import BYTES, CHARS, LEFT, arguments, assert_refused, inputs_of, own
+from support.cases import PROMPTS, Case, assert_equal, counts
+from support.kinds import case_of, model_of
+from support.releases import cache_of, with_cache
+from support.tiny import tiny_model
+from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse, prefix_caching
 from hf_adafuse.decoding.scheduler import Scheduler

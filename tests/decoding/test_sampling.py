@@ -16,10 +16,10 @@ import random
 
 import pytest
 import torch
-from cases import random_case
-from reference import mid_character, unicode_boundary
+from support.cases import random_case
+from support.reference import mid_character, unicode_boundary
+from support.toys import Toy, ToyConfig, word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from toys import Toy, ToyConfig, word_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
@@ -508,7 +508,7 @@ def test_a_sample_equals_the_oracle(number):
 
 
 def test_the_cases_cover_what_they_should(monkeypatch):
-    monkeypatch.setattr("cases.tiny_model", lambda architecture, *_: architecture)
+    monkeypatch.setattr("support.cases.tiny_model", lambda architecture, *_: architecture)
     found = [random_sampling(number) for number in range(48)]
     assert {len(case.models) for case, _ in found} == {1, 2, 3, 4}
     assert {len(case.prompts) for case, _ in found} >= {1, 2, 3, 4}

@@ -10,12 +10,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hosts import Forbid, ensemble, new_ids
-from kinds import MODELS, case_of, model_of
-from releases import cache_of, with_cache
+from support.hosts import Forbid, ensemble, new_ids
+from support.kinds import MODELS, case_of, model_of
+from support.releases import cache_of, with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from test_full_contexts import tight_case
 from test_sampling import PlainSampler, sampled
-from tiny import TOKENIZERS, tiny_model
 from transformers.generation.streamers import BaseStreamer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse

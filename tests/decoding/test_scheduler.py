@@ -14,6 +14,8 @@ from hf_adafuse.members.member import Member
 from hf_adafuse.members.passes import Pass
 from hf_adafuse.trees.pass_policy import Policy, pays_side_by_side
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture(autouse=True)
 def _keeping_share(monkeypatch):

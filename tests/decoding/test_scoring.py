@@ -11,6 +11,8 @@ from hf_adafuse.decoding.scoring import first_lowest, fused_score, margin, span_
 from hf_adafuse.members import readings
 from hf_adafuse.members.readings import best_tokens
 
+pytestmark = pytest.mark.fast
+
 
 def test_best_tokens_breaks_ties_by_id():
     scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]])

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from kinds import MANY, case_of, force
-from tiny import tiny_model
+from support.kinds import MANY, case_of, force
+from support.tiny import tiny_model
 from torch.overrides import TorchFunctionMode
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from cases import random_case
-from reference_tokens import METHODS, decode_by_tokens
+from support.cases import random_case
+from support.reference_tokens import METHODS, decode_by_tokens
 
 from hf_adafuse import AdaFuseConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from toys import run, texts, toy, word_tokenizer
+from support.toys import run, texts, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
 

@@ -6,6 +6,8 @@ import pytest
 
 from hf_adafuse.decoding.words import WordRule, is_mid_character, split_words, word_starts
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("text", "words"),

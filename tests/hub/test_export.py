@@ -10,8 +10,8 @@ import sys
 
 import pytest
 import torch
-from project import setup_cfg
-from tiny import TOKENIZERS, tiny_model
+from support.project import setup_cfg
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 

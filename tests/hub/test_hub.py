@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny import TOKENIZERS, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse, export_adafuse

@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-from blender_models import fuser_tokenizer, save_fuser
-from calls import BYTES, FORM
-from tiny import tiny_model
+from support.blender_models import fuser_tokenizer, save_fuser
+from support.calls import BYTES, FORM
+from support.tiny import tiny_model
 from transformers import AutoModelForSeq2SeqLM, T5ForConditionalGeneration
 
 from hf_adafuse.members.answer_fuser import MAX_LENGTH, MAX_NEW_TOKENS, fuser_input, load_answer_fuser

@@ -6,7 +6,7 @@ import copy
 import logging
 
 import pytest
-from chats import (
+from support.chats import (
     CHATS,
     LONGER,
     PLAIN,
@@ -21,7 +21,7 @@ from chats import (
     templated,
     unpadded,
 )
-from tiny import TOKENIZERS, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 from transformers.utils.logging import warning_once
 
 from hf_adafuse import chat_inputs, enable_adafuse

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import random_case
+from support.cases import random_case
 
 from hf_adafuse.members.drafts import Drafts
 from hf_adafuse.trees.nodes import TokenTree

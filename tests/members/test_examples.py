@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from reference_rules import answers
+from support.reference_rules import answers
 
 from hf_adafuse.members.examples import answer_spans
 

@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 import torch
-from tiny import TOKENIZERS, tiny_model
-from toys import run, toy, word_tokenizer
+from support.tiny import TOKENIZERS, tiny_model
+from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.members.participants import _ENGLISH, Participant

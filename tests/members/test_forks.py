@@ -18,9 +18,9 @@ import outlines_core
 import pytest
 import torch
 import xgrammar
-from calls import arguments, assert_refused, inputs_of
-from hosts import ensemble
-from tiny import TOKENIZERS, tiny_model
+from support.calls import arguments, assert_refused, inputs_of
+from support.hosts import ensemble
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse.members.forks import check_forks, fork
 from hf_adafuse.members.histories import History

@@ -12,7 +12,7 @@ import types
 import pytest
 import torch
 import transformers
-from hosts import ensemble, new_ids
+from support.hosts import ensemble, new_ids
 from transformers import generation as host
 
 import hf_adafuse

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from calls import BYTES, CHARS, FORM, LEFT, arguments, assert_refused, inputs_of, no_forward, own
-from tiny import tiny_model
+from support.calls import BYTES, CHARS, FORM, LEFT, arguments, assert_refused, inputs_of, no_forward, own
+from support.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import xgrammar
-from chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
+from support.chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.members.structured import parse_grammar, read_structured

@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-from blender_models import LAYOUTS, PlainPairRM, pair_weights, save_pair_rm
-from calls import FORM
-from tiny import tiny_model
+from support.blender_models import LAYOUTS, PlainPairRM, pair_weights, save_pair_rm
+from support.calls import FORM
+from support.tiny import tiny_model
 
 from hf_adafuse.members import pair_ranker
 from hf_adafuse.members.pair_ranker import load_pair_ranker

@@ -9,10 +9,10 @@ import weakref
 
 import pytest
 import torch
-from adapted import BYTES, KINDS, PEFT_WARNINGS, base_of, call, merged, own, same, switches, with_adapters
 from peft import PeftModel
-from releases import cache_of, with_cache
-from tiny import tiny_model
+from support.adapted import BYTES, KINDS, PEFT_WARNINGS, base_of, call, merged, own, same, switches, with_adapters
+from support.releases import cache_of, with_cache
+from support.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseOutput, enable_adafuse

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from adapted import PEFT_WARNINGS, base_of, call, lora, own, with_adapters
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from support.adapted import PEFT_WARNINGS, base_of, call, lora, own, with_adapters
 
 from hf_adafuse import enable_adafuse
 

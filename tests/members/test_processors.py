@@ -7,8 +7,8 @@ import re
 
 import pytest
 import torch
-from hosts import CHARACTERS, PAD_IS_EOS, PROMPTS, Forbid, eager_to_end, ensemble, new_ids, oracle, plain
-from tiny import eos_ids
+from support.hosts import CHARACTERS, PAD_IS_EOS, PROMPTS, Forbid, eager_to_end, ensemble, new_ids, oracle, plain
+from support.tiny import eos_ids
 from transformers import generation as host
 
 from hf_adafuse.members.processors import PromptProcessors, Step

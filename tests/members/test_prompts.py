@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
-from calls import BYTES, CHARS, LEFT, PROMPT, arguments, assert_refused, inputs_of, own
-from tiny import eos_ids, tiny_model
+from support.calls import BYTES, CHARS, LEFT, PROMPT, arguments, assert_refused, inputs_of, own
+from support.tiny import eos_ids, tiny_model
 
 from hf_adafuse import disable_adafuse, enable_adafuse
+
+pytestmark = pytest.mark.fast
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["ensemble", "alone"])

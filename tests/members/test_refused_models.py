@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from calls import BYTES, FORM, arguments, assert_refused, no_forward, own, state_of, with_attention
+from support.calls import BYTES, FORM, arguments, assert_refused, no_forward, own, state_of, with_attention
 from transformers import LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from hf_adafuse import AdaFuseGenerationMixin, disable_adafuse, enable_adafuse

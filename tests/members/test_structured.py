@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from pydantic import BaseModel
-from tiny import TOKENIZERS, eos_ids
+from support.tiny import TOKENIZERS, eos_ids
 
 from hf_adafuse.members.structured import compile_grammar, parse_grammar, read_structured
 from hf_adafuse.members.vocabulary import Vocabulary, vocabulary_of

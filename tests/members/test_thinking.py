@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from thinkers import A_SEEN, ANSWERS, CHAT, OPENED, PLAIN, QWEN, A, member, pair, words_tokenizer
-from tiny import TOKENIZERS, tiny_model
+from support.thinkers import A_SEEN, ANSWERS, CHAT, OPENED, PLAIN, QWEN, A, member, pair, words_tokenizer
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
 from hf_adafuse.members.thinking import closed_at_once, thinking_format, thoughts_of

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 
 import pytest
-from tiny import CORPUS, TOKENIZERS, byte_level, unigram, wordpiece
+from support.tiny import CORPUS, TOKENIZERS, byte_level, unigram, wordpiece
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from transformers import ByT5Tokenizer, GemmaTokenizer
 
 from hf_adafuse.members import vocabulary as vocabulary_module
 from hf_adafuse.members.vocabulary import Vocabulary, vocabulary_of
+
+pytestmark = pytest.mark.fast
 
 SPANS = [" Paris", "x", " was there.", "\n\nThe", " don't", " 3.14,", "\n    return x", "  two", "foo ", " a b c", "'s"]
 EVERYTHING = [*SPANS, " 今天", " Él 😀", "\t", "</s>", "<|end|>", " \u00a0x", "e\u0301"]

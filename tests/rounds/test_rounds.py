@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 
 import matplotlib
 import pytest
-from cases import Case
-from tiny import TOKENIZERS, tiny_model
+from support.cases import Case
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseCandidate, AdaFuseConfig, AdaFuseRound, AdaFuseRounds, AdaFuseRoundsBatch, plots
 from hf_adafuse.decoding.fusion import ScoredSpan, choose

@@ -8,9 +8,9 @@ import time
 
 import openai
 import torch
-from chats import CONFIG, members
-from stand_in import StandIn
-from stand_in import serving as standing
+from support.chats import CONFIG, members
+from support.stand_in import StandIn
+from support.stand_in import serving as standing
 
 from hf_adafuse import AdaFuseEnsemble, ServedModel
 from hf_adafuse.call.running_batch import RunningBatch

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from chats import CONFIG, LONGER, QUESTION, members
 from servers_of_tests import MODEL, Passes, alone, client_of, running, service_of, until
+from support.chats import CONFIG, LONGER, QUESTION, members
 
 from hf_adafuse.call.answering import cut_at
 from hf_adafuse.serve.engine import Engine

@@ -10,8 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from chats import CONFIG, LONGER, PROMPTS, QUESTION
 from servers_of_tests import MODEL, alone, running, service_of
+from support.chats import CONFIG, LONGER, PROMPTS, QUESTION
 
 from hf_adafuse.call.answering import cut_at
 

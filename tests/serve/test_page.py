@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chats import CONFIG, QUESTION
 from servers_of_tests import alone, running
+from support.chats import CONFIG, QUESTION
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from chats import CONFIG, members
 from servers_of_tests import MODEL, alone, running, service_of
+from support.chats import CONFIG, members
 
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members

@@ -9,7 +9,7 @@ import sys
 
 import httpx
 import pytest
-from chats import members
+from support.chats import members
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.cli import main

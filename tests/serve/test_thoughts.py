@@ -9,10 +9,10 @@ import httpx
 import openai
 import pytest
 import torch
-from chats import QUESTION, templated
 from servers_of_tests import MODEL, alone, running, service_of, until
-from thinkers import CHAT, pair
-from tiny import tiny_model
+from support.chats import QUESTION, templated
+from support.thinkers import CHAT, pair
+from support.tiny import tiny_model
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.serve.calls import Seeded

@@ -7,8 +7,8 @@ import json
 
 import openai
 import pytest
-from chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 from servers_of_tests import MODEL, alone, running, service_of
+from support.chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 
 from hf_adafuse.members.tools import Offer, ToolCall, told
 from hf_adafuse.serve.answers import GrowingText

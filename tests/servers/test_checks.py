@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from stand_in import StandIn, serving
-from tiny import TOKENIZERS, tiny_model
+from support.stand_in import StandIn, serving
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel
 from hf_adafuse.servers.api import Traffic

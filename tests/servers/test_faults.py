@@ -17,9 +17,9 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from cases import PROMPTS, Case
-from stand_in import StandIn, serving
-from tiny import TOKENIZERS, tiny_model
+from support.cases import PROMPTS, Case
+from support.stand_in import StandIn, serving
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFusePredictor, ServedModel
 from hf_adafuse.servers.addresses import seconds_of

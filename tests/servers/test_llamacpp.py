@@ -8,8 +8,8 @@ import threading
 from functools import partial
 
 import pytest
-from stand_in import StandIn, ends_within_character, serving, token_bytes
-from tiny import TOKENIZERS, tiny_model
+from support.stand_in import StandIn, ends_within_character, serving, token_bytes
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse.servers.connection import Connection
 from hf_adafuse.servers.daemons import begin, map_at_once

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-from cases import PROMPTS
-from stand_in import StandIn, serving
-from tiny import TOKENIZERS, tiny_model
+from support.cases import PROMPTS
+from support.stand_in import StandIn, serving
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseEnsemble, AdaFusePredictor, ServedModel, enable_adafuse
 from hf_adafuse.cli import main as command

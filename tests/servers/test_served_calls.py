@@ -12,10 +12,10 @@ import time
 
 import pytest
 import torch
-from cases import PROMPTS, Case
-from reference import RefMember
-from stand_in import StandIn, serving
-from tiny import TOKENIZERS, eos_ids, tiny_model
+from support.cases import PROMPTS, Case
+from support.reference import RefMember
+from support.stand_in import StandIn, serving
+from support.tiny import TOKENIZERS, eos_ids, tiny_model
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse

@@ -6,8 +6,8 @@ import random
 from contextlib import ExitStack
 
 import pytest
-from cases import random_case
-from stand_in import StandIn, serving
+from support.cases import random_case
+from support.stand_in import StandIn, serving
 
 from hf_adafuse import ServedModel
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from stand_in import serving
+from support.stand_in import serving
 
 from hf_adafuse.servers.connection import Connection
 from hf_adafuse.servers.daemons import begin

@@ -9,15 +9,17 @@ import warnings
 
 import pytest
 import torch
-from cases import assert_equal, counts, random_case
-from kinds import CPU, MANY, MODELS, ONE, ONE_ROW, case_of, force, model_of
-from releases import STATE_NAME, cache_of, with_cache
-from toys import run, toy, word_tokenizer
+from support.cases import assert_equal, counts, random_case
+from support.kinds import CPU, MANY, MODELS, ONE, ONE_ROW, case_of, force, model_of
+from support.releases import STATE_NAME, cache_of, with_cache
+from support.toys import run, toy, word_tokenizer
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.host_internals import CACHE_NAME
 from hf_adafuse.trees.self_test import choose_backend
+
+pytestmark = pytest.mark.fast
 
 
 @pytest.mark.parametrize("role", ["main", "assistant"])

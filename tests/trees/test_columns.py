@@ -10,6 +10,8 @@ import pytest
 from hf_adafuse.trees.columns import Columns
 from hf_adafuse.trees.nodes import Node
 
+pytestmark = pytest.mark.fast
+
 
 def path(prompt_index, length):
     """A chain of nodes below nothing."""

@@ -6,11 +6,11 @@ import functools
 
 import pytest
 import torch
-from cases import Case, assert_equal
-from kinds import BYTES, peaked
-from reference import reference_decode
-from releases import cache_of, with_cache
-from tiny import TOKENIZERS, tiny_model
+from support.cases import Case, assert_equal
+from support.kinds import BYTES, peaked
+from support.reference import reference_decode
+from support.releases import cache_of, with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
 
 from hf_adafuse import AdaFuseConfig

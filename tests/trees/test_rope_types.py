@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from calls import arguments, assert_refused
-from cases import Case, assert_equal
-from tiny import TOKENIZERS, tiny_model
+from support.calls import arguments, assert_refused
+from support.cases import Case, assert_equal
+from support.tiny import TOKENIZERS, tiny_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse

@@ -7,10 +7,10 @@ import warnings
 
 import pytest
 import torch
-from cases import assert_equal, counts
-from kinds import BYTES, CPU, MANY, MODELS, case_of, model_of, peaked
-from releases import with_cache
-from tiny import TOKENIZERS, tiny_model
+from support.cases import assert_equal, counts
+from support.kinds import BYTES, CPU, MANY, MODELS, case_of, model_of, peaked
+from support.releases import with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache, GPT2LMHeadModel, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 

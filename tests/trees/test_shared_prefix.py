@@ -9,15 +9,15 @@ import gc
 import random
 from types import SimpleNamespace
 
-import cases
 import pytest
 import torch
-from cases import Case, assert_equal, counts, random_case
-from kinds import BYTES, CPU, MODELS, case_of, force, model_of
-from reference_rules import decode_by_rule
-from releases import cache_of, with_cache
+from support import cases
+from support.cases import Case, assert_equal, counts, random_case
+from support.kinds import BYTES, CPU, MODELS, case_of, force, model_of
+from support.reference_rules import decode_by_rule
+from support.releases import cache_of, with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from test_longrope import SWITCH, phi
-from tiny import TOKENIZERS, tiny_model
 
 import hf_adafuse
 from hf_adafuse import AdaFuseConfig

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate.hooks import ModelHook, add_hook_to_module
-from cases import assert_equal, random_case
-from tiny import TOKENIZERS, tiny_model
+from support.cases import assert_equal, random_case
+from support.tiny import TOKENIZERS, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.parametrizations import weight_norm
 from torchao.quantization import Int8WeightOnlyConfig, quantize_

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import assert_equal, random_case
-from project import ROOT
-from tiny import tiny_model
+from support.cases import assert_equal, random_case
+from support.project import ROOT
+from support.tiny import tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from torchao.quantization import Int8WeightOnlyConfig, quantize_

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import assert_equal
-from graphs import Graphs, is_static
-from kinds import case_of
-from tiny import tiny_model
+from support.cases import assert_equal
+from support.graphs import Graphs, is_static
+from support.kinds import case_of
+from support.tiny import tiny_model
 
 from hf_adafuse import enable_adafuse
 from hf_adafuse.trees.model_call import ModelCall

@@ -10,6 +10,8 @@ from hf_adafuse.trees.columns import Columns
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.tree_cache import TreeCache
 
+pytestmark = pytest.mark.fast
+
 NUM_LAYERS, NUM_HEADS, HEAD_DIM = 2, 3, 2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model
+from support.tiny import tiny_model
 
 from hf_adafuse import AdaFuseConfig, demo, enable_adafuse
 from hf_adafuse.demo import data

@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from tiny import TOKENIZERS
+from support.tiny import TOKENIZERS
 
 from hf_adafuse.lab.benchmarks import members as benchmark_members
 from hf_adafuse.lab.benchmarks import report, targets, workload

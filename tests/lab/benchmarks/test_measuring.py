@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from graphs import Graphs
-from kinds import model_of
-from tiny import TOKENIZERS, tiny_model
+from support.graphs import Graphs
+from support.kinds import model_of
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig, demo

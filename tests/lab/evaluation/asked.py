@@ -6,7 +6,7 @@ import copy
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from tiny import TOKENIZERS, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse.lab.evaluation.language_model import AdaFuseLM
 

@@ -8,10 +8,10 @@ import types
 import lm_eval
 import pytest
 from asked import CONTEXTS, KINDS, ensemble, harness_model, members, request, requests
-from calls import inputs_of
 from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
-from saved_members import byte_level_tokenizer, metaspace_tokenizer, save_member
+from support.calls import inputs_of
+from support.saved_members import byte_level_tokenizer, metaspace_tokenizer, save_member
 
 from hf_adafuse import AdaFuseConfig, chat_inputs, enable_adafuse
 from hf_adafuse.lab.evaluation.contexts import prompt_rows

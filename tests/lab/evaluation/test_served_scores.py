@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from asked import KINDS, PAIRS, members, requests
-from stand_in import StandIn, serving
+from support.stand_in import StandIn, serving
 
 from hf_adafuse import AdaFuseConfig, ServedModel
 from hf_adafuse.lab.evaluation.language_model import AdaFuseLM

@@ -3,7 +3,7 @@
 import configparser
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def setup_cfg():

@@ -7,11 +7,11 @@ import random
 from dataclasses import dataclass
 
 import torch
-from reference import RefMember, reference_decode
-from tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.host_internals import execution_device
+from support.reference import RefMember, reference_decode
+from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 PROMPTS = [
     "Once upon a time",

@@ -8,10 +8,10 @@ import re
 
 import pytest
 import torch
-from tiny import TOKENIZERS, tiny_model
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+from support.tiny import TOKENIZERS, tiny_model
 
 # `<what> must <rule>, but <value>. <what to do>`
 FORM = r"^.+ must .+, but .+\. .+\.$"

@@ -11,8 +11,8 @@ import re
 import unicodedata
 from typing import ClassVar
 
-from reference import TIE, fit, greedy_word, mid_character
-from reference_rules import best_eos, own_or_encoded, token_log_probs
+from support.reference import TIE, fit, greedy_word, mid_character
+from support.reference_rules import best_eos, own_or_encoded, token_log_probs
 
 
 def is_full(m, ids):

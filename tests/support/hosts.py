@@ -6,12 +6,12 @@ import copy
 import functools
 
 import torch
-from cases import Case
-from reference import reference_decode
-from tiny import TOKENIZERS, tiny_model
 from transformers import LogitsProcessor
 
 from hf_adafuse import AdaFuseConfig, AdaFuseOutput
+from support.cases import Case
+from support.reference import reference_decode
+from support.tiny import TOKENIZERS, tiny_model
 
 PROMPTS = ("Once upon a time", "there was a cat on the tree. The")
 LONG = (

@@ -9,8 +9,9 @@ import pytest
 import torch
 from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny import TOKENIZERS, tiny_model
 from transformers.integrations import peft as host_peft
+
+from support.tiny import TOKENIZERS, tiny_model
 
 PEFT_WARNINGS = [
     # PEFT still asks transformers for an attribute under its old name.

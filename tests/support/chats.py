@@ -6,9 +6,8 @@ import copy
 import functools
 import logging
 
-from tiny import TOKENIZERS, tiny_model
-
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+from support.tiny import TOKENIZERS, tiny_model
 
 CONFIG = AdaFuseConfig(max_word_tokens=4)
 PROMPTS = ["Once upon a time", "there was a cat on the tree. The", "She"]

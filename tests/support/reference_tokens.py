@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 
 import torch
-from reference import TIE, mid_character
-from reference_rules import best_eos
+
+from support.reference import TIE, mid_character
+from support.reference_rules import best_eos
 
 
 def size_of(m):

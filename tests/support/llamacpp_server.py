@@ -1,7 +1,7 @@
 r"""llama.cpp's server for a GGUF file, in the foreground. Run by hand; nothing of it is collected by pytest.
 
     pip install xllamacpp          (into an environment of its own)
-    python tests/llamacpp_server.py FILE.gguf --port 8080
+    python tests/support/llamacpp_server.py FILE.gguf --port 8080
 
 It prints its URL once it answers, and ends with Ctrl-C. Then, with the model of that file as a transformers folder:
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from releases import with_cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from toys import Toy, ToyConfig
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from support.releases import with_cache
+from support.toys import Toy, ToyConfig
 
 WORDS = ["ask", "bot", "blue", "red", "dim", "sky", "rose", "gray", "far"]
 # As of Qwen3: the model opens its thoughts itself, unless they are switched off.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from reference import TIE, fit, greedy_word, propose
+from support.reference import TIE, fit, greedy_word, propose
 
 
 def token_log_probs(m, prefix, ids, ends):

@@ -6,7 +6,8 @@ import functools
 
 import torch
 import transformers as hf
-from tiny import TOKENIZERS, eos_ids
+
+from support.tiny import TOKENIZERS, eos_ids
 
 TOKENIZER = TOKENIZERS["byte_level"]()
 _SIZE = len(TOKENIZER)

@@ -6,11 +6,11 @@ import functools
 
 import torch
 import transformers as hf
-from cases import Case
-from tiny import TOKENIZERS, eos_ids, tiny_model
 
 import hf_adafuse.members.participants
 from hf_adafuse import AdaFuseConfig
+from support.cases import Case
+from support.tiny import TOKENIZERS, eos_ids, tiny_model
 
 CPU = torch.device("cpu")
 BYTES = TOKENIZERS["byte_level"]()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from releases import with_cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_adafuse import enable_adafuse
+from support.releases import with_cache
 
 
 class ToyConfig(PreTrainedConfig):

@@ -9,9 +9,10 @@ import json
 
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import CORPUS, TOKENIZERS, _wrap
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import DebertaV2Config, DebertaV2Model, T5Config, T5ForConditionalGeneration
+
+from support.tiny import CORPUS, TOKENIZERS, _wrap
 
 LAYOUTS = ("own", "hf")
 MARKERS = ["<|source|>", "<|candidate1|>", "<|candidate2|>", "<|candidate|>"]

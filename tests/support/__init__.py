@@ -1,0 +1,1 @@
+"""What the tests have in common: tiny models and tokenizers, plain oracles, stand-ins for servers and hosts."""
