@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: a kernel in C (hf_adafuse/trees/skinny_product.c), once for each instruction set. Where it
+"""What setup.cfg cannot say: a kernel in C (hf_adafuse/kernels/native_product.c), once for each instruction set. Where it
 cannot be built, products are made with torch alone."""
 
 import platform
@@ -12,8 +12,8 @@ IS_KNOWN = sys.platform == "linux" and platform.machine() == "x86_64"
 setup(
     ext_modules=[
         Extension(
-            f"hf_adafuse.trees.kernel_{name}",
-            ["hf_adafuse/trees/skinny_product.c"],
+            f"hf_adafuse.kernels.kernel_{name}",
+            ["hf_adafuse/kernels/native_product.c"],
             extra_compile_args=["-O3", "-fopenmp", *flags],
             extra_link_args=["-fopenmp"],
             optional=True,

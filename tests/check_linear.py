@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from hf_adafuse.trees.skinny_linear import linear
+from hf_adafuse.kernels.small_batch_linear import linear
 
 SHAPES = [(576, 576), (768, 768), (1536, 576), (640, 2048), (768, 3072), (3072, 768), (4096, 4096), (4096, 14336)]
 VOCABULARIES = [(32001, 2048), (49152, 576), (50257, 768), (151936, 1024), (262144, 640)]

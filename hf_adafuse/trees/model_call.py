@@ -14,7 +14,7 @@ import torch
 from ..host_internals import cache_argument, has_compiled_parts, returned_cache
 from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
-from .skinny_linear import with_skinny_linears
+from ..kernels.small_batch_linear import with_small_batch_linears
 
 # Positions of these models count from the padding id + 1.
 _OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
@@ -106,7 +106,7 @@ class ModelCall:
     @functools.cached_property
     def _quick(self) -> Any:
         # An adapter is switched on and off on the model itself.
-        return self.model if isinstance(self.model, AdaptedModel) else with_skinny_linears(self.model)
+        return self.model if isinstance(self.model, AdaptedModel) else with_small_batch_linears(self.model)
 
     def __call__(
         self,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..host_internals import has_compiled_parts
-from .race import Race, may_time
+from ..kernels.autotuner import Autotuner, timing_allowed
 
 # Passes are measured by size: each counts for the smallest of these that it does not exceed; larger ones do not count.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -55,10 +55,10 @@ class PassCosts:
     @contextmanager
     def measured(self, num_tokens: int) -> Iterator[None]:
         """Time one pass; one in which something was tried out does not count."""
-        start, num_trials = time.perf_counter(), Race.num_trials
+        start, num_trials = time.perf_counter(), Autotuner.num_trials
         yield
         size = next((size for size in SIZES if num_tokens <= size), None)
-        if size is None or num_trials != Race.num_trials:
+        if size is None or num_trials != Autotuner.num_trials:
             return
         self._counts[size] += 1
         weight = 1 / min(self._counts[size], _FADING)
@@ -74,7 +74,7 @@ class PassCosts:
         measured at the known sizes near it.
         """
         size = min(num_tokens, SIZES[-1])
-        if not self._is_measured or not may_time():
+        if not self._is_measured or not timing_allowed():
             return _on_line(self._prior, size)
         scales, known = self._scales, self._seconds  # another thread may renew them
         if size not in known:

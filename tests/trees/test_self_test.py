@@ -15,9 +15,9 @@ from transformers import DynamicCache, GPT2LMHeadModel, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
 from hf_adafuse import disable_adafuse, enable_adafuse
-from hf_adafuse.trees import skinny_linear
+from hf_adafuse.kernels import small_batch_linear
 from hf_adafuse.trees.self_test import SelfTestError, _choose, _distance, _eps, _ids, _plain_logits, choose_backend
-from hf_adafuse.trees.skinny_linear import with_skinny_linears
+from hf_adafuse.kernels.small_batch_linear import with_small_batch_linears
 
 
 def passes(model, call):
@@ -80,12 +80,12 @@ def test_quick_products_that_round_otherwise_are_no_fault_of_the_model(monkeypat
     ids, tolerances = torch.tensor([[3, 5, 7]]), []
 
     def multiply(factor):
-        monkeypatch.setattr(skinny_linear, "linear", lambda *given: factor * torch.nn.functional.linear(*given))
+        monkeypatch.setattr(small_batch_linear, "linear", lambda *given: factor * torch.nn.functional.linear(*given))
 
     for factor in (1.0, 1.03, 1.3):
         multiply(factor)
         with torch.no_grad():
-            distance = _distance(with_skinny_linears(model)(ids).logits[0], model(ids).logits[0])
+            distance = _distance(with_small_batch_linears(model)(ids).logits[0], model(ids).logits[0])
             tolerances.append(_plain_logits(model, CPU, _ids(model))[1])
         assert _choose(model, CPU) == "packed"
     assert distance > 0.3
@@ -97,7 +97,7 @@ def test_quick_products_that_round_otherwise_are_no_fault_of_the_model(monkeypat
 
 @pytest.mark.usefixtures("small_kernel")
 def test_layers_in_half_precision_beside_others_are_tested_as_such(monkeypatch):
-    monkeypatch.setattr(skinny_linear, "linear", lambda *given: 1.1 * torch.nn.functional.linear(*given))
+    monkeypatch.setattr(small_batch_linear, "linear", lambda *given: 1.1 * torch.nn.functional.linear(*given))
     model = copy.deepcopy(tiny_model())
     assert _eps(model) == torch.finfo(torch.float32).eps
     model.lm_head = Widened(model.lm_head)

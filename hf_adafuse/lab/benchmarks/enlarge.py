@@ -16,7 +16,7 @@ import torch
 
 # How many hidden values a layer count goes with, in models of the common kind (768 / 12, 4096 / 32 ...).
 _WIDTH_PER_LAYER = 80
-# Real layers are of round sizes, which fall into equal parts for `skinny_linear`.
+# Real layers are of round sizes, which fall into equal parts for `small_batch_linear`.
 _NEURON_MULTIPLE = 32
 
 # What each part of a layer does with the hidden values: reads them, writes them, or scales each of them.

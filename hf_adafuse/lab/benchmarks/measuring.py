@@ -13,7 +13,7 @@ from ...config import AdaFuseConfig
 from ...decoding.strategies.registry import STRATEGIES
 from ...decoding.words import split_words
 from ...demo.threads import threads as computing_on
-from ...trees.race import Race
+from ...kernels.autotuner import Autotuner
 from . import instruments
 from .contenders import Ensemble, Prompts
 from .results import NAIVE, OURS, Measurement, Sample, TextResult
@@ -74,9 +74,9 @@ class Job:
     def _settled(self, prompts: Prompts) -> Any:
         """What the ensemble gives, again until it tries nothing out any more."""
         for _ in range(_MOST_WARM_UPS):
-            num_trials = Race.num_trials
+            num_trials = Autotuner.num_trials
             output = self.ensemble.generate(prompts, self.config, self.result.new_tokens, return_dict_in_generate=True)
-            if Race.num_trials == num_trials:
+            if Autotuner.num_trials == num_trials:
                 break
         return output
 

@@ -14,7 +14,7 @@ import transformers
 
 from ... import __version__
 from ...demo.tables import aligned
-from ...trees.skinny_product import kernel_name
+from ...kernels.native_product import kernel_name
 from .results import OURS, Measurement
 from .targets import Check, Target
 

@@ -27,7 +27,7 @@ from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees import tree_cache
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
 from hf_adafuse.trees.rows_backend import RowsBackend
-from hf_adafuse.trees.skinny_linear import linear
+from hf_adafuse.kernels.small_batch_linear import linear
 
 PROMPTS = ["Once upon a time", "She"]
 QUESTIONS = [question.prompt for question in demo.test_questions(6)]
@@ -208,7 +208,7 @@ def test_no_figure_is_lost_in_json(measured):
 
 def test_layers_multiply_by_parts_where_several_threads_do(small_parts, monkeypatch):
     products = []
-    place = "hf_adafuse.trees.skinny_linear.linear"
+    place = "hf_adafuse.kernels.small_batch_linear.linear"
     monkeypatch.setattr(place, lambda x, *rest: products.append(x.shape) or linear(x, *rest))
     result = measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
     assert len(products) > sum(result.forwards("ours"))

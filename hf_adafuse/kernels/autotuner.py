@@ -17,7 +17,7 @@ R = TypeVar("R")
 _NUM_TRIALS, _FIRST_TRIALS, _MUCH_LONGER = 4, 2, 1.5
 
 
-class Race(Generic[W]):
+class Autotuner(Generic[W]):
     """
     Ways that are tried in turn, until one is known to be the quickest.
 
@@ -47,7 +47,7 @@ class Race(Generic[W]):
         return result
 
     def _add(self, way: W, seconds: float) -> None:
-        Race.num_trials += 1
+        Autotuner.num_trials += 1
         known = self._seconds
         if way not in known or self.winner is not None:  # another thread has ended it meanwhile
             return
@@ -61,7 +61,7 @@ class Race(Generic[W]):
                 self.winner = min(least, key=least.__getitem__)
 
 
-def may_time() -> bool:
+def timing_allowed() -> bool:
     """Whether anything may be decided by the clock: not where several processes share a model, for all must decide
     alike, nor where torch is to be deterministic (`torch.use_deterministic_algorithms`)."""
     is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""The product of a weight and a few vectors by the kernel in skinny_product.c, where installing the package built it.
+"""The product of a weight and a few vectors by the kernel in native_product.c, where installing the package built it.
 Knows no layer and no other way to multiply.
 """
 
@@ -21,7 +21,7 @@ _ROW_BLOCK, _COLUMN_MULTIPLE = 16, 16
 # What weights may be of, and the kernel's name for it.
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # The number is that of its arguments' order and meaning: a library of another source has another.
-_FUNCTION = "skinny_product_2"
+_FUNCTION = "native_product_2"
 
 
 def kernel_name() -> str | None:

@@ -2,7 +2,7 @@
 
 A weight times the vectors of a few tokens is a skinny product. How long MKL, which is behind `F.linear`, takes for one
 differs by processor, number of tokens and shape: it may leave it to one core, or read the weight at half the speed.
-Here a product can also be made by a kernel of our own (`skinny_product`), or of many, each of a part of the weight that
+Here a product can also be made by a kernel of our own (`native_product`), or of many, each of a part of the weight that
 stays in a core's caches; which way is the quickest is tried out on the first products of each size:
 python tests/check_linear.py
 
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from ..host_internals import Conv1D, has_compiled_parts, is_watched, modules_inside, with_modules
-from .race import Race, may_time
-from .skinny_product import MAX_TOKENS, can_multiply, product
+from .autotuner import Autotuner, timing_allowed
+from .native_product import MAX_TOKENS, can_multiply, product
 
 # The least bytes of a weight that the kernel is tried for. With more columns than so many parts may still be quicker.
 _LEAST_BYTES, _KERNEL_COLUMNS = 2**17, 2048
@@ -52,7 +52,7 @@ class _Way(NamedTuple):
 _WHOLE, _BY_KERNEL = _Way(), _Way(by_kernel=True)
 
 
-def with_skinny_linears(model: Any) -> Any:
+def with_small_batch_linears(model: Any) -> Any:
     """
     The same model, its parameters, buffers and hooks shared, in which linear layers multiply in the quickest way: they
     give the same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to
@@ -84,7 +84,7 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         by_kernel = has_kernel and num_tokens <= _HALF_TOKENS
         return _multiplied(inputs, weight, bias, _BY_KERNEL if by_kernel else _WHOLE)
     size = _SIZES[num_tokens]
-    race = _race(num_rows, num_columns, size, torch.get_num_threads(), is_contiguous, has_kernel, may_time())
+    race = _race(num_rows, num_columns, size, torch.get_num_threads(), is_contiguous, has_kernel, timing_allowed())
     if race.winner is not None:
         return _multiplied(inputs, weight, bias, race.winner)
     return race.run(lambda way: _multiplied(inputs, weight, bias, way))
@@ -124,7 +124,7 @@ def _product(vectors: torch.Tensor, weight: torch.Tensor, way: _Way) -> torch.Te
 @functools.cache
 def _race(
     num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, has_kernel: bool, may_try: bool
-) -> Race[_Way]:
+) -> Autotuner[_Way]:
     """Of the ways for such weights and so many tokens; of one, where nothing may be tried."""
     by_kernel = [_BY_KERNEL] if has_kernel else []
     large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
@@ -133,13 +133,13 @@ def _race(
     in_parts = [_Way(part_rows) for part_rows in dict.fromkeys((small, large)) if part_rows] if has_parts else []
     if not may_try:
         sizes = {_SIZES[number] for number in _UNTRIED}
-        return Race([*(by_kernel + in_parts if size in sizes else []), _WHOLE][:1])
+        return Autotuner([*(by_kernel + in_parts if size in sizes else []), _WHOLE][:1])
     ways = [_WHOLE, *by_kernel, *in_parts]
     if has_parts:
         ways.append(_Way(None, is_left=True))
     if has_parts and is_contiguous:
         ways.append(_Way(large, is_left=True))
-    return Race(ways)
+    return Autotuner(ways)
 
 
 def _fits_kernel(num_rows: int, num_columns: int, dtype: torch.dtype) -> bool:

@@ -24,10 +24,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from hf_adafuse.trees import skinny_linear, skinny_product
-from hf_adafuse.trees.race import Race
-from hf_adafuse.trees.skinny_linear import linear, with_skinny_linears
-from hf_adafuse.trees.skinny_product import MAX_TOKENS, can_multiply, kernel_name, product
+from hf_adafuse.kernels import small_batch_linear
+from hf_adafuse.kernels import native_product
+from hf_adafuse.kernels.autotuner import Autotuner
+from hf_adafuse.kernels.small_batch_linear import linear, with_small_batch_linears
+from hf_adafuse.kernels.native_product import MAX_TOKENS, can_multiply, kernel_name, product
 
 SETS = ["avx2", "avx512"]
 HAS_COMPILER = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("gcc") is not None
@@ -39,19 +40,19 @@ HALVES = DTYPES[1:]
 @pytest.fixture(params=SETS[: 1 + SETS.index(CAPABILITY)] if CAPABILITY in SETS else [])
 def kernel(request, monkeypatch):
     """Each of the kernels that this processor can run."""
-    monkeypatch.setattr(skinny_product, "_capability", lambda: request.param)
-    skinny_product._kernel.cache_clear()
+    monkeypatch.setattr(native_product, "_capability", lambda: request.param)
+    native_product._kernel.cache_clear()
     if kernel_name() is None and not HAS_COMPILER:
         pytest.skip("No compiler was there to build the kernel.")
-    yield skinny_product._kernel()
-    skinny_product._kernel.cache_clear()
+    yield native_product._kernel()
+    native_product._kernel.cache_clear()
 
 
 @pytest.fixture
 def made(monkeypatch):
     """The shapes of the kernel's inputs."""
     shapes = []
-    monkeypatch.setattr(skinny_linear, "product", lambda x, *rest: shapes.append(tuple(x.shape)) or product(x, *rest))
+    monkeypatch.setattr(small_batch_linear, "product", lambda x, *rest: shapes.append(tuple(x.shape)) or product(x, *rest))
     return shapes
 
 
@@ -152,17 +153,17 @@ def test_defaults_of_torch_change_nothing(kernel):
 @pytest.mark.parametrize("num_columns", [512, 4096])
 def test_the_kernel_is_tried_and_taken(num_columns, kernel, made, monkeypatch):
     """Beside parts of the weight only where these may be quicker."""
-    now, multiplied, found = [0.0], skinny_linear._multiplied, []
-    monkeypatch.setattr("hf_adafuse.trees.race.time.perf_counter", lambda: now[0])
+    now, multiplied, found = [0.0], small_batch_linear._multiplied, []
+    monkeypatch.setattr("hf_adafuse.kernels.autotuner.time.perf_counter", lambda: now[0])
 
     def timed(x, w, bias, way):
         found.append(way)
         now[0] += 1.0 if way.by_kernel else 1.2
         return multiplied(x, w, bias, way)
 
-    monkeypatch.setattr(skinny_linear, "_multiplied", timed)
+    monkeypatch.setattr(small_batch_linear, "_multiplied", timed)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    skinny_linear._race.cache_clear()
+    small_batch_linear._race.cache_clear()
     weight, bias = torch.randn(num_columns, num_columns), torch.randn(num_columns)
     inputs = torch.randn(5, num_columns) / num_columns**0.5
     with torch.no_grad():
@@ -170,31 +171,31 @@ def test_the_kernel_is_tried_and_taken(num_columns, kernel, made, monkeypatch):
             outputs = linear(inputs, weight, bias)
             torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=1e-4, atol=1e-4)
     assert len(set(found)) == (2 if num_columns == 512 else 6)
-    assert found[-5:] == 5 * [skinny_linear._BY_KERNEL] and len(made) >= 9
-    skinny_linear._race.cache_clear()
+    assert found[-5:] == 5 * [small_batch_linear._BY_KERNEL] and len(made) >= 9
+    small_batch_linear._race.cache_clear()
 
 
 @pytest.mark.parametrize(("num_tokens", "is_by_kernel"), [(3, False), (4, True), (15, True), (16, False)])
 def test_processes_that_share_a_model_take_the_kernel_untried(num_tokens, is_by_kernel, kernel, made, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    before = Race.num_trials
+    before = Autotuner.num_trials
     with torch.no_grad():
         for _ in range(5):
             linear(torch.randn(num_tokens, 256), torch.randn(256, 256))
-    assert len(made) == 5 * is_by_kernel and Race.num_trials == before
+    assert len(made) == 5 * is_by_kernel and Autotuner.num_trials == before
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_in_half_precision_the_kernel_is_taken_untried(dtype, kernel, made):
     """Of so many tokens, and weights of so many bytes, whatever their precision."""
-    weight, bias, before = torch.randn(256, 256).to(dtype), torch.randn(256).to(dtype), Race.num_trials
+    weight, bias, before = torch.randn(256, 256).to(dtype), torch.randn(256).to(dtype), Autotuner.num_trials
     for number in (1, 3, 31, 32, 33, MAX_TOKENS, MAX_TOKENS + 1):
         made.clear()
         inputs = torch.randn(number, 256).to(dtype)
         with torch.no_grad():
             outputs = linear(inputs, weight, bias)
             linear(inputs, weight[:128])
-        assert len(made) == (number <= 32) and Race.num_trials == before
+        assert len(made) == (number <= 32) and Autotuner.num_trials == before
         torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=0.02, atol=0.1)
 
 
@@ -221,12 +222,12 @@ def test_biases_are_as_torch_has_them(dtype, kernel, made):
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_model_in_half_precision(dtype, kernel, made):
     model = copy.deepcopy(tiny_model("llama", "byte_level", 0)).to(dtype)
-    twin, ids = with_skinny_linears(model), torch.tensor([[3, 5, 7]])
+    twin, ids = with_small_batch_linears(model), torch.tensor([[3, 5, 7]])
     with torch.no_grad():
         torch.testing.assert_close(twin(ids).logits, model(ids).logits, rtol=0.05, atol=0.2)
     assert len(made) == sum(type(module) is torch.nn.Linear for module in model.modules())
     assert list(map(id, twin.parameters())) == list(map(id, model.parameters()))
-    assert with_skinny_linears(model.double()) is model
+    assert with_small_batch_linears(model.double()) is model
 
 
 @pytest.mark.usefixtures("small_kernel")
@@ -261,7 +262,7 @@ def test_what_is_more_than_numbers_in_memory_is_left_to_torch(kernel, made):
     """Tensors that look like ordinary ones, and modes and transforms that would not see the kernel."""
     inputs, weight = torch.randn(4, 32), torch.randn(64, 32)
     layer = torch.nn.Sequential(torch.nn.Linear(32, 64))
-    twin = with_skinny_linears(layer)
+    twin = with_small_batch_linears(layer)
     assert twin is not layer
     quantize_(layer, Int8WeightOnlyConfig())  # the twin shares its weights
     with torch.no_grad():
@@ -310,9 +311,9 @@ def test_its_threads_are_those_of_torch():
 import re, torch
 def loaded():
     return set(re.findall(r"/\\S*lib(?:gomp|i?omp)[^/\\s]*", open("/proc/self/maps").read()))
-from hf_adafuse.trees import skinny_product
+from hf_adafuse.kernels import native_product
 before = loaded()
-print(skinny_product.kernel_name(), before and loaded() == before)
+print(native_product.kernel_name(), before and loaded() == before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(kernel_name()), "True"]
@@ -321,19 +322,19 @@ print(skinny_product.kernel_name(), before and loaded() == before)
 def test_a_library_that_cannot_be_used_is_told(tmp_path, monkeypatch):
     """One that is broken, and one of another source."""
     messages = []
-    monkeypatch.setattr(skinny_product.logger, "warning", messages.append)
-    monkeypatch.setattr(skinny_product, "__file__", str(tmp_path / "skinny_product.py"))
-    monkeypatch.setattr(skinny_product, "_FUNCTION", "skinny_product_0")
+    monkeypatch.setattr(native_product.logger, "warning", messages.append)
+    monkeypatch.setattr(native_product, "__file__", str(tmp_path / "native_product.py"))
+    monkeypatch.setattr(native_product, "_FUNCTION", "native_product_0")
     name = f"kernel_{CAPABILITY}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    libraries = [b"no library", *(path.read_bytes() for path in Path(skinny_linear.__file__).parent.glob(name))]
+    libraries = [b"no library", *(path.read_bytes() for path in Path(small_batch_linear.__file__).parent.glob(name))]
     for library in libraries:
         (tmp_path / name).write_bytes(library)
-        skinny_product._kernel.cache_clear()
+        native_product._kernel.cache_clear()
         assert kernel_name() is None and not can_multiply(16, 16)
     assert len(messages) == len(libraries) == (2 if HAS_COMPILER and CAPABILITY in SETS else 1)
     assert all("Install hf_adafuse anew" in message for message in messages)
-    assert "skinny_product_0" in messages[-1] or len(messages) == 1
-    skinny_product._kernel.cache_clear()
+    assert "native_product_0" in messages[-1] or len(messages) == 1
+    native_product._kernel.cache_clear()
 
 
 @pytest.mark.slow
@@ -348,4 +349,4 @@ def test_the_package_is_built_with_a_compiler_and_without(compiler, tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     built = [name for name in names if name.endswith(".so")]
     assert len(built) == (2 if HAS_COMPILER and compiler == "gcc" else 0)
-    assert "hf_adafuse/trees/skinny_linear.py" in names
+    assert "hf_adafuse/kernels/small_batch_linear.py" in names

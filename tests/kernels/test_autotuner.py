@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hf_adafuse.trees import race as race_module
+from hf_adafuse.kernels import autotuner as autotuner_module
 from hf_adafuse.trees.pass_costs import PassCosts
-from hf_adafuse.trees.race import Race, may_time
+from hf_adafuse.kernels.autotuner import Autotuner, timing_allowed
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(race_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(autotuner_module.time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -35,14 +35,14 @@ def taking(clock, seconds):
 
 def test_all_are_tried_in_turn_and_the_quickest_is_taken(clock):
     work, _ = taking(clock, {"a": 1.1, "b": 1.0, "c": 1.2})
-    race, before = Race(["a", "b", "c"]), Race.num_trials
+    race, before = Autotuner(["a", "b", "c"]), Autotuner.num_trials
     assert [race.run(work) for _ in range(15)] == list("ABCABCABCABCBBB")
-    assert race.winner == "b" and Race.num_trials == before + 12
+    assert race.winner == "b" and Autotuner.num_trials == before + 12
 
 
 def test_much_slower_ones_leave_before(clock):
     work, taken = taking(clock, {"a": 1.0, "b": 5.0, "c": 1.1, "d": 1.6})
-    race = Race(["a", "b", "c", "d"])
+    race = Autotuner(["a", "b", "c", "d"])
     for _ in range(14):
         race.run(work)
     assert taken == list("abcdabcdacacaa") and race.winner == "a"
@@ -50,7 +50,7 @@ def test_much_slower_ones_leave_before(clock):
 
 def test_one_that_was_held_up_once_may_win(clock):
     work, _ = taking(clock, {"a": 1.0, "b": [9.0, 0.5, 9.0]})
-    race = Race(["a", "b"])
+    race = Autotuner(["a", "b"])
     for _ in range(4):
         race.run(work)
     assert race.winner == "b"  # the other is left behind
@@ -62,7 +62,7 @@ def test_several_threads_end_a_race():
     try:
         with ThreadPoolExecutor(4) as pool:
             for _ in range(300):
-                race, ways = Race([5, 1, 3, 9, 7]), []
+                race, ways = Autotuner([5, 1, 3, 9, 7]), []
                 wait = lambda way, ways=ways: ways.append(way) or sum(range(200 * way))  # noqa: E731
                 for done in [pool.submit(race.run, wait) for _ in range(60)]:
                     done.result()
@@ -76,7 +76,7 @@ def test_several_threads_end_a_race():
 
 def test_who_has_left_does_not_come_back(clock):
     """Its trial in another thread may end after that."""
-    race = Race(["a", "b", "c"])
+    race = Autotuner(["a", "b", "c"])
     for way, seconds in zip("abcabc", [1.0, 1.1, 9.0, 1.0, 1.1, 9.0], strict=True):
         race._add(way, seconds)
     race._add("c", 0.1)
@@ -88,12 +88,12 @@ def test_who_has_left_does_not_come_back(clock):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_nothing_is_decided_by_the_clock_where_all_must_be_the_same(is_shared, monkeypatch):
-    assert may_time()
+    assert timing_allowed()
     if is_shared:
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     else:
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert not may_time()
+    assert not timing_allowed()
     costs = PassCosts({1: 1.0, 64: 2.0})
     for _ in range(20):
         with costs.measured(1):
@@ -104,7 +104,7 @@ def test_nothing_is_decided_by_the_clock_where_all_must_be_the_same(is_shared, m
 
 
 def test_passes_in_which_something_was_tried_do_not_count(clock):
-    costs, race = PassCosts({1: 1.0, 64: 2.0}), Race(["a", "b"])
+    costs, race = PassCosts({1: 1.0, 64: 2.0}), Autotuner(["a", "b"])
     work, _ = taking(clock, {"a": 7.0, "b": 8.0})
     for _ in range(20):
         with costs.measured(1):
@@ -115,12 +115,12 @@ def test_passes_in_which_something_was_tried_do_not_count(clock):
 
 
 def test_one_way_is_not_timed(monkeypatch):
-    monkeypatch.setattr(race_module.time, "perf_counter", lambda: pytest.fail("timed"))
-    assert Race(["a"]).run(str.upper) == "A"
+    monkeypatch.setattr(autotuner_module.time, "perf_counter", lambda: pytest.fail("timed"))
+    assert Autotuner(["a"]).run(str.upper) == "A"
 
 
 def test_an_error_is_no_trial(clock):
-    race, (work, _taken) = Race(["a", "b"]), taking(clock, {"a": 1.0, "b": 2.0})
+    race, (work, _taken) = Autotuner(["a", "b"]), taking(clock, {"a": 1.0, "b": 2.0})
 
     def fails(way):
         raise ValueError(way)

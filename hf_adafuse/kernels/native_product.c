@@ -2,13 +2,13 @@
    it is read, so that reading it and arithmetic overlap: a handful of tokens take hardly longer than one. One of half the
    precision takes half the time to read: its numbers are widened as they come.
 
-   Built once for each instruction set (setup.py), called by skinny_product.py. Knows nothing of torch and Python. */
+   Built once for each instruction set (setup.py), called by native_product.py. Knows nothing of torch and Python. */
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* How the weight and the product hold their numbers; as skinny_product.py has it. */
+/* How the weight and the product hold their numbers; as native_product.py has it. */
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 
 /* A tile is four rows of the weight times up to TOKENS vectors: as many sums as there are registers for. */
@@ -130,7 +130,7 @@ INLINED void block_of_rows(const char *weight, const float *vectors, const float
 /* out (num_tokens, num_rows) = vectors (num_tokens, num_columns) x weight (num_rows, num_columns) transposed + bias
    (num_rows), which may be NULL; all are contiguous, vectors and bias in float32. At least 16 rows, a multiple of 16
    columns, at most 128 tokens. */
-void skinny_product_2(const char *weight, const float *vectors, const float *bias, void *out, size_t num_rows,
+void native_product_2(const char *weight, const float *vectors, const float *bias, void *out, size_t num_rows,
                       size_t num_columns, size_t num_tokens, int kind, int num_threads) {
   size_t num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 #pragma omp parallel for schedule(static) num_threads(num_threads)

@@ -17,11 +17,11 @@ from transformers import RwkvConfig, RwkvForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hf_adafuse import enable_adafuse
-from hf_adafuse.trees import skinny_linear
+from hf_adafuse.kernels import small_batch_linear
 from hf_adafuse.trees.model_call import ModelCall
-from hf_adafuse.trees.race import Race
+from hf_adafuse.kernels.autotuner import Autotuner
 from hf_adafuse.trees.self_test import choose_backend
-from hf_adafuse.trees.skinny_linear import MAX_TOKENS, linear, with_skinny_linears
+from hf_adafuse.kernels.small_batch_linear import MAX_TOKENS, linear, with_small_batch_linears
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("small_parts")
 @pytest.fixture
 def ways(monkeypatch):
     """How products were made, those of whole weights with the weight on the right left out."""
-    taken, product = [], skinny_linear._product
-    monkeypatch.setattr(skinny_linear, "_product", lambda x, w, way: taken.append(way) or product(x, w, way))
+    taken, product = [], small_batch_linear._product
+    monkeypatch.setattr(small_batch_linear, "_product", lambda x, w, way: taken.append(way) or product(x, w, way))
     return taken
 
 
@@ -38,14 +38,14 @@ def ways(monkeypatch):
 def products(monkeypatch):
     """The shapes of the products that layers ask for, by parts or not."""
     shapes = []
-    place = "hf_adafuse.trees.skinny_linear.linear"
+    place = "hf_adafuse.kernels.small_batch_linear.linear"
     monkeypatch.setattr(place, lambda x, *rest: shapes.append(tuple(x.shape)) or linear(x, *rest))
     return shapes
 
 
 # What the constants are that `small_parts` makes small.
 ORDINARY = {
-    name: getattr(skinny_linear, name) for name in ("_LARGE_PART", "_SMALL_PART", "_FEWEST_ROWS", "_ROW_MULTIPLE")
+    name: getattr(small_batch_linear, name) for name in ("_LARGE_PART", "_SMALL_PART", "_FEWEST_ROWS", "_ROW_MULTIPLE")
 }
 
 
@@ -84,8 +84,8 @@ def test_many_tokens_and_none_take_the_weight_whole(shape, ways):
 @pytest.mark.parametrize("num_tokens", [1, 4, 7, 100])
 def test_the_quickest_way_is_found_for_each_number_of_tokens_and_taken(quickest, num_tokens, ways, monkeypatch):
     inputs, weight = torch.randn(num_tokens, 16), torch.randn(96, 16)
-    now, multiplied = [0.0], skinny_linear._multiplied
-    monkeypatch.setattr("hf_adafuse.trees.race.time.perf_counter", lambda: now[0])
+    now, multiplied = [0.0], small_batch_linear._multiplied
+    monkeypatch.setattr("hf_adafuse.kernels.autotuner.time.perf_counter", lambda: now[0])
     found = []
 
     def timed(x, w, bias, way):
@@ -94,19 +94,19 @@ def test_the_quickest_way_is_found_for_each_number_of_tokens_and_taken(quickest,
         now[0] += 1.0 if found.index(way) == quickest else 1.5
         return multiplied(x, w, bias, way)
 
-    monkeypatch.setattr(skinny_linear, "_multiplied", timed)
+    monkeypatch.setattr(small_batch_linear, "_multiplied", timed)
     for _ in range(20):
         linear(inputs, weight)
     assert len(found) == 5
     ways.clear()
     for _ in range(4):
         linear(inputs, weight)
-    assert ways == ([] if found[quickest] is skinny_linear._WHOLE else 4 * [found[quickest]])
-    before = Race.num_trials
+    assert ways == ([] if found[quickest] is small_batch_linear._WHOLE else 4 * [found[quickest]])
+    before = Autotuner.num_trials
     linear(torch.randn(2, 16), weight)  # another number of tokens is another race
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # so is another number of threads
     linear(inputs, weight)
-    assert Race.num_trials == before + 2
+    assert Autotuner.num_trials == before + 2
 
 
 @pytest.mark.parametrize(("num_tokens", "is_by_parts"), [(1, False), (3, False), (4, True), (15, True), (16, False)])
@@ -119,19 +119,19 @@ def test_processes_that_share_a_model_try_nothing(num_tokens, is_by_parts, ways,
 
 
 def test_only_products_on_cpu_in_float32_are_tried(ways):
-    before = Race.num_trials
+    before = Autotuner.num_trials
     for _ in range(20):
         with FakeTensorMode():
             linear(torch.randn(4, 16), torch.randn(96, 16))
         linear(torch.randn(4, 16, device="meta"), torch.randn(96, 16, device="meta"))
         linear(torch.randn(4, 16).bfloat16(), torch.randn(96, 16).bfloat16())
-    assert Race.num_trials == before and not ways
+    assert Autotuner.num_trials == before and not ways
 
 
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(2050, 320), (1536, 576), (409, 2048)])
 def test_weights_of_ordinary_sizes_and_their_gradients(num_rows, num_columns, ways, monkeypatch):
     for name, value in ORDINARY.items():
-        monkeypatch.setattr(skinny_linear, name, value)
+        monkeypatch.setattr(small_batch_linear, name, value)
     for number in range(1, 10):
         inputs = torch.randn(num_columns, number).t() / num_columns**0.5  # not contiguous
         weight, bias = torch.randn(num_rows, num_columns, requires_grad=True), torch.randn(num_rows)
@@ -147,9 +147,9 @@ def test_a_weight_falls_into_equal_parts_and_a_rest(monkeypatch):
     shapes, bmm = [], torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda a, b: shapes.append((tuple(a.shape), tuple(b.shape))) or bmm(a, b))
     for num_rows in (96, 9 * 11, 97):  # of the prime one row is left over
-        way = skinny_linear._Way(skinny_linear._part_rows(num_rows, 16, 2, 64))
+        way = small_batch_linear._Way(small_batch_linear._part_rows(num_rows, 16, 2, 64))
         inputs, weight = torch.randn(6, 16), torch.randn(num_rows, 16)
-        torch.testing.assert_close(skinny_linear._product(inputs, weight, way), F.linear(inputs, weight))
+        torch.testing.assert_close(small_batch_linear._product(inputs, weight, way), F.linear(inputs, weight))
     assert shapes == [((48, 6, 16), (48, 16, 2)), ((33, 6, 16), (33, 16, 3)), ((48, 6, 16), (48, 16, 2))]
 
 
@@ -172,8 +172,8 @@ def test_a_weight_falls_into_equal_parts_and_a_rest(monkeypatch):
 )
 def test_parts_fit_into_a_cores_cache(shape, num_threads, part_rows, monkeypatch):
     for name, value in ORDINARY.items():
-        monkeypatch.setattr(skinny_linear, name, value)
-    assert skinny_linear._part_rows(*shape, num_threads, skinny_linear._LARGE_PART) == part_rows
+        monkeypatch.setattr(small_batch_linear, name, value)
+    assert small_batch_linear._part_rows(*shape, num_threads, small_batch_linear._LARGE_PART) == part_rows
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", torch.nn.Linear), ("gpt2", Conv1D)])
@@ -181,7 +181,7 @@ def test_a_model_that_multiplies_by_parts(architecture, kind, products):
     model = own(architecture, "byte_level", 0)
     num_layers = sum(type(module) in (torch.nn.Linear, kind) for module in model.modules())
     ids, before = torch.tensor([[3, 5, 7]]), state(model)
-    twin = with_skinny_linears(model)
+    twin = with_small_batch_linears(model)
     torch.testing.assert_close(twin(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
     assert len(products) == num_layers > 4
     assert state(model) == before
@@ -241,13 +241,13 @@ LEFT_ALONE = {
 @pytest.mark.parametrize("change", LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
 def test_models_left_alone(change):
     model = own("llama", "byte_level", 0)
-    assert with_skinny_linears(model) is not model
+    assert with_small_batch_linears(model) is not model
     changed = change(model)
-    assert with_skinny_linears(changed) is changed
+    assert with_small_batch_linears(changed) is changed
 
 
 def test_a_weight_that_lies_across_is_not_on_the_left_in_parts(ways):
-    layer = with_skinny_linears(torch.nn.Sequential(Conv1D(96, 16)))
+    layer = with_small_batch_linears(torch.nn.Sequential(Conv1D(96, 16)))
     for _ in range(20):
         layer(torch.randn(1, 4, 16))
     assert {way.part_rows for way in ways if way.is_left} == {None}
@@ -259,7 +259,7 @@ def test_a_model_of_small_layers_is_left_alone(num_threads, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     model = own("llama", "byte_level", 0)
-    assert with_skinny_linears(model) is model
+    assert with_small_batch_linears(model) is model
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*jit:DeprecationWarning")
@@ -270,7 +270,7 @@ def test_layers_left_alone_among_others(products):
     layers[2] = torch.jit.trace(layers[2], torch.randn(1, 8))
     add_hook_to_module(layers[3], ModelHook())
     model, inputs = torch.nn.Sequential(*layers), torch.randn(3, 8)
-    twin = with_skinny_linears(model)
+    twin = with_small_batch_linears(model)
     torch.testing.assert_close(twin(inputs), model(inputs))
     assert len(products) == 1 and twin is not model
 
