@@ -1,5 +1,7 @@
-"""What setup.cfg cannot say: a kernel in C (hf_adafuse/kernels/native_product.c), once for each instruction set. Where it
-cannot be built, products are made with torch alone."""
+"""What setup.cfg cannot say: a kernel in C (hf_adafuse/kernels/native_product.c), once for each instruction set.
+
+Where it cannot be built, products are made with torch alone.
+"""
 
 import platform
 import sys

@@ -15,7 +15,6 @@ from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig
 from .generation import enable_adafuse
-from .host_internals import execution_device
 from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
 from .members.prompt_inputs import text_inputs
@@ -23,6 +22,7 @@ from .members.thoughts import check_thinking, thinking_inputs
 from .members.tools import Offer, told
 from .rounds.round_lists import AdaFuseRoundsBatch
 from .servers.served_model import ServedModel
+from .transformers_compat import execution_device
 
 
 class AdaFuseEnsemble:

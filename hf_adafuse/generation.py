@@ -15,8 +15,8 @@ from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
 
 from .call.arguments import (
     ARGUMENTS,
-    Ensemble,
     EnsembleArguments,
+    EnsembleSpec,
     ensemble_arguments,
     first_given,
     make_ensemble,
@@ -24,16 +24,16 @@ from .call.arguments import (
     resolve_participants,
 )
 from .call.images import read_images, without_images
-from .call.inputs import HostCall
+from .call.inputs import GenerateInputs
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
 from .call.run import run_call
 from .call.sampling import sampling_asked
 from .config import AdaFuseConfig, is_file
-from .host_internals import user_arguments, warn_of_untested_release
 from .members.mistral_tokenizers import as_usual
 from .members.participants import inner_model_hint
 from .members.processor_request import ProcessorRequest
+from .transformers_compat import user_arguments, warn_of_untested_release
 
 warn_of_untested_release()
 
@@ -154,14 +154,14 @@ class AdaFuseGenerationMixin(GenerationMixin):
         generation_config: Any,
         synced_gpus: bool = False,
         streamer: Any = None,
-        adafuse: Ensemble | None = None,
+        adafuse: EnsembleSpec | None = None,
         **model_kwargs: Any,
     ) -> Any:
         if adafuse is None:
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
-        call = HostCall(
+        call = GenerateInputs(
             input_ids, logits_processor.adafuse, stopping_criteria, generation_config, streamer, model_kwargs
         )
         return run_call(plan_call(adafuse, call))
@@ -212,7 +212,7 @@ def enable_adafuse(
         arguments.assistant_models = [participant.model for participant in participants[1:]]
         arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
         arguments.tokenizer = participants[0].tokenizer
-        for participant in Ensemble(participants, config or AdaFuseConfig.robust()).participants:
+        for participant in EnsembleSpec(participants, config or AdaFuseConfig.robust()).participants:
             participant.choose_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))
@@ -330,7 +330,7 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any], 
             raise ValueError(f"`{name}` must be False with AdaFuse, but is True. {advice}")
 
 
-def _check_number(ensemble: Ensemble, generation_config: Any) -> None:
+def _check_number(ensemble: EnsembleSpec, generation_config: Any) -> None:
     if ensemble.sampling is None and (generation_config.num_return_sequences or 1) > 1:
         raise ValueError(
             f"`num_return_sequences` must be 1 with AdaFuse, but is {generation_config.num_return_sequences}. Without "

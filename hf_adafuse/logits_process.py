@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from .members.readings import best_tokens
+from .members.node_logprobs import best_tokens
 
 
 def _is_count(value: Any) -> bool:

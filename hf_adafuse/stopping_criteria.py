@@ -16,7 +16,7 @@ from .config import AdaFuseConfig
 from .decoding.scoring import margin
 from .decoding.words import WordRule, word_starts
 from .logits_process import check_prompt_length
-from .members.readings import best_tokens
+from .members.node_logprobs import best_tokens
 from .members.vocabulary import vocabulary_of
 
 
@@ -218,14 +218,14 @@ class MarginCriteria(StoppingCriteria):
         `torch.BoolTensor` of shape `(batch_size,)`. `scores` holds, per new token, the logits or log-probabilities it
         was chosen by, each of shape `(batch_size, vocab_size)`.
         """
-        uncertain = [is_uncertain for _, is_uncertain in self._judge(input_ids, scores)]
+        uncertain = [is_uncertain for _, is_uncertain in self._selector(input_ids, scores)]
         return torch.tensor(uncertain, dtype=torch.bool, device=input_ids.device)
 
     def confident_ids(self, input_ids: torch.Tensor, scores: Sequence[torch.Tensor] | None) -> list[list[int]]:
         """Per row, the ids of its complete words before the first uncertain one, `max_words` at most."""
-        return [ids for ids, _ in self._judge(input_ids, scores)]
+        return [ids for ids, _ in self._selector(input_ids, scores)]
 
-    def _judge(self, input_ids: torch.Tensor, scores: Sequence[torch.Tensor] | None) -> list[tuple[list[int], bool]]:
+    def _selector(self, input_ids: torch.Tensor, scores: Sequence[torch.Tensor] | None) -> list[tuple[list[int], bool]]:
         """Per row: its confident words, and whether an uncertain one follows them."""
         scores = self._check_scores(scores, input_ids.shape[1])
         judged = []

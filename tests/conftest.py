@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from hf_adafuse.decoding.strategies.registry import STRATEGIES
-from hf_adafuse.members.participants import Participant
 from hf_adafuse.kernels import small_batch_linear
+from hf_adafuse.kernels.native_product import MAX_TOKENS
+from hf_adafuse.members.participants import Participant
 from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
-from hf_adafuse.kernels.native_product import MAX_TOKENS
 
 # Of a test with many cases (sets of parameters), how many a part runs; and of random cases, one of how many.
 CASES_OF_PARTS = {"short": (4, 20), "long": (12, 3)}
@@ -136,9 +136,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(small_batch_linear, "can_multiply", lambda *shape: False)
     for name, value in {"_LARGE_PART": 256, "_SMALL_PART": 64, "_FEWEST_ROWS": 2, "_ROW_MULTIPLE": 1}.items():
         monkeypatch.setattr(small_batch_linear, name, value)
-    small_batch_linear._race.cache_clear()
+    small_batch_linear._tuner.cache_clear()
     yield
-    small_batch_linear._race.cache_clear()
+    small_batch_linear._tuner.cache_clear()
 
 
 @pytest.fixture
@@ -146,9 +146,9 @@ def small_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The weights of the tests' models are multiplied by the kernel, without a trial."""
     for name, value in {"_LEAST_BYTES": 0, "may_time": lambda: False, "_UNTRIED": range(1, MAX_TOKENS + 1)}.items():
         monkeypatch.setattr(small_batch_linear, name, value)
-    small_batch_linear._race.cache_clear()
+    small_batch_linear._tuner.cache_clear()
     yield
-    small_batch_linear._race.cache_clear()
+    small_batch_linear._tuner.cache_clear()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""What is private of transformers, accelerate, PEFT and torch is used in `host_internals` alone, where each has a test.
+"""What is private of transformers, accelerate, PEFT and torch is used in `transformers_compat` alone.
 
-Two rules: the names that `host_internals` wraps are used nowhere else, and no other name with an underscore is used
-that this package does not define itself.
+Two rules: the names that `transformers_compat` wraps, each of which has a test, are used nowhere else, and no other
+name with an underscore is used that this package does not define itself.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hf_adafuse.host_internals import GENERATION_HOOKS
+from hf_adafuse.transformers_compat import GENERATION_HOOKS
 
 pytestmark = [pytest.mark.every_case, pytest.mark.fast]
 
 PACKAGE = Path(__file__).parent.parent / "hf_adafuse"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-THE_ONE = "host_internals.py"
+THE_ONE = "transformers_compat.py"
 
-# What `host_internals` wraps and has no underscore: attributes, and modules that are imported from.
+# What `transformers_compat` wraps and has no underscore: attributes, and modules that are imported from.
 WITHOUT_UNDERSCORE = {
     "adapter_layer_names", "cache_utils", "get_base_model", "has_previous_state", "hf_device_map", "peft_config",
     "pytorch_utils",
@@ -71,7 +71,7 @@ LISTED = {name for name, _ in names_used(SOURCES[THE_ONE]) if is_private(name)} 
 
 
 def offences(path, source):
-    """Lists what a module uses of the host that it should ask `host_internals` for."""
+    """Lists what a module uses of the host that it should ask `transformers_compat` for."""
     allowed, own = ALLOWED.get(path, set()) | PYTHONS, set(names_defined(source))
     for name, line in names_used(source):
         if name in allowed or name.startswith("_adafuse") or (name.startswith("self.") and name[5:] in own):

@@ -12,11 +12,11 @@ import torch
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..host_internals import execution_device
 from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
 from ..outputs import AdaFuseRound
+from ..transformers_compat import execution_device
 from ..trees.adapters import adapted, base_model
 from .images import Images
 from .sampling import SamplingAsked
@@ -37,12 +37,19 @@ ARGUMENTS = (
 # Where a setting may be kept. The first place that has it wins: the arguments of the call; the generation config passed
 # to it; a repository named in it (`custom_generate="..."`); what `enable_adafuse` has bound to the model; the model's
 # generation config; the repository that the model was loaded from.
-PLACES = ("call", "config of the call", "repository of the call", "bound", "config of the model", "own repository")
+SETTING_SOURCES = (
+    "call",
+    "config of the call",
+    "repository of the call",
+    "bound",
+    "config of the model",
+    "own repository",
+)
 
 
 def first_given(name: str, places: Mapping[str, Any]) -> tuple[str | None, Any]:
-    """The first of `PLACES` that has a setting, and its value; `None` twice where none has."""
-    for place in PLACES:
+    """The first of `SETTING_SOURCES` that has a setting, and its value; `None` twice where none has."""
+    for place in SETTING_SOURCES:
         holder = places.get(place)
         value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
         if value is not None:
@@ -91,7 +98,7 @@ class EnsembleArguments:
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class EnsembleSpec:
     """
     Who decodes together, and how: checked.
 
@@ -144,7 +151,7 @@ class Ensemble:
 def ensemble_arguments(
     model: Any, call: Mapping[str, Any], generation_config: Any = None
 ) -> tuple[EnsembleArguments, AdaFuseConfig] | None:
-    """What a call of `generate()` asks for, by the table of `PLACES`; `None` when it is an ordinary call."""
+    """What a call of `generate()` asks for, by the table of `SETTING_SOURCES`; `None` when it is an ordinary call."""
     places = places_of(model, call, generation_config)
     arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(places["bound"])
     _, configured = first_given("adafuse_config", places)
@@ -160,7 +167,7 @@ def make_ensemble(
     config: AdaFuseConfig,
     asked: SamplingAsked | None = None,
     images: Images | None = None,
-) -> Ensemble:
+) -> EnsembleSpec:
     """
     The ensemble of a call.
 
@@ -195,7 +202,7 @@ def make_ensemble(
     participants = resolve_participants(model, arguments)
     strategy.check_members([participant.vocabulary for participant in participants])
     check_served_settings(participants, strategy, config, bool(samples), arguments.structured is not None)
-    return Ensemble(
+    return EnsembleSpec(
         participants=participants,
         config=config,
         assistant_inputs=arguments.assistant_inputs,

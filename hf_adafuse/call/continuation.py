@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..decoding.progress import Prompt
-from ..host_internals import takes_keys
 from ..members.member import Member
 from ..members.participants import Participant
+from ..transformers_compat import takes_keys
 from ..trees.adapters import model_state, weak_reference
 from ..trees.kv_cache import AdaFuseCache, CachedText, State, join_rows, make_cache
 from ..trees.model_call import ModelCall

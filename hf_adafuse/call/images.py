@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from ..host_internals import cache_argument, returned_cache
+from ..transformers_compat import cache_argument, returned_cache
 from ..trees.adapters import base_model
 from ..trees.backend import ForwardError
 from ..trees.kv_cache import KeysValues, adopt_cache

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..host_internals import CACHE_ARGUMENTS, CACHE_NAME, NO_IMAGES, given_cache, num_cached
 from ..members.processor_request import ProcessorRequest
 from ..members.prompts import unpadded_rows
+from ..transformers_compat import CACHE_ARGUMENTS, CACHE_NAME, NO_IMAGES, given_cache, num_cached
 from ..trees.kv_cache import AdaFuseCache, KeysValues, adopt_cache, kept_beginnings
 
 # What `generate()` hands over that AdaFuse makes itself or has no use for.
@@ -27,7 +27,7 @@ _EXPECTED = {
 
 
 @dataclass(frozen=True)
-class HostCall:
+class GenerateInputs:
     """
     What `generate()` hands to its decoding method.
 
@@ -82,7 +82,7 @@ class MainInputs:
     going_on: list[bool]
 
 
-def read_inputs(call: HostCall, model: Any) -> MainInputs:
+def read_inputs(call: GenerateInputs, model: Any) -> MainInputs:
     """
     Read the inputs of a call of the main model.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from ..host_internals import CACHE_NAME, given_cache, num_cached
+from ..transformers_compat import CACHE_NAME, given_cache, num_cached
 from ..trees.kv_cache import AdaFuseCache
 
 

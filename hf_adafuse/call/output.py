@@ -8,10 +8,10 @@ import torch
 
 from ..decoding.progress import Prompt
 from ..decoding.strategies.registry import make_strategy
-from ..host_internals import CACHE_NAME, prepared_pad_id
 from ..members.member import Member
 from ..outputs import AdaFuseOutput, count_words
 from ..rounds.round_lists import AdaFuseRounds, AdaFuseRoundsBatch
+from ..transformers_compat import CACHE_NAME, prepared_pad_id
 from .continuation import final_cache
 from .plan import CallPlan
 

@@ -10,27 +10,27 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..host_internals import CACHE_NAME, num_cached, prepared_eos_ids
 from ..members.histories import has_history
 from ..members.participants import Participant
 from ..members.processor_request import ProcessorRequest, assistant_processors, main_processors
 from ..members.processors import PromptProcessors
 from ..members.prompts import assistant_prompts, check_prompts, warn_of_damaged_prompts
 from ..members.structured import compile_grammar
+from ..transformers_compat import CACHE_NAME, num_cached, prepared_eos_ids
 from ..trees.adapters import base_model
+from ..trees.backend_probe import keeps_keys
 from ..trees.kv_cache import KeysValues, kept_beginnings
-from ..trees.self_test import keeps_keys
-from .arguments import Ensemble
+from .arguments import EnsembleSpec
 from .continuation import assistant_states, resumed_ids
 from .images import Images, image_tokens
-from .inputs import HostCall, MainInputs, read_inputs
+from .inputs import GenerateInputs, MainInputs, read_inputs
 from .sampling import RandomNumbers, Warper, random_streams, warper_of
 from .served_limits import check_served_call
 from .stopping import StopCheck
 
 
 @dataclass(frozen=True)
-class MemberPlan:
+class MemberInputs:
     """
     What one member needs.
 
@@ -68,19 +68,19 @@ class CallPlan:
         members (`list[MemberPlan]`): the main model first.
         inputs (`MainInputs`)
         config (`AdaFuseConfig`)
-        call (`HostCall`)
+        call (`GenerateInputs`)
         stop_check (`StopCheck`): asked after each committed token.
         warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn; `None`: words are not sampled.
         streams (`list[RandomNumbers]`): per prompt, where words are sampled, what they are drawn by: it follows from
             torch's seed when the plan is made.
         has_grammar (`bool`): whether the text must follow one.
-        max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`Ensemble`].
+        max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`EnsembleSpec`].
     """
 
-    members: list[MemberPlan]
+    members: list[MemberInputs]
     inputs: MainInputs
     config: AdaFuseConfig
-    call: HostCall
+    call: GenerateInputs
     stop_check: StopCheck
     warpers: list[Warper] | None = None
     streams: Sequence[RandomNumbers] = ()
@@ -98,7 +98,7 @@ class CallPlan:
         return call.gives_scores or (call.returns_dict and bool(call.generation_config.output_logits))
 
 
-def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
+def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     """
     Make the plan.
 
@@ -121,7 +121,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
         _check_image_prompts(participants[0].model, inputs, call.generation_config.num_return_sequences or 1)
     all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in participants[1:])]
     members = [
-        MemberPlan(participant, ids, cache, _known(eos, participant), [], "")
+        MemberInputs(participant, ids, cache, _known(eos, participant), [], "")
         for participant, ids, cache, eos in zip(participants, prompts, caches, all_eos, strict=True)
     ]
     members = [replace(member, backend=member.participant.choose_backend()) for member in members]
@@ -140,7 +140,7 @@ def plan_call(ensemble: Ensemble, call: HostCall) -> CallPlan:
 
 
 def _prompts(
-    ensemble: Ensemble, call: HostCall, inputs: MainInputs
+    ensemble: EnsembleSpec, call: GenerateInputs, inputs: MainInputs
 ) -> tuple[list[list[list[int]]], list[KeysValues | None]]:
     """Each member's ids of the prompts, and the cache of their beginning where there is one."""
     participants, given = ensemble.participants, ensemble.assistant_inputs
@@ -165,7 +165,7 @@ def _prompts(
     return prompts, [None] * len(prompts) if is_read_anew else caches
 
 
-def _check_criteria(call: HostCall, config: AdaFuseConfig) -> None:
+def _check_criteria(call: GenerateInputs, config: AdaFuseConfig) -> None:
     """Whole answers are asked for stops before they are committed, each from its own beginning."""
     remember = [type(one).__name__ for one in call.stopping_criteria if has_history(one)]
     if remember and make_strategy(config).is_whole:
@@ -197,7 +197,7 @@ def _known(eos_ids: list[int], participant: Participant) -> list[int]:
     return sorted({token for token in eos_ids if size is None or token < size})
 
 
-def _check_cache(main: MemberPlan, inputs: MainInputs) -> None:
+def _check_cache(main: MemberInputs, inputs: MainInputs) -> None:
     if inputs.cache is not None and not keeps_keys(main.backend):
         raise ValueError(
             f"`{CACHE_NAME}` must be left out where the main model runs without keys and values, but is given for a "
@@ -225,7 +225,7 @@ def _check_image_prompts(model: Any, inputs: MainInputs, num_texts: int) -> None
         )
 
 
-def _with_images(main: MemberPlan, images: Images) -> MemberPlan:
+def _with_images(main: MemberInputs, images: Images) -> MemberInputs:
     if not keeps_keys(main.backend):
         raise ValueError(
             f"The inputs must be text alone with AdaFuse and {type(main.participant.model).__name__}, but hold images: "
@@ -242,7 +242,7 @@ def _check_places(number: int | None, num_prompts: int, has_cache: bool) -> None
         )
 
 
-def _warpers(ensemble: Ensemble) -> list[Warper] | None:
+def _warpers(ensemble: EnsembleSpec) -> list[Warper] | None:
     """How each member's tokens are drawn, where words are sampled."""
     if ensemble.sampling is None:
         return None
@@ -252,7 +252,7 @@ def _warpers(ensemble: Ensemble) -> list[Warper] | None:
     return [warper_of(helper, own, ensemble.sampling, who.device) for own, who in members]
 
 
-def _grammars(ensemble: Ensemble, members: list[MemberPlan]) -> list[Any]:
+def _grammars(ensemble: EnsembleSpec, members: list[MemberInputs]) -> list[Any]:
     """The grammar of the text for each member, in its own tokens; `None` where there is none."""
     if ensemble.structured is None:
         return [None] * len(members)
@@ -261,8 +261,8 @@ def _grammars(ensemble: Ensemble, members: list[MemberPlan]) -> list[Any]:
 
 
 def _with_processors(
-    members: list[MemberPlan], request: ProcessorRequest, grammars: list[Any], inputs: MainInputs
-) -> list[MemberPlan]:
+    members: list[MemberInputs], request: ProcessorRequest, grammars: list[Any], inputs: MainInputs
+) -> list[MemberInputs]:
     main, *assistants = members
     helper = main.participant.model  # any model with `generate()` makes processors alike
     made = [main_processors(helper, request, inputs.padded, main.prompts, main.participant.device, grammars[0])]

@@ -14,13 +14,13 @@ from ..decoding.progress import AdaFuseDecodingError, Prompt, Sampling
 from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member
-from ..members.readings import draw_token
+from ..members.node_logprobs import draw_token
 from ..outputs import AdaFuseOutput
 from ..trees.backend import ForwardError
-from ..trees.self_test import BACKENDS
+from ..trees.backend_probe import BACKENDS
 from ..trees.shared_prefix import prefix_caching
 from .output import make_output, pad_right, rounds_of
-from .plan import CallPlan, MemberPlan
+from .plan import CallPlan, MemberInputs
 from .sampling import Warper
 
 _plans: ContextVar[list[CallPlan] | None] = ContextVar("planning", default=None)
@@ -95,7 +95,7 @@ def make_members(plan: CallPlan) -> list[Member]:
     return members
 
 
-def _read_images(plan: CallPlan, planned: MemberPlan) -> Any:
+def _read_images(plan: CallPlan, planned: MemberInputs) -> Any:
     """The keys and values of a member's prompts and images, but for each prompt's last token."""
     assert planned.images is not None
     ids, mask = plan.call.input_ids, plan.call.model_kwargs.get("attention_mask")
@@ -109,7 +109,7 @@ def _read_images(plan: CallPlan, planned: MemberPlan) -> Any:
 
 
 def prompt_nlls(plan: CallPlan, members: Sequence[Member]) -> list[list[float]]:
-    """As of [`Judge`]: they grow as prompts are read."""
+    """As of [`Selector`]: they grow as prompts are read."""
     return [member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else []
 
 
@@ -145,7 +145,7 @@ def make_strategies(plan: CallPlan) -> list[Strategy]:
     return made
 
 
-def _make_member(plan: MemberPlan) -> Member:
+def _make_member(plan: MemberInputs) -> Member:
     participant = plan.participant
     max_length, limit = participant.context(plan.prompts)
     return Member(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..host_internals import make_processors, set_prepared_eos_ids
+from ..transformers_compat import make_processors, set_prepared_eos_ids
 
 # The settings that a distribution is warped by before a token is drawn from it.
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")

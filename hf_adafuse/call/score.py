@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..confidence.answer_score import AnswerScore
-from ..decoding.judge import confidences_of
-from ..decoding.places import Places
+from ..decoding.batch_slots import BatchSlots
+from ..decoding.member_weights import MemberWeights
 from ..decoding.pool import Candidate, Pool
 from ..decoding.progress import AdaFuseDecodingError, Prompt
-from ..decoding.requests import Read, Requests, SideBySide
+from ..decoding.requests import ForwardRequest, Requests, SideBySide
 from ..decoding.scheduler import Scheduler, nothing_likely
-from ..decoding.trust import Trust
+from ..decoding.selector import confidences_of
 from ..decoding.words import WordRule
 from ..members.member import MemberError, Span
 from ..members.templates import is_unicode
@@ -107,7 +107,7 @@ class _Scores:
         ]
         self._check_lengths()
         self._found: list[list[AnswerScore]] = [[] for _ in answers]
-        self._places = Places(self._members, self._prompts, plan.max_batch_size, self._tell, False)
+        self._places = BatchSlots(self._members, self._prompts, plan.max_batch_size, self._tell, False)
 
     def run(self) -> list[list[AnswerScore]]:
         """All of them."""
@@ -145,7 +145,7 @@ class _Scores:
             for part in parts:
                 found.append((yield from part))
         nlls = [of_member[prompt.index] for of_member in prompt_nlls(self._plan, self._members)]
-        weights = Trust(self._plan.config, nlls, len(self._members)).weights
+        weights = MemberWeights(self._plan.config, nlls, len(self._members)).weights
         scores = {
             candidate: self._score(candidate, [of_member[number] for of_member in found], weights)
             for number, candidate in enumerate(candidates)
@@ -165,7 +165,7 @@ class _Scores:
         # All answers have their nodes before any is read, so their scores leave the device with each reading. A pass
         # may have read drafts along, so what is left is asked for anew.
         while needed := member.needed_to_score(prompt.index, spans):
-            yield Read(member_index, needed[:most])
+            yield ForwardRequest(member_index, needed[:most])
             member.forget_logits(prompt.index)
         return member.log_probs(prompt.index, spans)
 

@@ -13,11 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from ..host_internals import has_device_map
 from ..hub.export import loading
 from ..members.loading import check_served_options
 from ..servers.addresses import is_served_name
 from ..servers.served_model import ServedModel
+from ..transformers_compat import has_device_map
 
 Pair = tuple[Any, Any]
 

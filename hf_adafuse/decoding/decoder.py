@@ -1,7 +1,7 @@
 """The loop of AdaFuse (arXiv 2601.06022, Algorithm 1): propose, pool, score, commit. Knows members and the prompts'
 text; runs no model, and knows nothing of `generate()`.
 
-How members take their turns is in `turns`, what a method makes of the scores in `judge` and `strategies`.
+How members take their turns is in `round_runner`, what a method makes of the scores in `selector` and `strategies`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from ..config import AdaFuseConfig
 from ..members.member import Member, MemberError, Span
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
+from .batch_slots import BatchSlots
 from .committer import Committer
 from .draft_sampler import DraftSampler
-from .foresight import Foresight
 from .fused_answers import FusedAnswers
 from .fused_drafts import FusedDrafts
-from .judge import Judge, confidences_of
-from .places import Places
 from .pool import Candidate, Pool
+from .prefetcher import Prefetcher
 from .progress import AdaFuseDecodingError, Prompt, Sampling
 from .proposer import Proposals
-from .requests import Read, Requests
+from .requests import ForwardRequest, Requests
+from .round_runner import RoundRunner
 from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler, nothing_likely
 from .scoring import span_nll
+from .selector import Selector, confidences_of
 from .strategies.drafting import DraftedText
 from .strategies.strategy import ALONE, SpanStrategy
 from .strategies.token_strategy import TokenStrategy
 from .token_rounds import TokenRounds
-from .turns import Turns
 from .word_sampler import WordSampler
 from .words import WordRule
 
@@ -54,8 +54,8 @@ class Decoder:
         should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
         on_commit (`Callable`): told a prompt and its new ids after each round.
         keep_cache (`bool`): keep the members' keys and values of each prompt.
-        prompt_nlls (`list[list[float]]`, *optional*): as of [`Judge`].
-        max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`Places`].
+        prompt_nlls (`list[list[float]]`, *optional*): as of [`Selector`].
+        max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`BatchSlots`].
     """
 
     members: list[Member]
@@ -74,14 +74,14 @@ class Decoder:
         method = self.strategies[0]
         indices = range(len(self.members)) if isinstance(method, SpanStrategy) else ()  # who has words to propose
         self._proposers = [method.make_proposer(index, self.members, rule) for index in indices]
-        self._foresights = [Foresight(proposer) for proposer in self._proposers]
+        self._prefetchers = [Prefetcher(proposer) for proposer in self._proposers]
         self._vocabularies = [member.vocabulary for member in self.members]
         main, *others = self._vocabularies
         self._speakers_of_main = [k for k, one in enumerate(others, start=1) if one.is_same_as(main)]
         self._committer = Committer(self.members, self.should_stop, self.on_commit)
-        self._judge = Judge(self._vocabularies, self.config, self.strategies, rule, self.prompt_nlls)
-        self._turns = Turns(self.members, self._proposers, self._foresights, method.needs_logits)
-        self._fused_answers = FusedAnswers(self.members, self._turns, self._judge)
+        self._selector = Selector(self._vocabularies, self.config, self.strategies, rule, self.prompt_nlls)
+        self._turns = RoundRunner(self.members, self._proposers, self._prefetchers, method.needs_logits)
+        self._fused_answers = FusedAnswers(self.members, self._turns, self._selector)
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
             sampling = self.prompts[0].sampling
@@ -90,8 +90,10 @@ class Decoder:
                 proposer.draft = DraftSampler(proposer.member_index, draw, self._numbers)
                 proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
-        self._places = Places(self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache)
-        likely = [foresight.add_likely_nodes for foresight in self._foresights] or [nothing_likely] * len(self.members)
+        self._places = BatchSlots(self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache)
+        likely = [prefetcher.add_likely_nodes for prefetcher in self._prefetchers] or [nothing_likely] * len(
+            self.members
+        )
         self._scheduler = Scheduler(self.members, likely, self._move_on, self._num_left)
 
     def _answer_stops(self) -> AnswerStops:
@@ -103,7 +105,7 @@ class Decoder:
         if not methods:
             return None
         proposers = [methods[0].make_proposer(index, self.members, rule) for index in range(len(self.members))]
-        judge = Judge(self._vocabularies, self.config, methods, rule, self.prompt_nlls)
+        judge = Selector(self._vocabularies, self.config, methods, rule, self.prompt_nlls)
         return FusedDrafts(self.members, proposers, judge, self._answer_stops())
 
     def run(self) -> None:
@@ -177,7 +179,7 @@ class Decoder:
             self._turns.drop_unfit(prompt, pool)
             scored = yield from self._turns.score(prompt, pool)
             self._tell_facts(prompt)
-            winner = self._judge.choose(prompt, pool, scored)
+            winner = self._selector.choose(prompt, pool, scored)
             if winner is None:
                 winner = yield from self._last_resort(prompt)
             else:
@@ -185,7 +187,7 @@ class Decoder:
             if winner is not None:
                 self._turns.record.add(pool.margins[first][-1], winner is pool.best_of(first))
                 self._committer.commit(prompt, pool, winner)
-                self._judge.learn(prompt, winner, scored)
+                self._selector.learn(prompt, winner, scored)
 
     def _tell_facts(self, prompt: Prompt) -> None:
         """The method of a prompt that asks for it is told what the prompt says to each member."""
@@ -197,7 +199,7 @@ class Decoder:
 
     def _decode_tokens(self, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt where tokens are fused."""
-        strategy, weights = self.strategies[prompt.index], self._judge.trust(prompt).weights
+        strategy, weights = self.strategies[prompt.index], self._selector.trust(prompt).weights
         rounds = TokenRounds(self.members, prompt, strategy, weights, self._committer)
         while self._has_room(prompt, rounds.node):
             yield from rounds.run_round()
@@ -205,7 +207,7 @@ class Decoder:
 
     def _sample(self, prompt: Prompt, sampling: Sampling) -> Requests[None]:
         """The rounds of one prompt where words are sampled: one member's word, committed by all."""
-        weights, draws = self._judge.trust(prompt).weights, sampling.draws
+        weights, draws = self._selector.trust(prompt).weights, sampling.draws
         sampler = WordSampler(prompt.index, self._proposers, weights, draws, sampling.is_greedy, sampling.numbers)
         rounds = SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit)
         while self._has_room(prompt):
@@ -231,7 +233,7 @@ class Decoder:
             return False
         scored = Span(winner.ids[0], winner.ends)
         if needed := main.needed_to_score(prompt.index, [scored]):  # of the end only the most likely id is known
-            yield Read(0, needed)
+            yield ForwardRequest(0, needed)
         (log_probs,) = main.log_probs(prompt.index, [scored])
         winner.nlls[0] = span_nll(log_probs)
         winner.confidences = confidences_of(winner, [log_probs], self._vocabularies[:1], [1.0])

@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 
 from ..members.member import Member
-from .judge import Judge
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .requests import Requests
-from .turns import Turns
+from .round_runner import RoundRunner
+from .selector import Selector
 
 
 class FusedAnswers:
@@ -21,20 +21,20 @@ class FusedAnswers:
 
     Args:
         members (`list[Member]`): the main model first.
-        turns (`Turns`), judge (`Judge`)
+        turns (`RoundRunner`), judge (`Selector`)
     """
 
-    def __init__(self, members: Sequence[Member], turns: Turns, judge: Judge) -> None:
-        self._members, self._turns, self._judge = members, turns, judge
+    def __init__(self, members: Sequence[Member], turns: RoundRunner, judge: Selector) -> None:
+        self._members, self._turns, self._selector = members, turns, judge
 
     def replace(self, prompt: Prompt, pool: Pool, winner: Candidate) -> Requests[Candidate]:
         """What is committed in the place of a winner; the winner itself where nothing is written, or where that cannot
         be committed."""
-        text = self._judge.fused_text(prompt, pool, winner)
+        text = self._selector.fused_text(prompt, pool, winner)
         if text is None:
             return winner
         # An answer ends; without such a token of the main model's, where its text does.
-        fused = pool.add_text(text, self._judge.words(text), ends=bool(self._members[0].eos_ids))
+        fused = pool.add_text(text, self._selector.words(text), ends=bool(self._members[0].eos_ids))
         if fused.proposers:
             return fused if text and fused.dropped is None and fused.score < math.inf else winner
         if not text:
@@ -44,4 +44,4 @@ class FusedAnswers:
         if fused.dropped is not None:
             return winner
         scored = yield from self._turns.score(prompt, pool, [fused])
-        return fused if self._judge.admits(prompt, fused, scored) else winner
+        return fused if self._selector.admits(prompt, fused, scored) else winner

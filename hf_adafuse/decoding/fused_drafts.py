@@ -10,11 +10,11 @@ from ..members.member import Member, Span
 from ..outputs import cut_words
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops, ids_up_to
-from .judge import Judge, Scored
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .proposer import Proposer
-from .requests import Read, Requests
+from .requests import ForwardRequest, Requests
+from .selector import Scored, Selector
 
 
 class FusedDrafts:
@@ -23,14 +23,14 @@ class FusedDrafts:
 
     Args:
         members (`list[Member]`): the main model first.
-        proposers (`list[Proposer]`), judge (`Judge`): of the method that writes them.
+        proposers (`list[Proposer]`), judge (`Selector`): of the method that writes them.
         stops (`AnswerStops`): where an answer ends.
     """
 
     def __init__(
-        self, members: Sequence[Member], proposers: Sequence[Proposer], judge: Judge, stops: AnswerStops
+        self, members: Sequence[Member], proposers: Sequence[Proposer], judge: Selector, stops: AnswerStops
     ) -> None:
-        self._members, self._proposers, self._judge, self._stops = members, proposers, judge, stops
+        self._members, self._proposers, self._selector, self._stops = members, proposers, judge, stops
 
     def add(self, prompt: Prompt, pool: Pool) -> Requests[None]:
         """Put the members' common answer on the table, behind their own."""
@@ -69,7 +69,7 @@ class FusedDrafts:
             fits = all(n <= m.room_after(end) for n, m, end in zip(sizes, self._members, ends, strict=True))
             one.dropped = None if fits and one.reaches_caller else "it cannot be committed"
         scored = yield from self._score(prompt, pool, taken)
-        return self._judge.choose(prompt, pool, scored)
+        return self._selector.choose(prompt, pool, scored)
 
     def _score(self, prompt: Prompt, pool: Pool, taken: list[list[int]]) -> Requests[Scored]:
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
@@ -77,7 +77,7 @@ class FusedDrafts:
         for k, member in enumerate(self._members):
             spans = [Span([*taken[k], *pool.encode_for(k, candidate)], candidate.ends) for candidate in candidates]
             if needed := member.needed_to_score(prompt.index, spans):
-                yield Read(k, needed)
+                yield ForwardRequest(k, needed)
             log_probs = [values[len(taken[k]) :] for values in member.log_probs(prompt.index, spans)]
             scored.append(dict(zip(candidates, log_probs, strict=True)))
         return scored

@@ -13,7 +13,7 @@ from ..members.member import Member, Span
 from ..members.passes import unread
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
-from .requests import Read, Requests
+from .requests import ForwardRequest, Requests
 from .scoring import margin
 from .words import WordRule
 
@@ -149,7 +149,7 @@ class Proposer:
         where it ends with them."""
         span = Span([node.token for word in words for node in word.nodes], any(word.ends for word in words))
         if needed := self.member.needed_to_score(root.prompt_index, [span]):
-            yield Read(self.member_index, needed)
+            yield ForwardRequest(self.member_index, needed)
         (values,) = self.member.log_probs(root.prompt_index, [span])
         return values
 
@@ -165,7 +165,7 @@ class Proposer:
     def read(self, nodes: list[Node], useful: Sequence[Node] = ()) -> Requests[None]:
         """Wait until these nodes have been read."""
         if missing := unread(nodes):
-            yield Read(self.member_index, missing, useful)
+            yield ForwardRequest(self.member_index, missing, useful)
 
     def _branches(self, node: Node, useful: Sequence[Node]) -> Requests[list[GrowingWord]]:
         """The `num_branches` most likely first tokens, each extended greedily to the end of its word."""

@@ -1,7 +1,8 @@
 """How decoding asks for forward passes. Values only: knows no member, model or text.
 
-What decodes is written as generators that stop where they need to know more: they yield a [`Read`] and go on when its
-nodes have readings. Nobody here runs anything: the scheduler collects the requests of many prompts for one pass.
+What decodes is written as generators that stop where they need to know more: they yield a [`ForwardRequest`] and go on
+when its nodes have log-probabilities. Nobody here runs anything: the scheduler collects the requests of many prompts
+for one pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Read:
+class ForwardRequest:
     """
     A request.
 
@@ -44,7 +45,7 @@ class SideBySide:
 
 
 # Yields requests, and returns a `T` in the end.
-Requests = Generator[Read | SideBySide, Any, T]
+Requests = Generator[ForwardRequest | SideBySide, Any, T]
 
 
 def together(member_index: int, requests: Sequence[Requests[T]]) -> Requests[list[T]]:
@@ -52,7 +53,7 @@ def together(member_index: int, requests: Sequence[Requests[T]]) -> Requests[lis
     found: dict[int, T] = {}
     waiting = dict(enumerate(requests))
     while waiting:
-        reads: list[Read] = []
+        reads: list[ForwardRequest] = []
         for index, request in list(waiting.items()):
             try:
                 reads.append(_read_of(next(request)))
@@ -61,7 +62,7 @@ def together(member_index: int, requests: Sequence[Requests[T]]) -> Requests[lis
                 del waiting[index]
         if reads:
             nodes = dict.fromkeys(node for read in reads for node in read.nodes)
-            yield Read(member_index, list(nodes), reads[0].useful)
+            yield ForwardRequest(member_index, list(nodes), reads[0].useful)
     return [found[index] for index in range(len(requests))]
 
 
@@ -78,7 +79,7 @@ def with_sizes(requests: Requests[T]) -> Requests[tuple[T, list[int]]]:
         return stop.value, sizes
 
 
-def _read_of(request: Read | SideBySide) -> Read:
+def _read_of(request: ForwardRequest | SideBySide) -> ForwardRequest:
     """A request of one member, by those who make no other."""
-    assert isinstance(request, Read)
+    assert isinstance(request, ForwardRequest)
     return request

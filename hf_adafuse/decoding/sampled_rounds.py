@@ -13,7 +13,7 @@ from ..members.member import Member, Span
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .proposer import Proposals, Proposer
-from .requests import Read, Requests
+from .requests import ForwardRequest, Requests
 from .scoring import span_nll
 from .word_sampler import WordSampler
 
@@ -81,5 +81,5 @@ class SampledRounds:
             return True
         span = Span(pool.encode_for(0, candidate), candidate.ends)
         if needed := main.needed_to_score(prompt.index, [span]):
-            yield Read(0, needed)
+            yield ForwardRequest(0, needed)
         return -math.inf not in main.log_probs(prompt.index, [span])[0]

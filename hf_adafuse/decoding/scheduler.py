@@ -11,10 +11,10 @@ from typing import Any
 
 from ..members.member import Member
 from ..members.passes import Pass
-from ..servers.daemons import begin as begin_in_thread
+from ..servers.daemon_threads import begin as begin_in_thread
 from ..trees.nodes import Node
 from ..trees.pass_policy import next_member, urgency
-from .requests import Read, Requests, SideBySide
+from .requests import ForwardRequest, Requests, SideBySide
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class _Task:
     num_open: int = 0
 
 
-_Waiting = dict[int, tuple[Read, _Task]]  # by prompt
+_Waiting = dict[int, tuple[ForwardRequest, _Task]]  # by prompt
 
 
 class Scheduler:

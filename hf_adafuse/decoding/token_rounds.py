@@ -17,10 +17,10 @@ from ..members.passes import unread
 from ..outputs import AdaFuseCandidate, AdaFuseRound
 from ..trees.nodes import Node
 from .committer import Committer
+from .member_weights import shares
 from .progress import Prompt
-from .requests import Read, Requests
+from .requests import ForwardRequest, Requests
 from .strategies.token_strategy import NextToken, TokenStrategy
-from .trust import shares
 from .words import is_mid_character
 
 
@@ -67,7 +67,7 @@ class TokenRounds:
             if node is None or (k > 0 and distributions[0] is not None and not self._strategy.asks(distributions[0])):
                 continue
             if missing := unread([node]):
-                yield Read(k, missing)
+                yield ForwardRequest(k, missing)
             distributions[k] = Distribution(member, node.reading)
             member.num_proposals += 1
         found = self._strategy.choose(distributions, self._weights)
@@ -96,7 +96,7 @@ class TokenRounds:
             return True
         span = Span(ids, False)
         if needed := main.needed_to_score(self._prompt.index, [span]):
-            yield Read(0, needed)
+            yield ForwardRequest(0, needed)
         path = main.path(self._prompt.index, ids)
         return not any(node.reading.forbids(token) for node, token in zip(path, ids, strict=False))
 

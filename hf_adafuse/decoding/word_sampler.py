@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..members.passes import unread
 from ..trees.nodes import Node
 from .proposer import GrowingWord, Proposer
-from .requests import Read, Requests
+from .requests import ForwardRequest, Requests
 
 
 class WordSampler:
@@ -55,7 +55,7 @@ class WordSampler:
         node = proposer.member.root(self._prompt_index)
         while not word.is_done:
             if missing := unread([node]):
-                yield Read(member_index, missing)
+                yield ForwardRequest(member_index, missing)
             self._grow(word, node, member_index)
             node = word.nodes[-1] if word.nodes else node
         return member_index, word

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..generation import adafuse_class
-from ..host_internals import repository_in_call
+from ..transformers_compat import repository_in_call
 from .repository import Repository, code_revision, plain_class, with_settings
 
 # transformers' own, of loading the code; they arrive here with the arguments of the call.

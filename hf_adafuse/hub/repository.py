@@ -59,7 +59,7 @@ def with_settings(
     model: Any, generation_config: Any, kwargs: dict[str, Any], explicit: Repository | None
 ) -> dict[str, Any]:
     """
-    The arguments of a `generate()` call, with what they leave open taken from where it is kept (`PLACES`).
+    The arguments of a `generate()` call, with what they leave open taken from where it is kept (`SETTING_SOURCES`).
 
     Args:
         model (`PreTrainedModel`): the main model.

@@ -26,7 +26,7 @@ class Autotuner(Generic[W]):
 
     Attributes:
         winner: the quickest way, once it is known.
-        num_trials (`int`): of all races in this process.
+        num_trials (`int`): of all choices in this process.
     """
 
     num_trials: ClassVar[int] = 0

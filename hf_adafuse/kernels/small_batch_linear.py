@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..host_internals import Conv1D, has_compiled_parts, is_watched, modules_inside, with_modules
+from ..transformers_compat import Conv1D, has_compiled_parts, is_watched, modules_inside, with_modules
 from .autotuner import Autotuner, timing_allowed
 from .native_product import MAX_TOKENS, can_multiply, product
 
@@ -84,10 +84,10 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         by_kernel = has_kernel and num_tokens <= _HALF_TOKENS
         return _multiplied(inputs, weight, bias, _BY_KERNEL if by_kernel else _WHOLE)
     size = _SIZES[num_tokens]
-    race = _race(num_rows, num_columns, size, torch.get_num_threads(), is_contiguous, has_kernel, timing_allowed())
-    if race.winner is not None:
-        return _multiplied(inputs, weight, bias, race.winner)
-    return race.run(lambda way: _multiplied(inputs, weight, bias, way))
+    tuner = _tuner(num_rows, num_columns, size, torch.get_num_threads(), is_contiguous, has_kernel, timing_allowed())
+    if tuner.winner is not None:
+        return _multiplied(inputs, weight, bias, tuner.winner)
+    return tuner.run(lambda way: _multiplied(inputs, weight, bias, way))
 
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -122,7 +122,7 @@ def _product(vectors: torch.Tensor, weight: torch.Tensor, way: _Way) -> torch.Te
 
 
 @functools.cache
-def _race(
+def _tuner(
     num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, has_kernel: bool, may_try: bool
 ) -> Autotuner[_Way]:
     """Of the ways for such weights and so many tokens; of one, where nothing may be tried."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .member import Member
-from .readings import Reading, look_up, span_log_probs
+from .node_logprobs import NodeLogprobs, look_up, span_log_probs
 from .vocabulary import Vocabulary
 
 
@@ -22,10 +22,10 @@ class Distribution:
 
     Args:
         member (`Member`)
-        reading (`Reading`): of the node after which it would be said.
+        reading (`NodeLogprobs`): of the node after which it would be said.
     """
 
-    def __init__(self, member: Member, reading: Reading) -> None:
+    def __init__(self, member: Member, reading: NodeLogprobs) -> None:
         self.vocabulary, self.eos_ids, self.model = member.vocabulary, member.eos_ids, member.model
         self.reading = reading
 

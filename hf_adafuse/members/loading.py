@@ -11,9 +11,9 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from ..host_internals import execution_device
 from ..servers.addresses import check_member_name, is_served_name
 from ..servers.served_model import ServedModel
+from ..transformers_compat import execution_device
 
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Per main model, what was loaded for it; it may be seen through several objects that are equal.

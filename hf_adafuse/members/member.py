@@ -17,10 +17,10 @@ from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import policy_for, room_in_tree
 from ..trees.served_backend import ServedBackend
 from .drafts import Drafts
+from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, reader_of, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
-from .readings import Reading, entropy_of
 from .vocabulary import Vocabulary
 
 # In the place of scores that are not needed any more.
@@ -105,7 +105,7 @@ class Member:
         Take the prompts of a call; none is read before `read_prompts`, all at once where a cache holds beginnings.
 
         Args:
-            prompts, processors, cache, can_share: as of `MemberPlan`.
+            prompts, processors, cache, can_share: as of `MemberInputs`.
             num_top (`int`): how many of the best tokens are read after each token.
             weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, `"prompt"` or `"examples"`.
             with_costs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_costs`.
@@ -173,7 +173,7 @@ class Member:
     def entropy(self, prompt_index: int) -> float | None:
         """Of what may come after a prompt's prefix, in nats; `None` where it has not been read, or is known in part."""
         reading = self.root(prompt_index).reading
-        return entropy_of(reading) if isinstance(reading, Reading) else None
+        return entropy_of(reading) if isinstance(reading, NodeLogprobs) else None
 
     def path(self, prompt_index: int, ids: Iterable[int]) -> list[Node]:
         """The root, and the nodes of these ids below it; made where there are none."""
@@ -212,7 +212,7 @@ class Member:
         tokens that have no node there are not asked for any more."""
         for node in self.backend.trees[prompt_index].root.run_descendants():
             node.logits = None
-            if isinstance(node.reading, Reading):
+            if isinstance(node.reading, NodeLogprobs):
                 node.reading.row = _NO_SCORES
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..host_internals import INNER_MODELS, execution_device
 from ..servers.served_model import ServedModel
+from ..transformers_compat import INNER_MODELS, execution_device
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
 from ..trees.backend import log_probs_of, to_device
+from ..trees.backend_probe import SelfTestError, choose_backend, reason_not_to_test
 from ..trees.model_call import ModelCall, frequency_switch, has_dropout, is_checkpointed, max_length, trained_length
-from ..trees.self_test import SelfTestError, choose_backend, reason_not_to_test
 from .served_checks import check_served
 from .vocabulary import Vocabulary, vocabulary_of
 

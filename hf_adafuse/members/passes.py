@@ -11,9 +11,9 @@ from ..trees.nodes import Node
 from ..trees.pass_costs import PassCosts
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, policy_for
 from ..trees.served_backend import ServedBackend
+from .logits_reader import LogitsReader
 from .processors import PromptProcessors
-from .reader import Reader
-from .sparse_readings import SparseReader, SparseReading
+from .sparse_logprobs import SparseReader, SparseReading
 
 
 class Pass(NamedTuple):
@@ -89,7 +89,7 @@ def reader_of(backend: Backend, eos_ids: list[int], processors: list[PromptProce
     if isinstance(backend, ServedBackend):
         backend.num_top, backend.make_reading = num_top, SparseReading
         return SparseReader(eos_ids, backend.wanted)
-    return Reader(processors, num_top, lambda node: backend.trees[node.prompt_index].ids_to(node), eos_ids)
+    return LogitsReader(processors, num_top, lambda node: backend.trees[node.prompt_index].ids_to(node), eos_ids)
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:

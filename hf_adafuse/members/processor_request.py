@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
-from ..host_internals import make_processors, set_prepared_eos_ids
+from ..transformers_compat import make_processors, set_prepared_eos_ids
 from .forks import check_forks
 from .histories import has_history, is_per_row
 from .processors import PromptProcessors, Step

@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 import warnings
 
-from ..servers.api import Known
+from ..servers.api import Fingerprint
 from ..servers.queries import Query, ServerError, difference
 from ..servers.served_model import ServedModel
 from .vocabulary import Vocabulary
@@ -93,7 +93,7 @@ def _warn_of_unknown_tokens(name: str) -> None:
     )
 
 
-def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> tuple[Known, float]:
+def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> tuple[Fingerprint, float]:
     """A text that the server has never read, whole; then its last beginnings, each a prompt of its own, in one request,
     one by one, and by a greedy walk: without the server's cache, with it, and in other batches. The nats by which the
     answers differ at most are found too."""
@@ -118,4 +118,4 @@ def _compare_shapes(model: ServedModel, vocabulary: Vocabulary) -> tuple[Known, 
     # Another model finds other tokens likely.
     likeliest = [Query(query.ids, step.top[:1]) for query, step in zip(queries, first, strict=True)]
     log_probs = [step.log_probs[step.top[0]] for step in first]
-    return Known(likeliest, log_probs, max(2 * model.most_difference, 2 * found)), found
+    return Fingerprint(likeliest, log_probs, max(2 * model.most_difference, 2 * found)), found

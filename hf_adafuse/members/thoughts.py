@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from transformers import BatchEncoding, StoppingCriteria
 
-from ..host_internals import execution_device
 from ..servers.served_model import ServedModel
+from ..transformers_compat import execution_device
 from .chat import chat_inputs
 from .mistral_tokenizers import encode_marks
 from .prompt_inputs import pad_left

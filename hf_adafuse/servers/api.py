@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .connection import Connection
-from .daemons import map_at_once
+from .daemon_threads import map_at_once
 from .queries import Query, ServerError, Step, difference
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ GREEDY = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.
 
 
 @dataclass(frozen=True)
-class About:
+class ServerInfo:
     """
     What a server says of itself.
 
@@ -37,7 +37,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Known:
+class Fingerprint:
     """
     What a server said before it was trusted.
 
@@ -92,7 +92,7 @@ class ServerApi(ABC):
     def __init__(self, connection: Connection, model: str | None = None) -> None:
         self.connection, self.model = connection, model
         self.traffic = Traffic()
-        self.known: Known | None = None
+        self.known: Fingerprint | None = None
         self._num_seen = 0  # absences after which it was found to be the same one
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class ServerApi(ABC):
         """Whether it may be another one than it was when it was compared last."""
         return self._num_seen != self.connection.num_absences
 
-    def trust(self, known: Known, num_absences: int) -> None:
+    def trust(self, known: Fingerprint, num_absences: int) -> None:
         """Take it as known from here on; `num_absences`: those before it was asked."""
         self.known, self._num_seen = known, num_absences
 
@@ -133,7 +133,7 @@ class ServerApi(ABC):
         self.trust(known, num_absences)
 
     @abstractmethod
-    def about(self) -> About:
+    def about(self) -> ServerInfo:
         """
         What is served.
 

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .addresses import checked_url, seconds_of, without_key
-from .daemons import begin
-from .patience import PATIENCE, Patience
+from .daemon_threads import begin
 from .queries import BadAnswer, ServerError, SpoiltAnswer
+from .retry_policy import PATIENCE, RetryPolicy
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Connection:
     Args:
         url (`str`): `http://host:port` or `https://...`.
         api_key_env (`str`, *optional*): the environment variable that holds the key; read at each request, not kept.
-        patience (`Patience`)
+        patience (`RetryPolicy`)
         allow_http (`bool`): whether another host than this one may be asked without encryption.
 
     Raises:
@@ -51,7 +51,7 @@ class Connection:
     """
 
     def __init__(
-        self, url: str, api_key_env: str | None = None, patience: Patience = PATIENCE, allow_http: bool = False
+        self, url: str, api_key_env: str | None = None, patience: RetryPolicy = PATIENCE, allow_http: bool = False
     ) -> None:
         self.url, self.api_key_env, self.patience = checked_url(url, allow_http), api_key_env, patience
         self._httpx = _httpx()

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .api import About, ServerApi
+from .api import ServerApi, ServerInfo
 from .queries import BadAnswer, Query, ServerError, Step, make_step
-from .turnstile import turnstile
+from .request_gate import request_gate
 
 # Tokens asked for at first: most of what other members propose is among them, and an answer stays small.
 _MANY = 64
@@ -55,7 +55,7 @@ class LlamaCppApi(ServerApi):
     most_queries = 16
     _vocab_size, _letter, _context = 0, 0, _Context()
 
-    def about(self) -> About:
+    def about(self) -> ServerInfo:
         props = self.connection.get("/props", _mapping)
         models = self.connection.get("/v1/models", _mapping)
         try:
@@ -70,7 +70,7 @@ class LlamaCppApi(ServerApi):
         if self.model is not None and self.model not in names:
             raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
         self._letter = self.tokenize("a")[-1]
-        return About(name, name, length)
+        return ServerInfo(name, name, length)
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
         most = min(self._vocab_size, max(num_top, _MANY if any(query.tokens for query in queries) else 1))
@@ -133,7 +133,7 @@ class LlamaCppApi(ServerApi):
                 return self._read(answer, request_id, group, most, forced)
 
             def turn(end: float, sizes: Sequence[int] = tuple(map(_size, group))) -> AbstractContextManager[None]:
-                return turnstile(self.connection.url, self._context).passing(sizes, end)
+                return request_gate(self.connection.url, self._context).passing(sizes, end)
 
             answers = self.connection.post("/completion", body, read, _named, turn)
             for index, steps in zip(indices, answers, strict=True):

@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Generation
 from .addresses import KINDS, is_served_name
 from .api import ServerApi
 from .connection import Connection
-from .daemons import map_at_once
+from .daemon_threads import map_at_once
 from .llamacpp import LlamaCppApi
-from .patience import Patience
 from .queries import Query, Step
+from .retry_policy import RetryPolicy
 from .sglang import SglangApi
 from .vllm import VllmApi
 
@@ -99,7 +99,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, but is {value!r}. Leave it out.")
         _check(tokenizer, most_difference, eos_token_id)
-        connection = Connection(url, api_key_env, Patience(timeout, deadline, retries), allow_http)
+        connection = Connection(url, api_key_env, RetryPolicy(timeout, deadline, retries), allow_http)
         api = APIS[kind](connection, model)
         about = api.about()
         api.model = about.model

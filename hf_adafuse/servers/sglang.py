@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .api import GREEDY, About, ServerApi
+from .api import GREEDY, ServerApi, ServerInfo
 from .queries import BadAnswer, Query, ServerError, Step, check_log_probs, make_step
 
 
 class SglangApi(ServerApi):
     """See [`ServerApi`]."""
 
-    def about(self) -> About:
+    def about(self) -> ServerInfo:
         info = self.connection.get("/get_model_info", _mapping)
         source = str(info.get("tokenizer_path") or info.get("model_path") or "")
         name = str(info.get("served_model_name") or info.get("model_path") or source)
         if self.model is not None and self.model not in (name, source):
             raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
         settings = self.connection.get("/get_server_info", _mapping)
-        return About(self.model or name, source, settings.get("max_req_input_len") or settings.get("context_length"))
+        return ServerInfo(
+            self.model or name, source, settings.get("max_req_input_len") or settings.get("context_length")
+        )
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
         def post(group: list[Query], tokens: list[int]) -> list[list[Step]]:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .api import GREEDY, About, ServerApi
+from .api import GREEDY, ServerApi, ServerInfo
 from .queries import BadAnswer, Query, ServerError, SpoiltAnswer, Step, check_log_probs, make_step
-from .turnstile import turnstile
+from .request_gate import request_gate
 
 # The log-probability of what has been forgotten.
 _FORGOTTEN = -9999.0
@@ -29,7 +29,7 @@ def _of_one_kind(kinds: Sequence[Any]) -> bool:
 class VllmApi(ServerApi):
     """See [`ServerApi`]."""
 
-    def about(self) -> About:
+    def about(self) -> ServerInfo:
         models = self.connection.get("/v1/models", _models)
         names = [entry["id"] for entry in models]
         name = names[0] if self.model is None else self.model
@@ -37,7 +37,7 @@ class VllmApi(ServerApi):
             raise ServerError(f"the server at {self.connection.url} serves {names}, not {name!r}")
         entry = models[names.index(name)]
         base = next((one for one in models if one["id"] == entry.get("parent")), entry)  # of an adapter
-        return About(name, str(entry.get("root") or name), entry.get("max_model_len") or base.get("max_model_len"))
+        return ServerInfo(name, str(entry.get("root") or name), entry.get("max_model_len") or base.get("max_model_len"))
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
         # Asked for named tokens, it says nothing of the most likely ones but the first: two requests.
@@ -78,7 +78,7 @@ class VllmApi(ServerApi):
             "/v1/completions",
             body,
             lambda answer, request_id: self._steps(answer, request_id, group, num_top),
-            turn=lambda end: turnstile(self.connection.url, _of_one_kind).passing(bool(tokens), end),
+            turn=lambda end: request_gate(self.connection.url, _of_one_kind).passing(bool(tokens), end),
         )
 
     def prompt_log_probs(self, ids: Sequence[int]) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..host_internals import (
+from ..transformers_compat import (
     ADAPTER_SWITCHES,
     adapter_configs,
     adapters_of,

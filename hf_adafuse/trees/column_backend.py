@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .backend import Backend, ForwardError, log_probs_of
-from .columns import Columns
 from .kv_cache import KeysValues, common_length, join_rows
+from .kv_slots import KVSlots
 from .model_call import ModelCall
 from .nodes import Node
 from .pass_policy import Policy
@@ -58,7 +58,7 @@ class ColumnBackend(Backend):
         start = cache[0][0].shape[2] if cache else 0
         self._plant(prompts)
         num_shared = 0 if shared is None else len(shared.ids)
-        self.columns = Columns(len(prompts), num_shared)
+        self.columns = KVSlots(len(prompts), num_shared)
         self.cache = TreeCache(len(prompts))
         self.cache.fill(cache or [])
         for row, (prompt_index, pad) in enumerate(zip(self.active, pads, strict=True)):

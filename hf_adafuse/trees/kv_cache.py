@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from ..host_internals import CACHE_NAME, holds_all_keys
+from ..transformers_compat import CACHE_NAME, holds_all_keys
 from .adapters import base_model, model_state
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]

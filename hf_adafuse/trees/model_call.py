@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..host_internals import cache_argument, has_compiled_parts, returned_cache
+from ..kernels.small_batch_linear import with_small_batch_linears
+from ..transformers_compat import cache_argument, has_compiled_parts, returned_cache
 from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
-from ..kernels.small_batch_linear import with_small_batch_linears
 
 # Positions of these models count from the padding id + 1.
 _OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ..host_internals import has_compiled_parts
 from ..kernels.autotuner import Autotuner, timing_allowed
+from ..transformers_compat import has_compiled_parts
 
 # Passes are measured by size: each counts for the smallest of these that it does not exceed; larger ones do not count.
 SIZES = (1, 2, 4, 8, 16, 32, 64)

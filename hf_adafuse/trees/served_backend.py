@@ -89,7 +89,7 @@ class ServedBackend(Backend):
                 node.snapshot = {**(node.snapshot or {}), **step.log_probs}
                 if step.top:
                     node.reading = self.make_reading(step.top, node.snapshot)
-                node.is_run = True
+                node.has_logits = True
                 read.append(node)
         return read
 

@@ -185,7 +185,7 @@ class SnapshotBackend(Backend):
             (node, entry, offset)
             for entry, (chain, snapshot) in enumerate(zip(chains, snapshots, strict=True))
             for offset, node in chain.advance(count, snapshot)
-            if not node.is_run
+            if not node.has_logits
         ]
         if new:
             entries, offsets = to_device([place for _, *place in new], logits.device).unbind(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..host_internals import DynamicLayer
+from ..transformers_compat import DynamicLayer
 
 
 def fork(memory: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..host_internals import has_compiled_parts, mark_static_address
+from ..transformers_compat import has_compiled_parts, mark_static_address
 from .adapters import base_model
 from .tree_cache import TreeCache
 

@@ -1,5 +1,5 @@
 """The tensors of a batch of token trees: a cache whose columns are written in place. Which column holds what is known
-to `columns`, not here.
+to `kv_slots`, not here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from ..host_internals import DynamicLayer
+from ..transformers_compat import DynamicLayer
 from .backend import to_device
-from .columns import Place
 from .kv_cache import KeysValues
+from .kv_slots import KVSlot
 
 # Columns that a tree has to spare: where it is alone, few, so that the cache is hardly larger than it must be; where
 # there are several, more each, up to half of what they hold: growing copies all of it.
@@ -132,7 +132,7 @@ class TreeCache(DynamicCache):
             for index, (keys, values) in enumerate(layers):
                 self.update(keys, values, index)
 
-    def rearrange(self, sources: list[list[Place]]) -> None:
+    def rearrange(self, sources: list[list[KVSlot]]) -> None:
         """New rows, each with the columns that were at these places; all else is gone."""
         self.num_rows, self.width = len(sources), max(map(len, sources), default=0)
         padded = [[*places, *[(0, 0)] * (self.width - len(places))] for places in sources]
@@ -140,7 +140,7 @@ class TreeCache(DynamicCache):
             width = self.width + self.num_spare(self.width)
             layer.keys, layer.values = _grown(keys, width), _grown(values, width)
 
-    def gather(self, sources: list[list[Place]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def gather(self, sources: list[list[KVSlot]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Per layer, copies of the keys and values at these places, as many in each row."""
         index = torch.tensor(sources, dtype=torch.long, device="cpu").view(len(sources), len(sources[0]), 2)
         for layer in self.layers:
@@ -152,7 +152,7 @@ class TreeCache(DynamicCache):
         for layer, new in zip(self.layers, other.layers, strict=True):
             layer.keys, layer.values = _stacked(layer.keys, new.keys), _stacked(layer.values, new.values)
 
-    def append(self, other: DynamicCache, sources: list[Place], columns: list[int], width: int) -> None:
+    def append(self, other: DynamicCache, sources: list[KVSlot], columns: list[int], width: int) -> None:
         """Write what another cache holds at these places into these columns of the only row."""
         self.open([columns], width)
         index = torch.tensor([sources], device="cpu")

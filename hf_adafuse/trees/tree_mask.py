@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..host_internals import attention_of
+from ..transformers_compat import attention_of
 from .backend import to_device
 
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LlamaModel
 
 from hf_adafuse import AdaFuseConfig, AdaFuseOutput, enable_adafuse
 from hf_adafuse.decoding.words import WordRule
-from hf_adafuse.host_internals import CACHE_NAME
+from hf_adafuse.transformers_compat import CACHE_NAME
 
 BYTES, CHARS = TOKENIZERS["byte_level"](), TOKENIZERS["characters"]()
 

@@ -14,7 +14,7 @@ from support.tiny import TOKENIZERS, eos_ids, tiny_model
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
-from hf_adafuse.trees.self_test import choose_backend
+from hf_adafuse.trees.backend_probe import choose_backend
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATION
 from transformers.generation.streamers import BaseStreamer
 
 from hf_adafuse import enable_adafuse
-from hf_adafuse.host_internals import CACHE_NAME
+from hf_adafuse.transformers_compat import CACHE_NAME
 
 # "hybrid" means nothing any more: transformers drops it, with a warning.
 REFUSED_CACHES = sorted(set(ALL_CACHE_IMPLEMENTATIONS) - {"dynamic", "hybrid"})

@@ -15,7 +15,7 @@ from hf_adafuse.cli import main, members
 from hf_adafuse.confidence import Calibration
 from hf_adafuse.confidence.features import filled
 from hf_adafuse.demo.data import PROMPT
-from hf_adafuse.ensemble import AdaFuseEnsemble as Ensemble
+from hf_adafuse.ensemble import AdaFuseEnsemble as EnsembleSpec
 from hf_adafuse.lab.evaluation import fitting
 from hf_adafuse.lab.evaluation.metrics import exact_match
 
@@ -62,7 +62,7 @@ def fit(tmp_path, monkeypatch, loaded_once, capsys):
 def again(fit, asked, monkeypatch):
     """The same where all has been asked: nobody is loaded for it."""
     shutil.copytree(asked / "adafuse.json.answers", fit.folder / "adafuse.json.answers")
-    monkeypatch.setattr(Ensemble, "rounds", lambda *args, **options: pytest.fail("asked again"))
+    monkeypatch.setattr(EnsembleSpec, "rounds", lambda *args, **options: pytest.fail("asked again"))
     return fit
 
 
@@ -188,8 +188,10 @@ def test_killed_and_started_again(fit, asked, monkeypatch):
     assert "up to about 144 passes of a member, 3 prompts each" in lines[0]
     assert "3 of 3 first members' answers" in lines[1] and "3 of 3 first fused answers" in lines[2]
     assert "price: about " in lines[3] and len(lines) == 4
-    rounds, prompts = Ensemble.rounds, []
-    monkeypatch.setattr(Ensemble, "rounds", lambda self, some, **how: prompts.extend(some) or rounds(self, some, **how))
+    rounds, prompts = EnsembleSpec.rounds, []
+    monkeypatch.setattr(
+        EnsembleSpec, "rounds", lambda self, some, **how: prompts.extend(some) or rounds(self, some, **how)
+    )
     assert fit("--batch-size", "3").code == 0
     assert len(prompts) == 3 + 5 + 8  # left of the members' answers, of the fusion's, and all that are drawn
     for kind in KINDS:
@@ -217,7 +219,7 @@ def test_headroom_needs_no_answers_and_fit_goes_on_from_it(fit):
 
 def failing(monkeypatch, kind, prompts):
     """Has some prompts fail in one of the jobs."""
-    rounds = Ensemble.rounds
+    rounds = EnsembleSpec.rounds
 
     def fail(self, asked, **options):
         config = self.model._adafuse_bound.adafuse_config
@@ -226,7 +228,7 @@ def failing(monkeypatch, kind, prompts):
             raise ValueError("too long for a member")
         return rounds(self, asked, **options)
 
-    monkeypatch.setattr(Ensemble, "rounds", fail)
+    monkeypatch.setattr(EnsembleSpec, "rounds", fail)
 
 
 def test_a_question_that_fails_is_left_out_or_wrong(fit, monkeypatch):

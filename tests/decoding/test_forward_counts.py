@@ -12,13 +12,13 @@ from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding.proposer import Proposer
-from hf_adafuse.decoding.turns import Turns
+from hf_adafuse.decoding.round_runner import RoundRunner
 from hf_adafuse.members.member import Member
 from hf_adafuse.members.passes import Pass
+from hf_adafuse.trees.backend_probe import choose_backend
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.packed_backend import PackedBackend
 from hf_adafuse.trees.pass_policy import Policy
-from hf_adafuse.trees.self_test import choose_backend
 
 pytestmark = pytest.mark.fast
 
@@ -68,7 +68,7 @@ def test_copies_run_each_token_once_and_verify_a_round_in_one_pass(monkeypatch):
 def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_ahead):
     look_ahead(number % 2)
     ran: list[int] = []
-    run_tree, score = PackedBackend.run, Turns.score
+    run_tree, score = PackedBackend.run, RoundRunner.score
 
     def watched_run(self, wanted):
         nodes = run_tree(self, wanted)
@@ -89,7 +89,7 @@ def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_
 
     alive: list = []
     monkeypatch.setattr(PackedBackend, "run", watched_run)
-    monkeypatch.setattr(Turns, "score", watched_score)
+    monkeypatch.setattr(RoundRunner, "score", watched_score)
     random_case(number).fast()
     assert len(ran) == len(set(ran)) > 0
 

@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.call.sampling import random_streams
-from hf_adafuse.members.readings import Reading, draw_token
+from hf_adafuse.members.node_logprobs import NodeLogprobs, draw_token
 from hf_adafuse.outputs import count_words
 
 MEMBERS = ("llama/byte_level/0", "qwen3/sentencepiece/1", "gpt2/byte_level/1")
@@ -478,7 +478,7 @@ def test_a_call_without_a_dict_gives_the_same_ids():
 
 def reading_of(scores):
     scores = torch.tensor(scores)
-    return Reading(scores, float(scores.logsumexp(0)), [int(scores.argmax())], [0.0])
+    return NodeLogprobs(scores, float(scores.logsumexp(0)), [int(scores.argmax())], [0.0])
 
 
 def test_a_token_is_where_the_probabilities_reach_the_number():
@@ -508,7 +508,7 @@ def test_few_tokens_of_a_large_vocabulary_are_asked_whether_they_are_allowed():
         return token % 3 == 0
 
     generator = torch.Generator().manual_seed(0)
-    reading = Reading(torch.randn(100_000, generator=generator), 0.0, [0], [0.0])
+    reading = NodeLogprobs(torch.randn(100_000, generator=generator), 0.0, [0], [0.0])
     numbers = iter(torch.rand(10_000, generator=generator).tolist())
     for _ in range(100):
         assert draw_token(reading, lambda scores: scores, numbers, allow) % 3 == 0
@@ -516,7 +516,7 @@ def test_few_tokens_of_a_large_vocabulary_are_asked_whether_they_are_allowed():
 
 
 def test_a_token_where_every_one_is_forbidden():
-    reading = Reading(torch.full((4,), -torch.inf), 0.0, [2], [-torch.inf])
+    reading = NodeLogprobs(torch.full((4,), -torch.inf), 0.0, [2], [-torch.inf])
     assert draw_token(reading, lambda scores: scores, iter([0.5]), None) == 2
     assert draw_token(reading, None, iter([]), None) == 2
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_adafuse.decoding.requests import Read, SideBySide, together, with_sizes
+from hf_adafuse.decoding.requests import ForwardRequest, SideBySide, together, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
 from hf_adafuse.members.member import Member
 from hf_adafuse.members.passes import Pass
@@ -44,7 +44,7 @@ class FakeMember:
 def prompt(*requests, events=None, name=""):
     """What a prompt does: these requests, as pairs of a member's index and nodes, one after the other."""
     for member_index, nodes in requests:
-        yield Read(member_index, list(nodes))
+        yield ForwardRequest(member_index, list(nodes))
         if events is not None:
             events.append(name)
 
@@ -169,8 +169,8 @@ def test_the_prompts_of_the_pass_that_is_run_are_known():
 
 def test_what_is_useful_and_likely_goes_with_the_pass():
     def asks():
-        yield Read(0, ["a"], ("u", "v"))
-        yield Read(1, ["b"])
+        yield ForwardRequest(0, ["a"], ("u", "v"))
+        yield ForwardRequest(1, ["b"])
 
     members, likely = [FakeMember("A", []), FakeMember("B", [])], [lambda row: ["x"], lambda row: ["y"]]
     Scheduler(members, likely, lambda ready: {}).run({6: asks()})
@@ -248,7 +248,7 @@ def test_parts_side_by_side_go_on_each_at_its_own_pace():
         found = yield SideBySide([part((0, "a"), (0, "b"), (0, "c"), returns=1), part((1, "d"), returns=2)])
         made.append(found)
         made.append((yield SideBySide([part(returns=3), part((0, "e"), returns=4)])))
-        yield Read(0, ["f"])
+        yield ForwardRequest(0, ["f"])
 
     members = [FakeMember("A", log), Elsewhere("B", log, 0.1)]
     Scheduler(members, [None, None], lambda ready: {}).run({0: whole()})
@@ -290,12 +290,12 @@ def test_side_by_side_where_it_is_less_waiting():
 def test_requests_of_one_member_go_together():
     def asks(*requests, returns):
         for nodes in requests:
-            yield Read(1, list(nodes), ("u",))
+            yield ForwardRequest(1, list(nodes), ("u",))
         return returns
 
     parts = [asks("ab", "c", returns="x"), asks("bd", returns="y"), asks(returns="z")]
     asked, returned = drain(together(1, parts))
-    assert asked == [Read(1, ["a", "b", "d"], ("u",)), Read(1, ["c"], ("u",))]
+    assert asked == [ForwardRequest(1, ["a", "b", "d"], ("u",)), ForwardRequest(1, ["c"], ("u",))]
     assert returned == ["x", "y", "z"]
 
 
@@ -314,19 +314,19 @@ def drain(requests):
 
 def test_with_sizes_counts_the_nodes_of_each_request():
     def asks():
-        yield Read(0, ["a", "b", "c"])
-        yield Read(1, ["d"], ("u", "v"))
+        yield ForwardRequest(0, ["a", "b", "c"])
+        yield ForwardRequest(1, ["d"], ("u", "v"))
         return "done"
 
     asked, returned = drain(with_sizes(asks()))
-    assert asked == [Read(0, ["a", "b", "c"]), Read(1, ["d"], ("u", "v"))]
+    assert asked == [ForwardRequest(0, ["a", "b", "c"]), ForwardRequest(1, ["d"], ("u", "v"))]
     assert returned == ("done", [3, 1])
 
 
 def test_with_sizes_counts_before_the_request_is_served():
     requests = with_sizes(prompt((0, "abc"), (0, "d")))
     next(requests).nodes.clear()  # as the scheduler does, once they are read
-    assert drain(requests) == ([Read(0, ["d"])], (None, [3, 1]))
+    assert drain(requests) == ([ForwardRequest(0, ["d"])], (None, [3, 1]))
 
 
 def test_with_sizes_of_nothing():
@@ -335,7 +335,7 @@ def test_with_sizes_of_nothing():
 
 def test_with_sizes_hands_an_error_on():
     def fails():
-        yield Read(0, ["a"])
+        yield ForwardRequest(0, ["a"])
         raise RuntimeError("it went wrong")
 
     requests = with_sizes(fails())

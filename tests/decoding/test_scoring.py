@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_adafuse.decoding.scoring import first_lowest, fused_score, margin, span_nll
-from hf_adafuse.members import readings
-from hf_adafuse.members.readings import best_tokens
+from hf_adafuse.members import node_logprobs
+from hf_adafuse.members.node_logprobs import best_tokens
 
 pytestmark = pytest.mark.fast
 
@@ -47,7 +47,7 @@ def test_best_tokens_in_a_large_vocabulary_with_few_values():
 @pytest.mark.parametrize("num_tokens", [1, 4])
 @pytest.mark.parametrize("vocab_size", [20 * 512, 20 * 512 + 1, 11000, 30 * 512 - 1])
 def test_best_tokens_are_found_by_blocks(vocab_size, num_tokens, num_values, monkeypatch):
-    monkeypatch.setattr(readings, "_LARGE_VOCABULARY", 5000)
+    monkeypatch.setattr(node_logprobs, "_LARGE_VOCABULARY", 5000)
     widths, topk = [], torch.Tensor.topk
     monkeypatch.setattr(torch.Tensor, "topk", lambda s, *a, **k: widths.append(s.shape[-1]) or topk(s, *a, **k))
     torch.manual_seed(vocab_size + num_values)

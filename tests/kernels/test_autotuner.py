@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hf_adafuse.kernels import autotuner as autotuner_module
-from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.kernels.autotuner import Autotuner, timing_allowed
+from hf_adafuse.trees.pass_costs import PassCosts
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from hf_adafuse.kernels import small_batch_linear
-from hf_adafuse.kernels import native_product
+from hf_adafuse.kernels import native_product, small_batch_linear
 from hf_adafuse.kernels.autotuner import Autotuner
-from hf_adafuse.kernels.small_batch_linear import linear, with_small_batch_linears
 from hf_adafuse.kernels.native_product import MAX_TOKENS, can_multiply, kernel_name, product
+from hf_adafuse.kernels.small_batch_linear import linear, with_small_batch_linears
 
 SETS = ["avx2", "avx512"]
 HAS_COMPILER = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("gcc") is not None
@@ -52,7 +51,9 @@ def kernel(request, monkeypatch):
 def made(monkeypatch):
     """The shapes of the kernel's inputs."""
     shapes = []
-    monkeypatch.setattr(small_batch_linear, "product", lambda x, *rest: shapes.append(tuple(x.shape)) or product(x, *rest))
+    monkeypatch.setattr(
+        small_batch_linear, "product", lambda x, *rest: shapes.append(tuple(x.shape)) or product(x, *rest)
+    )
     return shapes
 
 
@@ -163,7 +164,7 @@ def test_the_kernel_is_tried_and_taken(num_columns, kernel, made, monkeypatch):
 
     monkeypatch.setattr(small_batch_linear, "_multiplied", timed)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    small_batch_linear._race.cache_clear()
+    small_batch_linear._tuner.cache_clear()
     weight, bias = torch.randn(num_columns, num_columns), torch.randn(num_columns)
     inputs = torch.randn(5, num_columns) / num_columns**0.5
     with torch.no_grad():
@@ -172,7 +173,7 @@ def test_the_kernel_is_tried_and_taken(num_columns, kernel, made, monkeypatch):
             torch.testing.assert_close(outputs, F.linear(inputs, weight, bias), rtol=1e-4, atol=1e-4)
     assert len(set(found)) == (2 if num_columns == 512 else 6)
     assert found[-5:] == 5 * [small_batch_linear._BY_KERNEL] and len(made) >= 9
-    small_batch_linear._race.cache_clear()
+    small_batch_linear._tuner.cache_clear()
 
 
 @pytest.mark.parametrize(("num_tokens", "is_by_kernel"), [(3, False), (4, True), (15, True), (16, False)])

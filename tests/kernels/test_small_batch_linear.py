@@ -18,10 +18,10 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_adafuse import enable_adafuse
 from hf_adafuse.kernels import small_batch_linear
-from hf_adafuse.trees.model_call import ModelCall
 from hf_adafuse.kernels.autotuner import Autotuner
-from hf_adafuse.trees.self_test import choose_backend
 from hf_adafuse.kernels.small_batch_linear import MAX_TOKENS, linear, with_small_batch_linears
+from hf_adafuse.trees.backend_probe import choose_backend
+from hf_adafuse.trees.model_call import ModelCall
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 

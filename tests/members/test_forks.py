@@ -69,7 +69,7 @@ SHARED = {
     "compiler": lambda: compiled()[1],
     "compiled grammar": lambda: compiled()[2],
 }
-PLACES = {
+SETTING_SOURCES = {
     "attribute": (lambda part: Holder(part=part), lambda holder: holder.part),
     "slot": (lambda part: Holder(part=Slotted(part)), lambda holder: holder.part.part),
     "list": (lambda part: Holder(parts=[[0], [part]]), lambda holder: holder.parts[1][0]),
@@ -89,9 +89,9 @@ def test_copies_share_what_is_large_or_anothers_handle(name):
     assert copied.part is part and copied.own == [1]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", SETTING_SOURCES)
 def test_what_is_shared_is_found_wherever_it_is_held(place):
-    make, find = PLACES[place]
+    make, find = SETTING_SOURCES[place]
     original = make(BYTES)
     copied = fork(original)
     assert copied is not original and find(copied) is BYTES

@@ -24,8 +24,8 @@ from support.tiny import TOKENIZERS, tiny_model
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFusePredictor, ServedModel
 from hf_adafuse.servers.addresses import seconds_of
 from hf_adafuse.servers.connection import Connection
-from hf_adafuse.servers.patience import Patience
 from hf_adafuse.servers.queries import BadAnswer, ServerError
+from hf_adafuse.servers.retry_policy import RetryPolicy
 
 
 class FaultyProxy:
@@ -408,7 +408,7 @@ def test_plain_http_to_another_host_with_a_word():
 @pytest.mark.parametrize("wrong", [{"timeout": 0}, {"deadline": "1"}, {"retries": -1}, {"retries": 1.5}])
 def test_patience_is_checked(wrong):
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be "):
-        Patience(**wrong)
+        RetryPolicy(**wrong)
 
 
 def test_the_deadline_holds():
@@ -417,7 +417,7 @@ def test_the_deadline_holds():
             return 429, {}, {"Retry-After": "5"}
 
     with serving(Busy()) as url:
-        connection, start = Connection(url, patience=Patience(deadline=0.5, retries=100)), time.monotonic()
+        connection, start = Connection(url, patience=RetryPolicy(deadline=0.5, retries=100)), time.monotonic()
         with pytest.raises(ServerError, match=r"status 429; the deadline of 0\.5 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
         assert time.monotonic() - start < 2
@@ -433,7 +433,7 @@ def test_what_a_server_answered_before_the_deadline_cut_it_short_is_named():
             return 500 + self.num_calls, {}  # of several that were not cut short, the last is named
 
     with serving(SlowingDown()) as url:
-        connection = Connection(url, patience=Patience(deadline=1.5))
+        connection = Connection(url, patience=RetryPolicy(deadline=1.5))
         with pytest.raises(ServerError, match=r": .* \(before: status 502\); the deadline of 1\.5 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
 
@@ -480,7 +480,7 @@ def test_what_cannot_be_read_is_asked_again():
         assert connection.post("/", {}, read) == {"n": 1}
         assert connection.num_retries == 2 and len(set(found)) == 3
         with pytest.raises(ServerError, match="its answer cannot be right: never"):
-            Connection(url, patience=Patience(retries=1)).get(
+            Connection(url, patience=RetryPolicy(retries=1)).get(
                 "/", lambda answer: (_ for _ in ()).throw(BadAnswer("never"))
             )
 

@@ -12,11 +12,11 @@ from support.stand_in import StandIn, ends_within_character, serving, token_byte
 from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse.servers.connection import Connection
-from hf_adafuse.servers.daemons import begin, map_at_once
+from hf_adafuse.servers.daemon_threads import begin, map_at_once
 from hf_adafuse.servers.llamacpp import LlamaCppApi
-from hf_adafuse.servers.patience import Patience
 from hf_adafuse.servers.queries import Query, ServerError
-from hf_adafuse.servers.turnstile import Turnstile
+from hf_adafuse.servers.request_gate import RequestGate
+from hf_adafuse.servers.retry_policy import RetryPolicy
 
 TEXT = "Once upon a time 今天天气很好。 there was"
 
@@ -40,7 +40,7 @@ def stand_in():
 def api(stand_in, monkeypatch):
     monkeypatch.setattr("hf_adafuse.servers.connection._FIRST_PAUSE", 0.001)
     with serving(stand_in) as url:
-        api = LlamaCppApi(Connection(url, patience=Patience(retries=2)))
+        api = LlamaCppApi(Connection(url, patience=RetryPolicy(retries=2)))
         api.model = api.about().model
         stand_in.requests.clear()
         yield api
@@ -109,7 +109,7 @@ def test_texts_that_do_not_fit_together_are_not_asked_at_the_same_time(api, stan
     api.about()
     sizes = [35, 9, 9, 9, 25, 9, 5, 5]  # none goes beside the first; in whatever order they come, three others do
     queries = [Query(tuple(range(5, 5 + size)), (), 1) for size in sizes]
-    let_in, first_is_in, all_are_there, most = Turnstile._let_in, threading.Event(), threading.Event(), [0]
+    let_in, first_is_in, all_are_there, most = RequestGate._let_in, threading.Event(), threading.Event(), [0]
 
     def counting(self):
         let_in(self)
@@ -118,7 +118,7 @@ def test_texts_that_do_not_fit_together_are_not_asked_at_the_same_time(api, stan
         if len(self._inside) + len(self._waiting) == len(queries):
             all_are_there.set()
 
-    monkeypatch.setattr(Turnstile, "_let_in", counting)
+    monkeypatch.setattr(RequestGate, "_let_in", counting)
     stand_in.alter = lambda answer: all_are_there.wait(100) and answer  # the first is answered when all have come
     ask = lambda query: api.ask([query], 2)  # noqa: E731
     first = begin(partial(ask, queries[0]))

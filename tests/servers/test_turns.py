@@ -11,10 +11,10 @@ import pytest
 from support.stand_in import serving
 
 from hf_adafuse.servers.connection import Connection
-from hf_adafuse.servers.daemons import begin
-from hf_adafuse.servers.patience import Patience
+from hf_adafuse.servers.daemon_threads import begin
 from hf_adafuse.servers.queries import BadAnswer, Query, ServerError
-from hf_adafuse.servers.turnstile import Turnstile
+from hf_adafuse.servers.request_gate import RequestGate
+from hf_adafuse.servers.retry_policy import RetryPolicy
 from hf_adafuse.servers.vllm import VllmApi
 
 
@@ -45,7 +45,7 @@ def test_the_deadline_holds_for_what_comes_byte_by_byte(beginning, bit):
         threading.Thread(target=trickle, daemon=True).start()
         url, start = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
         with pytest.raises(ServerError, match=r"still answering; the deadline of 0\.5 s is over"):
-            Connection(url, patience=Patience(deadline=0.5)).post("/", {}, lambda answer, name: answer)
+            Connection(url, patience=RetryPolicy(deadline=0.5)).post("/", {}, lambda answer, name: answer)
         assert time.monotonic() - start < 2
 
 
@@ -58,7 +58,7 @@ def test_waiting_for_the_other_kind_counts_towards_the_deadline():
             return 200, {}
 
     with serving(Hanging()) as url:
-        slow, quick = (VllmApi(Connection(url, patience=Patience(deadline=seconds)), "m") for seconds in (8.0, 0.5))
+        slow, quick = (VllmApi(Connection(url, patience=RetryPolicy(deadline=seconds)), "m") for seconds in (8.0, 0.5))
         first = begin(lambda: slow.ask([Query((5, 6), (7,), 0)], 2))
         time.sleep(0.2)
         start = time.monotonic()
@@ -71,33 +71,33 @@ def test_waiting_for_the_other_kind_counts_towards_the_deadline():
 
 
 def test_the_kinds_take_turns():
-    turnstile, is_over = Turnstile(of_one_kind), threading.Event()
+    request_gate, is_over = RequestGate(of_one_kind), threading.Event()
 
     def plain():
         while not is_over.is_set():
-            with turnstile.passing(False, soon()):
+            with request_gate.passing(False, soon()):
                 time.sleep(0.02)
 
     others = [begin(plain) for _ in range(4)]
     time.sleep(0.05)
     try:
         for _ in range(5):
-            with turnstile.passing(True, soon()):
-                assert {kind for kind, _ in turnstile._inside} == {True}
+            with request_gate.passing(True, soon()):
+                assert {kind for kind, _ in request_gate._inside} == {True}
     finally:
         is_over.set()
     assert [other.result(5) for other in others] == [None] * 4
-    assert not turnstile._inside and not turnstile._waiting
+    assert not request_gate._inside and not request_gate._waiting
 
 
 def test_who_gives_up_waiting_is_in_nobodys_way():
-    turnstile = Turnstile(of_one_kind)
-    with turnstile.passing(False, soon()):
-        with pytest.raises(ServerError, match="until the deadline"), turnstile.passing(True, soon(0.05)):
+    request_gate = RequestGate(of_one_kind)
+    with request_gate.passing(False, soon()):
+        with pytest.raises(ServerError, match="until the deadline"), request_gate.passing(True, soon(0.05)):
             pass
-        with turnstile.passing(False, soon(0.05)):
+        with request_gate.passing(False, soon(0.05)):
             pass
-    assert not turnstile._inside and not turnstile._waiting
+    assert not request_gate._inside and not request_gate._waiting
 
 
 def test_pauses_are_nobodys_turn(monkeypatch):
@@ -108,20 +108,20 @@ def test_pauses_are_nobodys_turn(monkeypatch):
         def answer(self, path, body, headers):
             return 200, {}
 
-    turnstile, seen = Turnstile(of_one_kind), threading.Event()
+    request_gate, seen = RequestGate(of_one_kind), threading.Event()
 
     def read(answer, name):
         seen.set()
         raise BadAnswer("no")
 
     def post():
-        turn = lambda end: turnstile.passing(False, end)  # noqa: E731
-        return Connection(url, patience=Patience(retries=1)).post("/", {}, read, turn=turn)
+        turn = lambda end: request_gate.passing(False, end)  # noqa: E731
+        return Connection(url, patience=RetryPolicy(retries=1)).post("/", {}, read, turn=turn)
 
     with serving(Plain()) as url:
         first = begin(post)
         assert seen.wait(5)
-        with turnstile.passing(True, soon(1.0)):
+        with request_gate.passing(True, soon(1.0)):
             assert not first.done()
         with pytest.raises(ServerError, match="cannot be right"):
             first.result(10)

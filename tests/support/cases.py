@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
-from hf_adafuse.host_internals import execution_device
+from hf_adafuse.transformers_compat import execution_device
 from support.reference import RefMember, reference_decode
 from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 

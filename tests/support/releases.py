@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_adafuse.host_internals import CACHE_NAME
+from hf_adafuse.transformers_compat import CACHE_NAME
 
 # The argument that takes Mamba's state: it had a name of its own before transformers 5.24.
 STATE_NAME = "cache" if CACHE_NAME == "cache" else "cache_params"

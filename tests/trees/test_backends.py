@@ -16,8 +16,8 @@ from support.toys import run, toy, word_tokenizer
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.host_internals import CACHE_NAME
-from hf_adafuse.trees.self_test import choose_backend
+from hf_adafuse.transformers_compat import CACHE_NAME
+from hf_adafuse.trees.backend_probe import choose_backend
 
 pytestmark = pytest.mark.fast
 

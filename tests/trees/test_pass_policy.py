@@ -40,7 +40,7 @@ CONSTANTS = dict(
 
 @pytest.fixture(autouse=True)
 def _constants(monkeypatch, look_ahead):
-    """The expectations below are derived from these, whatever the policy is tuned to (`look_ahead` sets some too)."""
+    """The expectations below are derived from these, whatever the policy is tuned to (`speculation` sets some too)."""
     for name, value in CONSTANTS.items():
         assert hasattr(Policy, name)
         monkeypatch.setattr(Policy, name, value)

@@ -21,11 +21,11 @@ from test_longrope import SWITCH, phi
 
 import hf_adafuse
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.trees.columns import Columns
+from hf_adafuse.trees.backend_probe import BACKENDS, choose_backend
 from hf_adafuse.trees.kv_cache import common_length
+from hf_adafuse.trees.kv_slots import KVSlots
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.pass_policy import Policy
-from hf_adafuse.trees.self_test import BACKENDS, choose_backend
 from hf_adafuse.trees.shared_prefix import KeptPrefixes, SharedPrefix, kept_prefixes, worth_sharing
 from hf_adafuse.trees.snapshot_backend import SnapshotBackend
 
@@ -247,7 +247,7 @@ def test_shared_columns_are_free_when_the_last_prompt_leaves(seed):
     """Prompts of one beginning in one row, in rows of their own and back: each finds its own columns' content."""
     rng = random.Random(seed)
     num_shared, prompts = rng.randint(1, 5), list(range(rng.randint(2, 5)))
-    columns = Columns(len(prompts), num_shared)
+    columns = KVSlots(len(prompts), num_shared)
     content, roots = {}, {}
     for prompt in prompts:
         taken = columns.take(prompt, num_shared + rng.randint(1, 4))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from hf_adafuse.trees.columns import Columns
+from hf_adafuse.trees.kv_slots import KVSlots
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.tree_cache import TreeCache
 
@@ -190,7 +190,7 @@ def chain(prompt_index, length):
 
 def test_columns_and_tensors_agree():
     """What `rearrange` of columns says is what `rearrange` of the tensors does."""
-    columns, cache = Columns(2), filled([[10, 11, 12], [20, 21, 22]])
+    columns, cache = KVSlots(2), filled([[10, 11, 12], [20, 21, 22]])
     for prompt_index in range(2):
         columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3))
     first, second = chain(0, 2), chain(1, 2)

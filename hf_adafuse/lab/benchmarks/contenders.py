@@ -14,10 +14,10 @@ from transformers import StaticCache
 from ...call.arguments import EnsembleArguments, resolve_participants
 from ...config import AdaFuseConfig
 from ...generation import disable_adafuse, enable_adafuse
-from ...host_internals import CACHE_NAME, takes_keys
 from ...members.participants import Participant
 from ...members.prompt_inputs import pad_left
 from ...members.prompts import assistant_prompts
+from ...transformers_compat import CACHE_NAME, takes_keys
 from ...trees.model_call import ModelCall
 from ...trees.pass_policy import Policy
 from ...trees.static_shapes import static_size, uncompiled

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...host_internals import CACHE_NAME
+from ...transformers_compat import CACHE_NAME
 
 _PEAK_RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")

@@ -12,9 +12,9 @@ import torch
 from ...config import AdaFuseConfig
 from ...decoding.scoring import first_lowest, fused_score, margin, span_nll
 from ...decoding.words import WordRule
-from ...host_internals import CACHE_NAME
+from ...members.node_logprobs import best_tokens
 from ...members.participants import Participant
-from ...members.readings import best_tokens
+from ...transformers_compat import CACHE_NAME
 
 Span = tuple[list[list[int]], bool]  # the ids of each word, and whether the text ends after them
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ...decoding.turns import Turns
+from ...decoding.round_runner import RoundRunner
 from ...members.drafts import Drafts
 from ...members.participants import Participant
 from ...trees import model_call
@@ -18,7 +18,7 @@ from ...trees.column_backend import ColumnBackend
 def without_score_first() -> AbstractContextManager[None]:
     """A member proposes without first reading what the others put on the table."""
 
-    return _patched(Turns, "_table", lambda table: lambda *args: ([], []))
+    return _patched(RoundRunner, "_table", lambda table: lambda *args: ([], []))
 
 
 def without_subtree() -> AbstractContextManager[None]:
@@ -45,7 +45,7 @@ def without_look_ahead() -> AbstractContextManager[None]:
 
         return propose_nothing
 
-    return _patched(Turns, "_propose_ahead", make)
+    return _patched(RoundRunner, "_propose_ahead", make)
 
 
 def without_drafts() -> AbstractContextManager[None]:

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    from ..evaluation.partings import compare, show_figures, show_partings
+    from ..evaluation.disagreements import compare, show_figures, show_partings
     from ..evaluation.samples import read_results
 
     a = read_results(args.a, args.metric, args.filter)

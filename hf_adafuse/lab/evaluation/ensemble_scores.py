@@ -31,8 +31,8 @@ from typing import Any
 
 from ...config import AdaFuseConfig
 from ...decoding.fusion import ScoredSpan, choose, units
-from ...decoding.judge import by_word
-from ...decoding.trust import Trust
+from ...decoding.member_weights import MemberWeights
+from ...decoding.selector import by_word
 from ...decoding.words import WordRule
 from ...members.participants import Participant
 from ...members.prompt_nll import prompt_nll
@@ -123,7 +123,7 @@ class EnsembleScorer:
             of_words = by_word(words, reading.ids, reading.log_probs, vocabulary, start)
             log_probs.append(of_words if any(of_words) else [])
         config = self._config
-        weights = Trust(config, prompt_nlls, len(readings)).weights
+        weights = MemberWeights(config, prompt_nlls, len(readings)).weights
         (score,) = choose([ScoredSpan(tuple(words), log_probs, num_bytes)], weights[: len(readings)], config).scores
         if config.fusion == "word":
             return -score
@@ -144,7 +144,8 @@ def warn_of_span_rule() -> None:
 
 def context_nlls(participant: Participant, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:
     """
-    What a member makes of contexts, as of [`Trust`]: its NLL (nats per byte) of their text or of the answers in it.
+    What a member makes of contexts, as of [`MemberWeights`]: its NLL (nats per byte) of their text, or of the answers
+    in it.
 
     Args:
         participant (`Participant`), call (`ModelCall`): of its model.

@@ -25,7 +25,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import StopStringCriteria
 
 from ...call.answering import BATCHES_A_CALL, cut_at
-from ...call.arguments import Ensemble, EnsembleArguments, resolve_participants
+from ...call.arguments import EnsembleArguments, EnsembleSpec, resolve_participants
 from ...config import AdaFuseConfig
 from ...generation import enable_adafuse
 from ...members.mistral_tokenizers import as_usual
@@ -99,7 +99,7 @@ class AdaFuseLM(LM):
         main, *others = members
         arguments = EnsembleArguments([model for model, _ in others], [tok for _, tok in others], None, main[1])
         self.config = settings_of(adafuse_config, settings, main[0], len(members)) or ALONE
-        self.participants = Ensemble(resolve_participants(main[0], arguments), self.config).participants
+        self.participants = EnsembleSpec(resolve_participants(main[0], arguments), self.config).participants
         self.model = enable_adafuse(main[0])
         self._scorer = EnsembleScorer(self.participants, self.config)
         self._tokenizers = [participant.tokenizer for participant in self.participants]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...outputs import AdaFuseCandidate, AdaFuseRound
 from ...rounds.trace_text import format_round
-from ..evaluation.partings import Comparison, compare, num_alike, parted, show_partings
+from ..evaluation.disagreements import Comparison, compare, num_alike, parted, show_partings
 from ..evaluation.samples import Sample, read_results
 
 

@@ -13,21 +13,21 @@ from support.tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig, demo
-from hf_adafuse.decoding.judge import Judge
-from hf_adafuse.decoding.turns import Turns
+from hf_adafuse.decoding.round_runner import RoundRunner
+from hf_adafuse.decoding.selector import Selector
 from hf_adafuse.decoding.words import split_words
 from hf_adafuse.demo.methods import fuse, prepare
-from hf_adafuse.host_internals import is_compiled
+from hf_adafuse.kernels.small_batch_linear import linear
 from hf_adafuse.lab.benchmarks import instruments, measure, variants
 from hf_adafuse.lab.benchmarks import members as benchmark_members
 from hf_adafuse.lab.benchmarks.measuring import AGAINST, METHODS
 from hf_adafuse.lab.benchmarks.workload import Combination, Workload
 from hf_adafuse.members.drafts import Drafts
 from hf_adafuse.members.participants import Participant
+from hf_adafuse.transformers_compat import is_compiled
 from hf_adafuse.trees import tree_cache
 from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
 from hf_adafuse.trees.rows_backend import RowsBackend
-from hf_adafuse.kernels.small_batch_linear import linear
 
 PROMPTS = ["Once upon a time", "She"]
 QUESTIONS = [question.prompt for question in demo.test_questions(6)]
@@ -73,7 +73,7 @@ def test_a_text_that_is_not_ours_is_told(monkeypatch):
 
         return choose_otherwise
 
-    monkeypatch.setitem(variants.VARIANTS, "no-packed", lambda: variants._patched(Judge, "choose", choose_another))
+    monkeypatch.setitem(variants.VARIANTS, "no-packed", lambda: variants._patched(Selector, "choose", choose_another))
     result = measure(pair(), PROMPTS, new_tokens=4, repeats=1, against=["no-packed"])
     assert result.same_text == {"ours": True, "no-packed": False}
 
@@ -175,7 +175,13 @@ def test_nothing_is_left_on_the_callers_models():
 @pytest.mark.parametrize("name", list(variants.VARIANTS))
 def test_variants_restore_what_they_patch(name):
     def patchable():
-        known = Turns._table, ColumnBackend.commit, Turns._propose_ahead, Drafts.after, Participant.choose_backend
+        known = (
+            RoundRunner._table,
+            ColumnBackend.commit,
+            RoundRunner._propose_ahead,
+            Drafts.after,
+            Participant.choose_backend,
+        )
         return list(known)
 
     before = patchable()

@@ -8,7 +8,7 @@ import torch
 from asked import KINDS, PAIRS, ensemble, harness_model, members, requests
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.decoding import judge
+from hf_adafuse.decoding import selector
 from hf_adafuse.lab.evaluation import ensemble_scores
 from hf_adafuse.members.vocabulary import vocabulary_of
 
@@ -125,8 +125,10 @@ EXAMPLES = [  # the last line of each is its cue, with what is behind it
 def test_trust_is_that_of_the_context_as_it_was_given(context, weighting, monkeypatch):
     """The same numbers as `generate()` has for that prompt; of the score it is what the weights follow from."""
     kinds, trusts = KINDS[:2], []
-    trust = judge.Trust
-    monkeypatch.setattr(judge, "Trust", lambda config, nlls, number: trusts.append(nlls) or trust(config, nlls, number))
+    trust = selector.MemberWeights
+    monkeypatch.setattr(
+        selector, "MemberWeights", lambda config, nlls, number: trusts.append(nlls) or trust(config, nlls, number)
+    )
     config = AdaFuseConfig(fusion="word", model_weights=weighting, prompt_sharpness=3.0)
     lm = ensemble(kinds, config)
     lm.generate_until(requests("generate_until", [(context, {"until": [], "max_gen_toks": 2})]))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hf_adafuse.servers.daemons import begin, map_at_once
+from hf_adafuse.servers.daemon_threads import begin, map_at_once
 
 
 def test_results_come_in_the_order_of_the_items_and_so_many_at_a_time():
@@ -53,5 +53,5 @@ def test_nothing_more_is_begun_after_an_error():
 
 
 def test_the_process_does_not_wait_for_them():
-    code = "import time; from hf_adafuse.servers.daemons import begin; begin(lambda: time.sleep(60))"
+    code = "import time; from hf_adafuse.servers.daemon_threads import begin; begin(lambda: time.sleep(60))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=40)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from hf_adafuse.members.logits_reader import LogitsReader
 from hf_adafuse.members.processors import PromptProcessors, Step
-from hf_adafuse.members.reader import Reader
 from hf_adafuse.trees.nodes import TokenTree
 
 PROMPT = [1, 2]
@@ -40,12 +40,12 @@ class Tree:
     def __init__(self, cls):
         self.tree, self.seen = TokenTree(0, list(PROMPT)), []
         processors = PromptProcessors([Step(cls(self.seen), [PROMPT])], len(PROMPT))
-        self.reader = Reader([processors], 2, self.tree.ids_to)
+        self.reader = LogitsReader([processors], 2, self.tree.ids_to)
         self.read(self.tree.root)
 
     def read(self, *nodes, **kwargs):
         for node in nodes:
-            node.is_run, node.logits = True, torch.arange(SIZE, dtype=torch.float32) + node.token
+            node.has_logits, node.logits = True, torch.arange(SIZE, dtype=torch.float32) + node.token
         self.reader.read(list(nodes), **kwargs)
 
     def commit(self, *ids):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hf_adafuse.trees.columns import Columns
+from hf_adafuse.trees.kv_slots import KVSlots
 from hf_adafuse.trees.nodes import Node
 
 pytestmark = pytest.mark.fast
@@ -20,19 +20,19 @@ def path(prompt_index, length):
 
 
 def one_prompt(length=3):
-    columns = Columns(1)
+    columns = KVSlots(1)
     columns.add_prompt(0, 0, columns.take(0, length))
     return columns
 
 
 def test_at_first_nothing_is_held():
-    columns = Columns(2)
+    columns = KVSlots(2)
     assert (columns.num_rows, columns.width, columns.num_used) == (2, 0, 0)
-    assert Columns(0).width == 0
+    assert KVSlots(0).width == 0
 
 
 def test_the_first_free_columns_are_taken():
-    columns = Columns(2)
+    columns = KVSlots(2)
     assert columns.take(0, 5) == [0, 1, 2, 3, 4]
     columns.release(0, [3, 1])
     assert (columns.width, columns.num_used) == (5, 3)
@@ -43,7 +43,7 @@ def test_the_first_free_columns_are_taken():
 
 
 def test_the_end_moves_back_over_free_columns():
-    columns = Columns(1)
+    columns = KVSlots(1)
     columns.take(0, 6)
     columns.release(0, [2, 3])
     columns.release(0, [5])
@@ -54,7 +54,7 @@ def test_the_end_moves_back_over_free_columns():
 
 
 def test_a_prompt_without_its_padding():
-    columns = Columns(1)
+    columns = KVSlots(1)
     taken = columns.take(0, 4)
     columns.add_prompt(7, 0, taken[2:])
     columns.release(0, taken[:2])
@@ -89,7 +89,7 @@ def test_what_is_settled_joins_the_prefix_and_the_rest_is_free():
 
 
 def test_a_prompt_that_is_gone_leaves_its_columns_to_the_others():
-    columns = Columns(1)
+    columns = KVSlots(1)
     for prompt_index in range(2):
         columns.add_prompt(prompt_index, 0, columns.take(0, 2))
     columns.place(path(0, 2))
@@ -100,7 +100,7 @@ def test_a_prompt_that_is_gone_leaves_its_columns_to_the_others():
 
 
 def test_rows_are_laid_out_anew_without_holes():
-    columns = Columns(3)
+    columns = KVSlots(3)
     for prompt_index in range(3):
         columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3 + prompt_index)[prompt_index:])
         columns.release(prompt_index, range(prompt_index))  # as if left-padded
@@ -138,7 +138,7 @@ class Walk:
     def __init__(self, seed):
         self.rng = random.Random(seed)
         num_prompts = self.rng.randint(1, 4)
-        self.columns, self.table = Columns(num_prompts), Table()
+        self.columns, self.table = KVSlots(num_prompts), Table()
         width = self.rng.randint(4, 9)
         for prompt_index in range(num_prompts):
             pad = self.rng.randint(0, 3)

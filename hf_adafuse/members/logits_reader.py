@@ -11,11 +11,11 @@ from itertools import pairwise
 import torch
 
 from ..trees.nodes import Node
+from .node_logprobs import NodeLogprobs, look_up, numbers_of, span_log_probs
 from .processors import PromptProcessors, States
-from .readings import Reading, look_up, numbers_of, span_log_probs
 
 
-class Reader:
+class LogitsReader:
     """
     Reads what one member's trees have run.
 
@@ -52,7 +52,7 @@ class Reader:
             # A node lives longer than the pass: it keeps its own row, and a second one only where processors made it.
             row = scores[index].clone() if index in processed else node.logits
             assert row is not None
-            node.reading = Reading(row, *found[:3], states.get(node), node in forbidden, found[3])
+            node.reading = NodeLogprobs(row, *found[:3], states.get(node), node in forbidden, found[3])
 
     def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
         """The processors of further prompts."""

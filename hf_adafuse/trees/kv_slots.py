@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 from .nodes import Node
 
-Place = tuple[int, int]  # the row of the cache, and the column in it
+KVSlot = tuple[int, int]  # the row of the cache, and the column in it
 
 
-class Columns:
+class KVSlots:
     """
     The columns of a cache of so many rows.
 
@@ -108,7 +108,7 @@ class Columns:
         del self.prefix[prompt_index], self._below[prompt_index]
         self.release(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
 
-    def take_in(self, others: Columns, num_common: int) -> None:
+    def take_in(self, others: KVSlots, num_common: int) -> None:
         """Rows of other prompts come after these; `num_common` first tokens are the same in both."""
         self.num_shared = min(self.num_shared, others.num_shared, num_common)
         self.row_of.update({prompt: self.num_rows + row for prompt, row in others.row_of.items()})
@@ -122,7 +122,7 @@ class Columns:
         """The columns of a prompt: of its prefix, then of its nodes below."""
         return [*self.prefix[prompt_index], *self._below[prompt_index].values()]
 
-    def rearrange(self, rows: list[list[int]]) -> list[list[Place]]:
+    def rearrange(self, rows: list[list[int]]) -> list[list[KVSlot]]:
         """
         Lay all columns out anew, without holes.
 

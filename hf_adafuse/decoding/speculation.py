@@ -16,7 +16,7 @@ from .requests import Requests
 _NUM_BUCKETS = 4
 
 
-class WinRecord:
+class AcceptanceStats:
     """How often a member's best candidate has won, by the margin at which its last word began."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ def propose_ahead(
     proposals: Proposals,
     sizes: list[int],
     others: list[Member],
-    record: WinRecord,
+    record: AcceptanceStats,
     is_last: Callable[[list[str]], bool],
 ) -> Requests[list[list[str]]]:
     """
@@ -53,7 +53,7 @@ def propose_ahead(
         proposals (`Proposals`): what it proposes in this round.
         sizes (`list[int]`): how many nodes its turn had to read, pass by pass.
         others (`list[Member]`): who will read what it proposes.
-        record (`WinRecord`): of whoever went first so far.
+        record (`AcceptanceStats`): of whoever went first so far.
         is_last (`Callable`): whether no round can come after these texts.
 
     Returns:

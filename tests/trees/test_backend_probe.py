@@ -16,8 +16,8 @@ from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
 from hf_adafuse import disable_adafuse, enable_adafuse
 from hf_adafuse.kernels import small_batch_linear
-from hf_adafuse.trees.self_test import SelfTestError, _choose, _distance, _eps, _ids, _plain_logits, choose_backend
 from hf_adafuse.kernels.small_batch_linear import with_small_batch_linears
+from hf_adafuse.trees.backend_probe import SelfTestError, _choose, _distance, _eps, _ids, _plain_logits, choose_backend
 
 
 def passes(model, call):

@@ -14,21 +14,21 @@ from ..members.member import Member, Span
 from ..members.passes import unread
 from ..trees.nodes import Node
 from ..trees.pass_policy import pays_side_by_side
-from .foresight import Foresight
-from .judge import Scored
-from .look_ahead import WinRecord, propose_ahead
 from .pool import Candidate, Pool
+from .prefetcher import Prefetcher
 from .progress import Prompt
 from .proposer import Proposals, Proposer
-from .requests import Read, Requests, SideBySide, with_sizes
+from .requests import ForwardRequest, Requests, SideBySide, with_sizes
+from .selector import Scored
+from .speculation import AcceptanceStats, propose_ahead
 
 
-class Turns:
+class RoundRunner:
     """
     The turns of the members.
 
     Args:
-        members (`list[Member]`), proposers (`list[Proposer]`), foresights (`list[Foresight]`): the main model first.
+        members (`list[Member]`), proposers (`list[Proposer]`), prefetchers (`list[Foresight]`): the main model first.
         needs_logits (`bool`): whether candidates are given the logits of their ids.
     """
 
@@ -36,15 +36,15 @@ class Turns:
         self,
         members: Sequence[Member],
         proposers: Sequence[Proposer],
-        foresights: Sequence[Foresight],
+        prefetchers: Sequence[Prefetcher],
         needs_logits: bool = False,
     ) -> None:
         self.members = members
         self._needs_logits = needs_logits
-        self._proposers, self._foresights = proposers, foresights
+        self._proposers, self._prefetchers = proposers, prefetchers
         self._vocabularies = [member.vocabulary for member in members]
         self._places = [member.place for member in members]
-        self.record = WinRecord()  # of whoever goes first
+        self.record = AcceptanceStats()  # of whoever goes first
 
     def propose(self, prompt: Prompt, pool: Pool) -> Requests[int]:
         """Pool every member's proposals, the cheapest member's first; returns who that is."""
@@ -52,7 +52,7 @@ class Turns:
         if self._work_together([first, *others]):
             yield SideBySide([self._take_turn(k, prompt, pool, []) for k in (first, *others)])
             return first
-        texts = [self._foresights[k].greedy_text(prompt.index) for k in others]
+        texts = [self._prefetchers[k].greedy_text(prompt.index) for k in others]
         drafts = [self._vocabularies[first].encode(text).ids for text in texts if text]
         proposals, sizes = yield from with_sizes(self._take_turn(first, prompt, pool, drafts))
         ahead = yield from self._propose_ahead(first, others, prompt, proposals, sizes)
@@ -75,14 +75,14 @@ class Turns:
         A member reads what the score of the candidates on the table needs, in one pass; then it proposes: what it
         agrees with is read already. Drafts may come on the table in a later round.
         """
-        member, foresight = self.members[member_index], self._foresights[member_index]
+        member, prefetcher = self.members[member_index], self._prefetchers[member_index]
         root = member.root(prompt.index)
         spans, later = self._table(member_index, prompt, pool, drafts)
         needed = member.needed_to_score(prompt.index, spans) or unread([root])
         useful = member.ends_of(prompt.index, spans) + later
         if needed:
-            first = [node for node in unread(foresight.add_first_nodes(root)) if node not in needed]
-            yield Read(member_index, [*needed, *first], useful)
+            first = [node for node in unread(prefetcher.add_first_nodes(root)) if node not in needed]
+            yield ForwardRequest(member_index, [*needed, *first], useful)
         proposals = yield from self._proposers[member_index].propose(root, useful)
         member.num_proposals += len(proposals.spans)
         pool.add(member_index, proposals)
@@ -116,8 +116,8 @@ class Turns:
             for candidate in pool.ranked()
             if candidate.reaches_caller and self.fits(member_index, prompt, pool, candidate)
         ]
-        foresight = self._foresights[member_index]
-        return spans, [node for ids in drafts for node in foresight.add_draft(prompt.index, ids)]
+        prefetcher = self._prefetchers[member_index]
+        return spans, [node for ids in drafts for node in prefetcher.add_draft(prompt.index, ids)]
 
     def drop_unfit(self, prompt: Prompt, pool: Pool) -> None:
         """Candidates that could not reach the caller, or that do not fit into a member's context, leave the pool."""
@@ -157,5 +157,5 @@ class Turns:
         spans = [Span(pool.encode_for(member_index, candidate), candidate.ends) for candidate in candidates]
         ends = member.ends_of(prompt.index, spans)
         if needed := member.needed_to_score(prompt.index, spans):
-            yield Read(member_index, needed, ends)
+            yield ForwardRequest(member_index, needed, ends)
         return dict(zip(candidates, member.log_probs(prompt.index, spans), strict=True))

@@ -10,7 +10,7 @@ from ..trees.nodes import Node
 from .proposer import Proposer
 
 
-class Foresight:
+class Prefetcher:
     """
     The nodes that one member will probably read.
 

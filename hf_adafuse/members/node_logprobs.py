@@ -66,7 +66,7 @@ def _in_order(scores: torch.Tensor, least: torch.Tensor | float, count: int) -> 
     return torch.cat([above[scores[above].sort(descending=True, stable=True).indices], equal])[:count]
 
 
-class Reading:
+class NodeLogprobs:
     """
     What a member reads off the logits of one node.
 
@@ -132,7 +132,7 @@ class Reading:
         return max(tokens, key=lambda token: self.known[token])
 
 
-def look_up(asked: Iterable[tuple[Reading, int]]) -> None:
+def look_up(asked: Iterable[tuple[NodeLogprobs, int]]) -> None:
     """Make these scores known, all at once."""
     unknown = [(reading, token) for reading, token in asked if token not in reading.known]
     if unknown:
@@ -141,14 +141,14 @@ def look_up(asked: Iterable[tuple[Reading, int]]) -> None:
             reading.known[token] = score
 
 
-def entropy_of(reading: Reading) -> float:
+def entropy_of(reading: NodeLogprobs) -> float:
     """Of the token that comes next, in nats."""
     probabilities = (reading.scores.double() - reading.log_total).exp()
     return float(torch.special.entr(probabilities).sum())
 
 
 def draw_token(
-    reading: Reading,
+    reading: NodeLogprobs,
     warp: Callable[[torch.Tensor], torch.Tensor] | None,
     numbers: Iterator[float],
     allow: Allow | None,
@@ -158,7 +158,7 @@ def draw_token(
     number. One that is not allowed is drawn again; after `_MOST_DRAWS` in vain, one of those that are is drawn.
 
     Args:
-        reading (`Reading`): of the node.
+        reading (`NodeLogprobs`): of the node.
         warp (`Callable`, *optional*): gives the scores, of shape `(1, vocab_size)`, from which is drawn. `None`: the
             most likely token is taken.
         numbers (`Iterator[float]`): random ones from 0 to 1.
@@ -186,7 +186,7 @@ def _reached(bounds: torch.Tensor, number: float) -> int:
     return int(torch.minimum(reached, torch.searchsorted(bounds, bounds[-1])))
 
 
-def span_log_probs(readings: list[Reading], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
+def span_log_probs(readings: list[NodeLogprobs], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
     """
     The log-probability (nats) of each id of a span, and of the end of the text after it.
 

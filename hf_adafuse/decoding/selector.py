@@ -14,10 +14,10 @@ from ..confidence.word_confidence import word_confidences
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
 from .fusion import END, Choice, ScoredSpan, units
+from .member_weights import MemberWeights, shares
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .strategies.strategy import SpanStrategy
-from .trust import Trust, shares
 from .words import WordRule
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ _END_TOKEN = -1
 Scored = list[dict[Candidate, list[float]]]
 
 
-class Judge:
+class Selector:
     """
     Chooses winners.
 
@@ -35,7 +35,8 @@ class Judge:
         config (`AdaFuseConfig`)
         strategies (`list[SpanStrategy]`): per prompt.
         rule (`WordRule`): what a word is.
-        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`Trust`]; empty where no trust follows from it.
+        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`MemberWeights`]; empty where no
+            weight follows from it.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Judge:
     ) -> None:
         self._vocabularies, self._config, self._strategies = vocabularies, config, strategies
         self._rule, self._prompt_nlls = rule, prompt_nlls
-        self._trusts: dict[int, Trust] = {}
+        self._trusts: dict[int, MemberWeights] = {}
 
     def choose(self, prompt: Prompt, pool: Pool, scored: Scored) -> Candidate | None:
         """The winner of a round, or `None` when every candidate is forbidden."""
@@ -103,11 +104,11 @@ class Judge:
         nlls = [-math.fsum(of_member[winner]) if winner in of_member else None for of_member in scored]
         self.trust(prompt).update(nlls, len(winner.text.encode("utf-8", "replace")) + winner.ends)
 
-    def trust(self, prompt: Prompt) -> Trust:
+    def trust(self, prompt: Prompt) -> MemberWeights:
         """How much each member counts for a prompt."""
         if prompt.index not in self._trusts:
             nlls = [of_member[prompt.index] for of_member in self._prompt_nlls]
-            self._trusts[prompt.index] = Trust(self._config, nlls, len(self._vocabularies))
+            self._trusts[prompt.index] = MemberWeights(self._config, nlls, len(self._vocabularies))
         return self._trusts[prompt.index]
 
     def _note_confidences(self, candidate: Candidate, scored: Scored, weights: Sequence[float]) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ..members.member import Member
-from ..servers.daemons import begin
+from ..servers.daemon_threads import begin
 from .progress import Prompt
 
 
-class Places:
+class BatchSlots:
     """
     The places of a batch.
 

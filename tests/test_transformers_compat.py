@@ -1,7 +1,7 @@
 """Every private name of the host that the package leans on is what it leans on: with real models, caches and adapters.
 
-A test for each name of `host_internals`, so that the release that moves one says which. `test_private_names` holds that
-nothing else of the package uses them.
+A test for each name of `transformers_compat`, so that the release that moves one says which. `test_private_names` holds
+that nothing else of the package uses them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from transformers import (
 )
 
 import hf_adafuse.pipelines
-from hf_adafuse import host_internals
+from hf_adafuse import transformers_compat
 from hf_adafuse.generation import AdaFuseGenerationMixin
-from hf_adafuse.host_internals import (
+from hf_adafuse.transformers_compat import (
     ADAPTER_SWITCHES,
     CACHE_ARGUMENTS,
     CACHE_NAME,
@@ -102,9 +102,9 @@ def generate(model, **kwargs):
 
 
 def test_every_name_has_a_test_here():
-    public = {name for name, value in vars(host_internals).items() if inspect.isfunction(value) and name[0] != "_"}
-    public = {name for name in public if vars(host_internals)[name].__module__ == host_internals.__name__}
-    public |= {name for name in vars(host_internals) if name.isupper()} | set(host_internals.__all__)
+    public = {name for name, value in vars(transformers_compat).items() if inspect.isfunction(value) and name[0] != "_"}
+    public = {name for name in public if vars(transformers_compat)[name].__module__ == transformers_compat.__name__}
+    public |= {name for name in vars(transformers_compat) if name.isupper()} | set(transformers_compat.__all__)
     tests = [node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if is_test(node)]
     named = {inner.id for test in tests for inner in ast.walk(test) if isinstance(inner, ast.Name)}
     assert sorted(public - named) == []
@@ -263,7 +263,7 @@ def test_a_config_derived_from_the_models_forgets_unknown_keys(tmp_path, value, 
 
 REPOSITORY = """
 import sys
-from hf_adafuse.host_internals import repository_in_call
+from hf_adafuse.transformers_compat import repository_in_call
 
 def generate(model, inputs=None, **kwargs):
     return repository_in_call(sys._getframe(1))

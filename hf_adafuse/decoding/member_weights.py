@@ -16,7 +16,7 @@ def shares(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
-class Trust:
+class MemberWeights:
     """
     The weights of the members for one prompt.
 

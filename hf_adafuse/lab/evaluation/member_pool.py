@@ -2,7 +2,7 @@
 
 ```python
 >>> from hf_adafuse.demo import load_pair
->>> from hf_adafuse.lab.evaluation.asking import Asking, Panel
+>>> from hf_adafuse.lab.evaluation.member_pool import Asking, Panel
 >>> from hf_adafuse.lab.evaluation.candidates import Candidate
 
 >>> panel = Panel(load_pair(), Asking(max_new_tokens=16))
@@ -21,15 +21,15 @@ from typing import Any
 
 from ...call.answering import cut_at
 from ...generation import enable_adafuse
-from ...host_internals import execution_device
 from ...members.chat import chat_inputs
 from ...members.prompt_inputs import text_inputs
 from ...members.vocabulary import vocabulary_of
+from ...transformers_compat import execution_device
 from .candidates import Candidate
 
 
 @dataclass(frozen=True)
-class Asking:
+class GenerationArgs:
     """
     How every candidate is asked.
 
@@ -44,19 +44,19 @@ class Asking:
     chat: bool = False
 
 
-class Panel:
+class MemberPool:
     """
     The members.
 
     Args:
         members (`list[tuple]`): each a model and its tokenizer; the models' class is AdaFuse's from here on.
-        asking (`Asking`): how they are asked.
+        asking (`GenerationArgs`): how they are asked.
 
     Raises:
         ValueError: a chat, but a tokenizer without a template.
     """
 
-    def __init__(self, members: Sequence[tuple[Any, Any]], asking: Asking) -> None:
+    def __init__(self, members: Sequence[tuple[Any, Any]], asking: GenerationArgs) -> None:
         self._members = [(enable_adafuse(model), tokenizer) for model, tokenizer in members]
         self._asking = asking
         if asking.chat:

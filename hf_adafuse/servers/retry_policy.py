@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """
     How long a server is waited for.
 
@@ -31,4 +31,4 @@ class Patience:
 
 
 # As long as is waited where nothing else is said.
-PATIENCE = Patience()
+PATIENCE = RetryPolicy()

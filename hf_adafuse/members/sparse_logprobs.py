@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..trees.nodes import Node
-from .readings import log_sum
+from .node_logprobs import log_sum
 
 
 class SparseReading:
     """
-    As [`Reading`], as far as the log-probabilities are known.
+    As [`NodeLogprobs`], as far as the log-probabilities are known.
 
     Attributes:
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
@@ -37,7 +37,7 @@ class SparseReading:
 
 class SparseReader:
     """
-    Reads what one member behind a server has been told. See [`Reader`], in whose place it is.
+    Reads what one member behind a server has been told. See [`LogitsReader`], in whose place it is.
 
     Args:
         eos_ids (`list[int]`): of the member.
@@ -74,14 +74,14 @@ class SparseReader:
         return missing
 
     def best_of(self, node: Node, tokens: Sequence[int]) -> int:
-        """As of [`Reader`]; the tokens are known."""
+        """As of [`LogitsReader`]; the tokens are known."""
         return max(tokens, key=lambda token: float(node.snapshot[token]))
 
     def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
         """What is known, is known here."""
 
     def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
-        """As of [`Reader`]."""
+        """As of [`LogitsReader`]."""
         values = [float(node.snapshot[token]) for node, token in zip(path, ids, strict=False)]
         if eos_ids is not None:
             values.append(log_sum([float(path[-1].snapshot[token]) for token in eos_ids]))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..host_internals import adapter_names, attention_of, hooks_of
+from ..transformers_compat import adapter_names, attention_of, hooks_of
 from .backend import Backend, ForwardError
 from .model_call import ModelCall
 from .packed_backend import PackedBackend

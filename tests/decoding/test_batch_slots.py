@@ -15,7 +15,7 @@ from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse, prefix_caching
 from hf_adafuse.decoding.scheduler import Scheduler
-from hf_adafuse.host_internals import CACHE_NAME
+from hf_adafuse.transformers_compat import CACHE_NAME
 from hf_adafuse.trees.backend import Backend
 from hf_adafuse.trees.pass_policy import Policy
 

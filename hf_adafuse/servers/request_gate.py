@@ -15,7 +15,7 @@ from .queries import ServerError
 Rule = Callable[[Sequence[Any]], bool]
 
 
-class Turnstile:
+class RequestGate:
     """
     Lets requests through as far as they go together. Who has waited longest is the next one: nobody overtakes it but
     beside it.
@@ -60,9 +60,9 @@ class Turnstile:
 
 
 # Several objects may ask one server; in a forked process nobody comes out again.
-_TURNSTILES: dict[tuple[int, str, Rule], Turnstile] = {}
+_TURNSTILES: dict[tuple[int, str, Rule], RequestGate] = {}
 
 
-def turnstile(url: str, go_together: Rule) -> Turnstile:
+def request_gate(url: str, go_together: Rule) -> RequestGate:
     """That of a server, for all of this process that ask it by this rule, which must be hashable."""
-    return _TURNSTILES.setdefault((os.getpid(), url, go_together), Turnstile(go_together))
+    return _TURNSTILES.setdefault((os.getpid(), url, go_together), RequestGate(go_together))
