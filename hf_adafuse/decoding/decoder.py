@@ -91,9 +91,7 @@ class Decoder:
                 proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
         self._places = BatchSlots(self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache)
-        likely = [prefetcher.add_likely_nodes for prefetcher in self._prefetchers] or [nothing_likely] * len(
-            self.members
-        )
+        likely = [one.add_likely_nodes for one in self._prefetchers] or [nothing_likely] * len(self.members)
         self._scheduler = Scheduler(self.members, likely, self._move_on, self._num_left)
 
     def _answer_stops(self) -> AnswerStops:
