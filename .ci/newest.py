@@ -21,11 +21,11 @@ ROOT = Path(__file__).parent.parent
 # What is tried with a newer release of each package: the tests that reach into it.
 TESTS = {
     "transformers": [
-        "tests/decoding/test_oracle.py", "tests/decoding/test_laws.py", "tests/test_host_internals.py",
+        "tests/decoding/test_oracle.py", "tests/decoding/test_laws.py", "tests/test_transformers_compat.py",
         "tests/trees/test_backends.py", "tests/call/test_host.py", "tests/test_pipelines.py", "tests/hub",
     ],
-    "accelerate": ["tests/call/test_survival.py", "tests/test_host_internals.py"],
-    "peft": ["tests/members/test_peft.py", "tests/members/test_peft_refusals.py", "tests/test_host_internals.py"],
+    "accelerate": ["tests/call/test_survival.py", "tests/test_transformers_compat.py"],
+    "peft": ["tests/members/test_peft.py", "tests/members/test_peft_refusals.py", "tests/test_transformers_compat.py"],
     "lm_eval": ["tests/lab/evaluation"],
     "xgrammar": ["tests/members/test_structured.py", "tests/call/test_structured_output.py"],
     "outlines": ["tests/call/test_other_libraries.py"],

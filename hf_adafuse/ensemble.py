@@ -17,11 +17,11 @@ from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
+from .members.participants import is_local
 from .members.prompt_inputs import text_inputs
 from .members.thoughts import check_thinking, thinking_inputs
 from .members.tools import Offer, told
 from .rounds.round_lists import AdaFuseRoundsBatch
-from .servers.served_model import ServedModel
 from .transformers_compat import execution_device
 
 
@@ -143,7 +143,7 @@ class AdaFuseEnsemble:
         if offer is not None:
             if kwargs.get("structured") is not None:
                 raise ValueError("`structured` must be left out with `tools`, but is given. Drop one of the two.")
-            if offer.forced or not any(isinstance(model, ServedModel) for model in models):
+            if offer.forced or all(map(is_local, models)):
                 kwargs["structured"] = offer.structured
         # Earlier calls and their results are texts for all members, whether tools are offered again or not.
         chats = [told(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]

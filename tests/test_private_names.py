@@ -78,17 +78,17 @@ def offences(path, source):
             continue
         name = name.removeprefix("self.")
         if name in LISTED:
-            yield f"{path}:{line} uses {name}: ask host_internals, which has it"
+            yield f"{path}:{line} uses {name}: ask transformers_compat, which has it"
         elif is_private(name) and name not in OURS:
-            yield f"{path}:{line} uses {name}, which is not of this package: let host_internals have it"
+            yield f"{path}:{line} uses {name}, which is not of this package: let transformers_compat have it"
 
 
 @pytest.mark.parametrize("path", sorted(set(SOURCES) - {THE_ONE}))
-def test_what_is_private_of_the_host_is_left_to_host_internals(path):
+def test_what_is_private_of_the_host_is_left_to_transformers_compat(path):
     assert list(offences(path, SOURCES[path])) == []
 
 
-def test_the_list_has_what_host_internals_wraps():
+def test_the_list_has_what_transformers_compat_wraps():
     assert {*GENERATION_HOOKS, "_hf_hook", "_eos_token_tensor", "_attn_implementation", "_active_adapter"} <= LISTED
     used = {name for name, _ in names_used(SOURCES[THE_ONE])}
     assert sorted(WITHOUT_UNDERSCORE - used) == []

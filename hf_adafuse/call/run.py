@@ -17,7 +17,6 @@ from ..members.member import Member
 from ..members.node_logprobs import draw_token
 from ..outputs import AdaFuseOutput
 from ..trees.backend import ForwardError
-from ..trees.backend_probe import BACKENDS
 from ..trees.shared_prefix import prefix_caching
 from .output import make_output, pad_right, rounds_of
 from .plan import CallPlan, MemberInputs
@@ -86,7 +85,7 @@ def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
 
 def make_members(plan: CallPlan) -> list[Member]:
     """The members, which have been given the prompts and have read none."""
-    members = [_make_member(member) for member in plan.members]
+    members = [one.participant.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
     weighting, with_costs = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
     for member, planned in zip(members, plan.members, strict=True):
@@ -143,21 +142,6 @@ def make_strategies(plan: CallPlan) -> list[Strategy]:
         strategy.prepare(main.device)
         made.append(strategy)
     return made
-
-
-def _make_member(plan: MemberInputs) -> Member:
-    participant = plan.participant
-    max_length, limit = participant.context(plan.prompts)
-    return Member(
-        name=participant.name,
-        model=participant.model,
-        vocabulary=participant.vocabulary,
-        eos_ids=plan.eos_ids,
-        max_length=max_length,
-        limit=limit,
-        device=participant.device,
-        backend=BACKENDS[plan.backend](participant.model, participant.device),
-    )
 
 
 def _samplings(plan: CallPlan) -> list[Sampling | None]:

@@ -138,7 +138,7 @@ class _Scores:
         """Every member reads all answers to a prompt."""
         candidates = list(dict.fromkeys(self._candidates[prompt.index]))
         parts = [self._reading(k, prompt, candidates) for k in range(len(self._members))]
-        if len({member.place for member in self._members}) > 1:
+        if len({member.device_key for member in self._members}) > 1:
             found: list[list[list[float]]] = yield SideBySide(parts)
         else:
             found = []

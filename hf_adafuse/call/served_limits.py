@@ -19,17 +19,17 @@ def check_served_settings(
     Raises:
         ValueError: settings that need more of a member behind a server than it can give.
     """
-    served = next((one for one in participants if one.is_served), None)
+    served = next((one for one in participants if not one.is_local), None)
     if served is None:
         return
-    most = served.model.api.most_top
+    most = served.most_top
     problems = {
         f"`method` must be one over words or answers with {served.name} behind a server, but is {config.method!r}. "
         "Choose another, or load the model here.": not isinstance(strategy, SpanStrategy) or strategy.needs_logits,
         f"`exploration` must be 'diverse' with {served.name} behind a server, but is {config.exploration!r}. Leave it "
         "out.": config.exploration == "beam",
         f"`num_branches` must be at most {most} with {served.name} behind a server, but is {config.num_branches}. Take "
-        "fewer.": config.num_branches > most,
+        "fewer.": most is not None and config.num_branches > most,
         f"`do_sample` must be False with {served.name} behind a server, but is True. Leave it out.": samples,
         f"`structured` must be left out with {served.name} behind a server, but is given. Load the model here.": (
             has_grammar
@@ -45,7 +45,7 @@ def check_served_call(participant: Participant, processors: Sequence[Any], keeps
     Raises:
         ValueError: logits processors, or scores in the output, of a member behind a server.
     """
-    if not participant.is_served:
+    if participant.is_local:
         return
     if any(processors):
         raise ValueError(

@@ -62,9 +62,9 @@ class BatchSlots:
 
     def _read(self, number: int) -> None:
         """Those behind servers while those here do."""
-        begun = [begin(partial(member.read_prompts, number)) for member in self._members if member.is_remote]
+        begun = [begin(partial(member.read_prompts, number)) for member in self._members if member.runs_elsewhere]
         for member in self._members:
-            if not member.is_remote:
+            if not member.runs_elsewhere:
                 member.read_prompts(number)
         for future in begun:
             future.result()

@@ -127,7 +127,7 @@ class Pool:
         """A member's best branch."""
         return self._best[member_index]
 
-    def settle(self, candidates: list[Candidate], choice: Choice) -> Candidate | None:
+    def record_scores(self, candidates: list[Candidate], choice: Choice) -> Candidate | None:
         """Note how these candidates were judged; returns the winner, or `None` when every one is forbidden."""
         for candidate, nlls, score in zip(candidates, choice.nlls, choice.scores, strict=True):
             candidate.nlls = dict(enumerate(nlls))

@@ -43,7 +43,7 @@ class RoundRunner:
         self._needs_logits = needs_logits
         self._proposers, self._prefetchers = proposers, prefetchers
         self._vocabularies = [member.vocabulary for member in members]
-        self._places = [member.place for member in members]
+        self._devices = [member.device_key for member in members]
         self.record = AcceptanceStats()  # of whoever goes first
 
     def propose(self, prompt: Prompt, pool: Pool) -> Requests[int]:
@@ -63,11 +63,11 @@ class RoundRunner:
 
     def _work_together(self, order: list[int]) -> bool:
         """Whether the members shall propose at the same time: where they can, and less waiting is worth more passes."""
-        if len(set(self._places)) == 1:
+        if len(set(self._devices)) == 1:
             return False
         places: dict[Any, list[float]] = {}
         for k in order:
-            places.setdefault(self._places[k], []).append(self.members[k].costs.seconds(1))
+            places.setdefault(self._devices[k], []).append(self.members[k].costs.seconds(1))
         return pays_side_by_side(list(places.values()))
 
     def _take_turn(self, member_index: int, prompt: Prompt, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
@@ -137,7 +137,7 @@ class RoundRunner:
         if candidates is None:
             candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         parts = [self._score(k, prompt, pool, candidates) for k in range(len(self.members))]
-        if len(set(self._places)) > 1:
+        if len(set(self._devices)) > 1:
             scored: Scored = yield SideBySide(parts)
         else:
             scored = []

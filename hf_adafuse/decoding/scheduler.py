@@ -64,7 +64,7 @@ class Scheduler:
         self._members, self._likely, self._on_pause, self._num_left = members, likely, on_pause, num_left
         self._waiting: list[_Waiting] = [{} for _ in members]
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
-        self._places = [member.place for member in members]
+        self._devices = [member.device_key for member in members]
         self._last: dict[Any, int] = {}  # per place, whose pass was the last one
         self._left_out: list[int] = []  # the prompts that were taken out since the last pass
         self.served: list[int] = []
@@ -134,7 +134,7 @@ class Scheduler:
         for member_index, member in enumerate(self._members):
             # One pass of each at a time: what becomes ready meanwhile goes in the next, in fewer requests than apart.
             is_free = all(index != member_index for index, _, _ in self._running.values())
-            if member.is_remote and self._waiting[member_index] and is_free:
+            if member.runs_elsewhere and self._waiting[member_index] and is_free:
                 self._begin_apart(member_index)
         here = self._next_here()
         if len(here) == 1:
@@ -153,14 +153,14 @@ class Scheduler:
     def _next_here(self) -> list[int]:
         """The members on this machine whose turn it is: one for each device."""
         found = []
-        for place in dict.fromkeys(self._places):
-            at = [k for k, other in enumerate(self._places) if other == place and not self._members[k].is_remote]
+        for device in dict.fromkeys(self._devices):
+            at = [k for k, other in enumerate(self._devices) if other == device and not self._members[k].runs_elsewhere]
             if not any(self._waiting[k] for k in at):
                 continue
-            current = at.index(self._last.get(place, at[0]))
+            current = at.index(self._last.get(device, at[0]))
             waiting = [sum(urgency(self._num_left(prompt)) for prompt in self._waiting[k]) for k in at]
-            self._last[place] = at[next_member(waiting, current)]
-            found.append(self._last[place])
+            self._last[device] = at[next_member(waiting, current)]
+            found.append(self._last[device])
         return found
 
     def _begin(self, member_index: int) -> tuple[Pass, _Waiting]:

@@ -72,7 +72,7 @@ class Selector:
             )
         pool.weights = shares(weights if choice.weights is None else choice.weights)
         pool.criterion, pool.highest_wins = strategy.criterion, strategy.highest_wins
-        winner = pool.settle(candidates, choice)
+        winner = pool.record_scores(candidates, choice)
         if winner is not None:
             self._note_confidences(winner, scored, pool.weights)
         return winner

@@ -145,15 +145,15 @@ class TokenRounds:
         tail = self._tails[member_index]
         is_apart = bool(tail.strip()) and (data[:1].isspace() or tail[-1:].isspace())
         if (is_apart or self._is_long(member_index)) and not split_character(tail)[1]:
-            self._settle(member_index)
+            self._flush_tail(member_index)
         self._tails[member_index] += data
         if not (self._strategy.is_retokenized or split_character(self._tails[member_index])[1]):
-            self._settle(member_index)
+            self._flush_tail(member_index)
 
     def finish(self) -> None:
         """The text is over: all of it is in every member's prefix, as far as it can be written, and in the rounds."""
         for k in range(1, len(self._members)):
-            self._settle(k)
+            self._flush_tail(k)
         if self._unshown:  # it ends inside a character
             last = self._prompt.rounds[-1]
             text = self._members[0].vocabulary.text(self._unshown)
@@ -168,7 +168,7 @@ class TokenRounds:
         ids = tokens_of(self._members[member_index].vocabulary, tail) if tail else None
         return ids is not None and len(ids) >= self._strategy.config.max_word_tokens
 
-    def _settle(self, member_index: int) -> None:
+    def _flush_tail(self, member_index: int) -> None:
         tail, self._tails[member_index] = self._tails[member_index], b""
         if tail:
             member = self._members[member_index]

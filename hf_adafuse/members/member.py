@@ -1,24 +1,26 @@
-"""One model with its tokenizer and its token trees: read, score, commit. Knows no other member and no proposal."""
+"""One model with its tokenizer and its token trees: read, score, commit.
+
+[`LocalMember`] and [`ServedMember`] say what differs by where the model runs.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from ..servers.served_model import ServedModel
 from ..trees.adapters import base_model
 from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import policy_for, room_in_tree
-from ..trees.served_backend import ServedBackend
 from .drafts import Drafts
 from .node_logprobs import NodeLogprobs, entropy_of
-from .passes import Pass, planned_pass, reader_of, unread
+from .passes import Pass, planned_pass, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
 from .vocabulary import Vocabulary
@@ -42,7 +44,7 @@ class Span(NamedTuple):
     ends: bool
 
 
-class Member:
+class Member(ABC):
     """
     A model that takes part.
 
@@ -57,11 +59,14 @@ class Member:
         backend (`Backend`): its token trees, of the kind that suits the model.
 
     Attributes:
+        runs_elsewhere (`bool`): whether its passes are made outside this process, and other members go on meanwhile.
         costs (`PassCosts`): what its passes have cost so far.
         num_proposals (`int`), num_wins (`int`): of this call.
         prompt_nlls (`list[float]`): per prompt that has been read, where they were asked for; see [`prompt_nll`].
         prompt_costs (`list[tuple[float, float]]`): the same of the whole prompt and of its last part.
     """
+
+    runs_elsewhere: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -81,11 +86,7 @@ class Member:
         self.max_length, self.limit = max_length, limit
         self.device = device
         self.backend = backend
-        self.num_parameters: int = (
-            model.num_parameters()
-            if isinstance(model, ServedModel)
-            else sum(parameter.numel() for parameter in model.parameters())
-        )
+        self.num_parameters = self._count_parameters()
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
         self.prompt_nlls: list[float] = []
@@ -110,7 +111,7 @@ class Member:
             weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, `"prompt"` or `"examples"`.
             with_costs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_costs`.
         """
-        self._reader = reader_of(self.backend, self.eos_ids, processors, num_top)
+        self._reader = self._make_reader(processors, num_top)
         self._prompts, self._cache, self._weighting, self._can_share = list(prompts), cache, weighting, can_share
         self._with_costs = with_costs
         self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
@@ -150,17 +151,17 @@ class Member:
         return bool(self._reader.has_processors)
 
     @property
-    def is_remote(self) -> bool:
-        """Whether it is behind a server: it works while others do."""
-        return isinstance(self.backend, ServedBackend)
+    @abstractmethod
+    def device_key(self) -> Any:
+        """Where it works: members with different keys can work at the same time."""
 
-    @property
-    def place(self) -> Any:
-        """Where it works: members in different places can work at the same time."""
-        if self.is_remote:
-            return self.backend
-        # Autocast holds in one thread only.
-        return "this thread" if torch.is_autocast_enabled(self.device.type) else str(self.device)
+    @abstractmethod
+    def _count_parameters(self) -> int:
+        """The number of the model's parameters, by which members take turns: the cheapest first."""
+
+    @abstractmethod
+    def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
+        """What reads log-probabilities off the nodes that its backend has run, `num_top` of the best tokens of each."""
 
     def prompt_cost(self, prompt_index: int) -> int:
         """About what reading a prompt costs: parameters times the tokens that it takes."""

@@ -1,10 +1,11 @@
-"""Who takes part: a model with its tokenizer, checked, and the backend that suits it. Knows no prompt and no call."""
+"""Who takes part: a model with its tokenizer, checked, and the backend that suits it."""
 
 from __future__ import annotations
 
 import math
 import warnings
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,13 @@ from ..servers.served_model import ServedModel
 from ..transformers_compat import INNER_MODELS, execution_device
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
 from ..trees.backend import log_probs_of, to_device
-from ..trees.backend_probe import SelfTestError, choose_backend, reason_not_to_test
+from ..trees.backend_probe import BACKENDS, SelfTestError, choose_backend, reason_not_to_test
 from ..trees.model_call import ModelCall, frequency_switch, has_dropout, is_checkpointed, max_length, trained_length
+from .local_member import LocalMember
+from .member import Member
+from .served_backend import ServedBackend
 from .served_checks import check_served
+from .served_member import ServedMember
 from .vocabulary import Vocabulary, vocabulary_of
 
 _WARNED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -59,9 +64,14 @@ class Participant:
         return trained_length(self.model.config.get_text_config())
 
     @property
-    def is_served(self) -> bool:
-        """Whether it is behind a server: its distributions are known in part, and no logits processor acts on it."""
-        return isinstance(base_model(self.model), ServedModel)
+    def is_local(self) -> bool:
+        """As of [`is_local`]."""
+        return is_local(self.model)
+
+    @property
+    def most_top(self) -> int | None:
+        """How many of the most likely tokens it can tell; `None`: all."""
+        return None if self.is_local else base_model(self.model).api.most_top
 
     @property
     def frequency_switch(self) -> int | None:
@@ -114,7 +124,7 @@ class Participant:
         of some thirty tokens, once for each such pair.
         """
         base = base_model(self.model)
-        if self.is_served or not self._may_be_foreign(base):
+        if not self.is_local or not self._may_be_foreign(base):
             return
         _LOOKED_AT.setdefault(base, weakref.WeakSet()).add(self.tokenizer)
         nll, chance = _nll_of_english(base, self.vocabulary, self.device)
@@ -138,7 +148,7 @@ class Participant:
         Raises:
             ValueError: gradient checkpointing is on.
         """
-        if not self.is_served and is_checkpointed(base_model(self.model)):
+        if self.is_local and is_checkpointed(base_model(self.model)):
             raise ValueError(
                 f"{self.name} ({type(self.model).__name__}) must keep its keys and values, but is in training mode "
                 "with gradient checkpointing, which drops them. Call `.eval()` or `.gradient_checkpointing_disable()`."
@@ -158,6 +168,21 @@ class Participant:
         if switch is not None and max(map(len, prompts)) <= switch:
             return switch, "the rotary frequencies for short texts"
         return self.max_length, "the context"
+
+    def make_member(self, backend: str, eos_ids: Iterable[int], prompts: list[list[int]]) -> Member:
+        """A member of one call, whose trees are run by a backend of this name."""
+        max_length, limit = self.context(prompts)
+        made: Any = BACKENDS[backend] if self.is_local else ServedBackend
+        return (LocalMember if self.is_local else ServedMember)(
+            name=self.name,
+            model=self.model,
+            vocabulary=self.vocabulary,
+            eos_ids=eos_ids,
+            max_length=max_length,
+            limit=limit,
+            device=self.device,
+            backend=made(self.model, self.device),
+        )
 
     def own_eos_ids(self) -> list[int]:
         """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""
@@ -192,8 +217,14 @@ class Participant:
             )
         if problem is not None:
             raise ValueError(f"The members must answer to token ids alone, but {self.name} {problem}")
-        if not self.is_served and (reason := reason_not_to_test(base)) is not None:
+        if self.is_local and (reason := reason_not_to_test(base)) is not None:
             raise self.unfit(reason)
+
+
+def is_local(model: Any) -> bool:
+    """Whether a model runs in this process; of one behind a server, log-probabilities are known in part, and no logits
+    processor acts on it."""
+    return not isinstance(base_model(model), ServedModel)
 
 
 def inner_model_hint(model: Any) -> str | None:

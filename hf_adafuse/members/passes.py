@@ -10,10 +10,6 @@ from ..trees.backend import Backend
 from ..trees.nodes import Node
 from ..trees.pass_costs import PassCosts
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, policy_for
-from ..trees.served_backend import ServedBackend
-from .logits_reader import LogitsReader
-from .processors import PromptProcessors
-from .sparse_logprobs import SparseReader, SparseReading
 
 
 class Pass(NamedTuple):
@@ -64,32 +60,13 @@ def planned_pass(
         )
     planned = plan_pass(prompts, costs, limits)
     nodes = [node for of_prompt in planned.values() for node in of_prompt]
-    forward, settle = _served(backend, nodes) if isinstance(backend, ServedBackend) else _here(backend, nodes)
+    forward, give_to_nodes = backend.plan(nodes)
 
     def work() -> Any:
         with costs.measured(len(nodes)):
             return forward()
 
-    return Pass(work, lambda result: settle(result()))
-
-
-def _here(backend: Backend, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
-    """The forward pass for these nodes, which get their logits in it."""
-    return lambda: backend.run(nodes), list
-
-
-def _served(backend: ServedBackend, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
-    """The request for these nodes, and what gives its answer to them."""
-    asked = backend.prepare(nodes)
-    return lambda: backend.ask([query for _, query in asked]), lambda answers: backend.settle(asked, answers)
-
-
-def reader_of(backend: Backend, eos_ids: list[int], processors: list[PromptProcessors], num_top: int) -> Any:
-    """What makes readings of what a backend runs, `num_top` of the best tokens in each."""
-    if isinstance(backend, ServedBackend):
-        backend.num_top, backend.make_reading = num_top, SparseReading
-        return SparseReader(eos_ids, backend.wanted)
-    return LogitsReader(processors, num_top, lambda node: backend.trees[node.prompt_index].ids_to(node), eos_ids)
+    return Pass(work, lambda result: give_to_nodes(result()))
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:

@@ -16,7 +16,7 @@ from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
 from ..members.mistral_tokenizers import as_usual
-from ..servers.served_model import ServedModel
+from ..members.participants import is_local
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
 from .asked_settings import check_asked
@@ -134,7 +134,7 @@ def serve_members(
         found = next((other for other in known if other.pair is not None and other.pair[0] is pair[0]), None)
         if found is None:
             length = max_prompt_tokens or trained_length(base_model(pair[0]).config.get_text_config()) or _USUAL_LENGTH
-            is_away = isinstance(pair[0], ServedModel)
+            is_away = not is_local(pair[0])
             found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length], is_away)
             new.append(found)
         alone.append(found)

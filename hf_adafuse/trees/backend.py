@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -93,6 +93,11 @@ class Backend:
     def run(self, wanted: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them; returns the nodes newly run."""
         raise NotImplementedError
+
+    def plan(self, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
+        """A pass for these nodes in two steps: the work, and what gives its result to the nodes and returns those newly
+        run. Of a member behind a server, the work touches no tree, so that another thread may do it."""
+        return lambda: self.run(nodes), list
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""

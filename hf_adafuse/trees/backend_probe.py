@@ -20,7 +20,6 @@ from .model_call import ModelCall
 from .packed_backend import PackedBackend
 from .reencode_backend import ReencodeBackend
 from .rows_backend import RowsBackend
-from .served_backend import ServedBackend
 from .snapshot_backend import SnapshotBackend
 from .static_shapes import uncompiled
 from .tree_mask import hidden_limit, hidden_mask_limit
@@ -33,7 +32,6 @@ BACKENDS: dict[str, Callable[[Any, torch.device], Backend]] = {
     "tokenwise": functools.partial(SnapshotBackend, max_tokens=1),
     "tokenwise (one row)": functools.partial(SnapshotBackend, max_rows=1),
     "reencode": ReencodeBackend,
-    "served": ServedBackend,
 }
 # Two prompts of different lengths, each with two branches; all four texts are of one length. Numbers stand for tokens.
 _PROMPTS = ([0, 1, 2, 3], [4, 5, 1])
@@ -43,8 +41,8 @@ _NUM_TOKENS = 10
 
 def keeps_keys(name: str) -> bool:
     """Whether a backend keeps keys and values, and can start from those of a caller."""
-    made: Any = BACKENDS[name]
-    return bool(getattr(made, "func", made).keeps_keys)  # some are partial
+    made: Any = BACKENDS.get(name)
+    return bool(getattr(getattr(made, "func", made), "keeps_keys", False))  # some are partial
 
 
 _Key = tuple[Any, ...]

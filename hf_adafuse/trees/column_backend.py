@@ -177,7 +177,7 @@ class ColumnBackend(Backend):
         """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
         tree = self.trees[prompt_index]
         settled = tree.commit(path)
-        self.columns.settle(prompt_index, settled, tree.unsettled())
+        self.columns.promote(prompt_index, settled, tree.unsettled())
 
     def keys_values(self, prompt_index: int) -> KeysValues:
         """A copy of the keys and values of a prompt's committed tokens, as far as they have been run."""

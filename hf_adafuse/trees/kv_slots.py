@@ -83,7 +83,7 @@ class KVSlots:
             self._ends[row] = free.pop()
         self._free[row] = free
 
-    def place(self, nodes: list[Node]) -> list[int]:
+    def allocate(self, nodes: list[Node]) -> list[int]:
         """Give nodes of prompts of one row a column each; returns the columns."""
         columns = self.take(self.row_of[nodes[0].prompt_index], len(nodes)) if nodes else []
         for node, column in zip(nodes, columns, strict=True):
@@ -95,7 +95,7 @@ class KVSlots:
         below = self._below[node.prompt_index]
         return [(below[other], other) for other in node.lineage() if other in below]
 
-    def settle(self, prompt_index: int, settled: list[Node], kept: Iterable[Node]) -> None:
+    def promote(self, prompt_index: int, settled: list[Node], kept: Iterable[Node]) -> None:
         """The columns of settled nodes become part of the prefix; of the others those stay that are kept."""
         below = self._below[prompt_index]
         self.prefix[prompt_index] += [below.pop(node) for node in settled]

@@ -74,7 +74,7 @@ class PackedBackend(ColumnBackend):
         filler = Node(0, None, self.active[0], 0)  # sees what any prompt sees: nobody looks at it
         columns, spare = [], []
         for row, nodes in enumerate(batch):
-            taken, num_missing = self.columns.place(nodes), num_queries - len(nodes)
+            taken, num_missing = self.columns.allocate(nodes), num_queries - len(nodes)
             if num_missing:
                 nodes += [filler] * num_missing
                 unused = self.columns.take(row, 1)

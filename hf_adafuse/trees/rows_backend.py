@@ -47,7 +47,7 @@ class RowsBackend(ColumnBackend):
         logits = self._forward(to_device(ids, self.device), positions, None if all(map(all, rows)) else mask, fork)
         self.num_tokens += sum(map(len, chains))
         found = _places(missing, chains)
-        columns = self.columns.place(missing)
+        columns = self.columns.allocate(missing)
         self.cache.append(fork, [(row, width + offset) for row, offset in found], columns, self.columns.width)
         entries, offsets = to_device(found, logits.device).unbind(1)
         return self._store(missing, logits[entries, offsets])

@@ -10,8 +10,9 @@ import torch
 
 from hf_adafuse.decoding.requests import ForwardRequest, SideBySide, together, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
-from hf_adafuse.members.member import Member
+from hf_adafuse.members.local_member import LocalMember
 from hf_adafuse.members.passes import Pass
+from hf_adafuse.members.served_member import ServedMember
 from hf_adafuse.trees.pass_policy import Policy, pays_side_by_side
 
 pytestmark = pytest.mark.fast
@@ -25,7 +26,7 @@ def _keeping_share(monkeypatch):
 class FakeMember:
     """Reads at most so many of the nodes that each prompt waits for; nodes are any values."""
 
-    is_remote, place = False, "here"
+    runs_elsewhere, device_key = False, "here"
 
     def __init__(self, name, log, most=100):
         self.name, self.log, self.most = name, log, most
@@ -195,9 +196,9 @@ def test_an_error_of_a_member_comes_through():
 class Elsewhere(FakeMember):
     """A member in a place of its own, whose passes take their time, and note when they begin and end."""
 
-    def __init__(self, name, log, seconds, is_remote=True):
+    def __init__(self, name, log, seconds, runs_elsewhere=True):
         super().__init__(name, log)
-        self.seconds, self.is_remote, self.place = seconds, is_remote, name
+        self.seconds, self.runs_elsewhere, self.device_key = seconds, runs_elsewhere, name
 
     def begin_pass(self, needs, likely):
         def work():
@@ -209,10 +210,10 @@ class Elsewhere(FakeMember):
         return Pass(work, lambda result: result())
 
 
-@pytest.mark.parametrize("is_remote", [True, False])
-def test_members_in_different_places_work_at_the_same_time(is_remote):
+@pytest.mark.parametrize("runs_elsewhere", [True, False])
+def test_members_in_different_places_work_at_the_same_time(runs_elsewhere):
     log = []
-    members = [Elsewhere("A", log, 0.05, is_remote), Elsewhere("B", log, 0.1, is_remote)]
+    members = [Elsewhere("A", log, 0.05, runs_elsewhere), Elsewhere("B", log, 0.1, runs_elsewhere)]
     Scheduler(members, [None, None], lambda ready: {}).run({0: prompt((0, "a")), 1: prompt((1, "b"))})
     assert sorted(log[:2]) == ["A begins", "B begins"] and log[2:] == ["A ends", "B ends"]
 
@@ -270,13 +271,11 @@ def test_an_error_of_a_member_elsewhere_comes_through():
 
 
 def test_members_under_autocast_work_in_one_thread():
-    here = SimpleNamespace(is_remote=False, device=torch.device("cpu"))
-    place = Member.place.fget
-    assert place(here) == "cpu"
+    here = SimpleNamespace(device=torch.device("cpu"), backend="its own")
+    assert LocalMember.device_key.fget(here) == "cpu"
     with torch.autocast("cpu"):
-        assert place(here) == "this thread"
-    away = SimpleNamespace(is_remote=True, device=torch.device("cpu"), backend="its own")
-    assert place(away) == "its own"
+        assert LocalMember.device_key.fget(here) == "this thread"
+        assert ServedMember.device_key.fget(here) == "its own"
 
 
 def test_side_by_side_where_it_is_less_waiting():

@@ -60,31 +60,31 @@ def test_a_prompt_without_its_padding():
     columns.release(0, taken[:2])
     assert columns.prefix == {7: [2, 3]} and columns.row_of == {7: 0}
     assert (columns.width, columns.num_used) == (4, 2)
-    assert columns.place(path(7, 3)) == [0, 1, 4]
+    assert columns.allocate(path(7, 3)) == [0, 1, 4]
 
 
 def test_nodes_are_placed_in_order_and_found_from_below():
     columns, nodes = one_prompt(), path(0, 4)
-    assert columns.place(nodes[1:3]) == [3, 4]
+    assert columns.allocate(nodes[1:3]) == [3, 4]
     assert columns.above(nodes[3]) == [(3, nodes[1]), (4, nodes[2])]  # itself has none, nor has the first
     assert columns.above(nodes[1]) == [(3, nodes[1])]
     assert columns.held(0) == [0, 1, 2, 3, 4]
-    assert columns.place([]) == []
+    assert columns.allocate([]) == []
 
 
 def test_what_is_settled_joins_the_prefix_and_the_rest_is_free():
     columns, nodes = one_prompt(), path(0, 3)
     dead, late = nodes[0].add_child(9), nodes[2].add_child(8)
-    assert columns.place([dead, *nodes]) == [3, 4, 5, 6]
-    columns.settle(0, nodes[:2], [nodes[2]])
+    assert columns.allocate([dead, *nodes]) == [3, 4, 5, 6]
+    columns.promote(0, nodes[:2], [nodes[2]])
     assert columns.prefix[0] == [0, 1, 2, 4, 5]
     assert columns.held(0) == [0, 1, 2, 4, 5, 6]
     assert columns.above(late) == [(6, nodes[2])]
     assert (columns.width, columns.num_used) == (7, 6)
-    assert columns.place([late]) == [3]
-    columns.settle(0, [nodes[2]], [late])
+    assert columns.allocate([late]) == [3]
+    columns.promote(0, [nodes[2]], [late])
     assert columns.prefix[0] == [0, 1, 2, 4, 5, 6]  # in the order of the text
-    columns.settle(0, [late], [])
+    columns.promote(0, [late], [])
     assert columns.prefix[0] == [0, 1, 2, 4, 5, 6, 3]
 
 
@@ -92,11 +92,11 @@ def test_a_prompt_that_is_gone_leaves_its_columns_to_the_others():
     columns = KVSlots(1)
     for prompt_index in range(2):
         columns.add_prompt(prompt_index, 0, columns.take(0, 2))
-    columns.place(path(0, 2))
+    columns.allocate(path(0, 2))
     columns.drop(0)
     assert columns.row_of == {1: 0} and columns.prefix == {1: [2, 3]}
     assert (columns.width, columns.num_used) == (4, 2)
-    assert columns.place(path(1, 3)) == [0, 1, 4]
+    assert columns.allocate(path(1, 3)) == [0, 1, 4]
 
 
 def test_rows_are_laid_out_anew_without_holes():
@@ -105,7 +105,7 @@ def test_rows_are_laid_out_anew_without_holes():
         columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3 + prompt_index)[prompt_index:])
         columns.release(prompt_index, range(prompt_index))  # as if left-padded
     nodes = path(2, 2)
-    columns.place(nodes)  # into 0 and 1, the columns of the padding
+    columns.allocate(nodes)  # into 0 and 1, the columns of the padding
     sources = columns.rearrange([[2, 0], [1]])
     assert sources == [[(2, 2), (2, 3), (2, 4), (2, 0), (2, 1), (0, 0), (0, 1), (0, 2)], [(1, 1), (1, 2), (1, 3)]]
     assert columns.row_of == {2: 0, 0: 0, 1: 1}
@@ -166,7 +166,7 @@ class Walk:
                     new.append(parent.add_child(len(parent.children)))
                     self.table.nodes[prompt_index].append(new[-1])
         expected = self.table.first_free(row, len(new))
-        assert self.columns.place(new) == expected
+        assert self.columns.allocate(new) == expected
         self.table.content |= {(row, column): node for column, node in zip(expected, new)}
 
     def take(self):
@@ -184,7 +184,7 @@ class Walk:
             node = self.rng.choice(below)
             settled.append(node)
         kept = [other for other in nodes if other not in settled and self.rng.random() < 0.6]
-        self.columns.settle(prompt_index, settled, kept)
+        self.columns.promote(prompt_index, settled, kept)
         self.table.forget([other for other in nodes if other not in settled and other not in kept])
         self.table.prefix[prompt_index] += settled
         self.table.nodes[prompt_index], self.table.ends[prompt_index] = kept, node

@@ -266,11 +266,11 @@ def test_shared_columns_are_free_when_the_last_prompt_leaves(seed):
         assert all(len(set(places)) == len(places) for places in sources)
         for prompt in prompts:
             node = roots[prompt].add_child(rng.randint(0, 99))
-            (column,) = columns.place([node])
+            (column,) = columns.allocate([node])
             row = columns.row_of[prompt]
             assert (row, column) not in content  # it was free
             content[row, column] = (prompt, node)
-            columns.settle(prompt, [node], [])
+            columns.promote(prompt, [node], [])
             expected[prompt].append((prompt, node))
             roots[prompt] = node
         for prompt in prompts:

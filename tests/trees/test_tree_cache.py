@@ -194,9 +194,9 @@ def test_columns_and_tensors_agree():
     for prompt_index in range(2):
         columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3))
     first, second = chain(0, 2), chain(1, 2)
-    write(cache, [columns.place(first), columns.place(second)], columns.width, [[50, 51], [60, 61]])
-    columns.settle(0, first[1:], [])  # the other is free: a hole
-    columns.settle(1, second[:1], second[1:])
+    write(cache, [columns.allocate(first), columns.allocate(second)], columns.width, [[50, 51], [60, 61]])
+    columns.promote(0, first[1:], [])  # the other is free: a hole
+    columns.promote(1, second[:1], second[1:])
     cache.rearrange(columns.rearrange([[1, 0]]))
     assert_holds(contents(cache), [[20, 21, 22, 60, 61, 10, 11, 12, 51]])
     assert columns.prefix == {1: [0, 1, 2, 3], 0: [5, 6, 7, 8]} and columns.width == cache.width == 9

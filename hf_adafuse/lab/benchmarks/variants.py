@@ -28,7 +28,7 @@ def without_subtree() -> AbstractContextManager[None]:
         def drop_below(self: ColumnBackend, prompt_index: int, *rest: Any) -> None:
             commit(self, prompt_index, *rest)
             self.trees[prompt_index].root.children.clear()
-            self.columns.settle(prompt_index, [], self.trees[prompt_index].unsettled())
+            self.columns.promote(prompt_index, [], self.trees[prompt_index].unsettled())
 
         return drop_below
 

@@ -50,7 +50,7 @@ def read(
         ServerError: its server gives no usable answer.
     """
     rows = [_cut(participant, context, continuation) for context, continuation in pairs]
-    if participant.is_served:
+    if not participant.is_local:
         return _ask(participant.model, rows, with_greedy)
     order = sorted((index for index, row in enumerate(rows) if row[1]), key=lambda index: -len(rows[index][0]))
     readings = [Reading() for _ in rows]
@@ -70,7 +70,7 @@ def read(
 def most_continued(participant: Participant) -> int | None:
     """The most tokens of a continuation, after one token at least; `None`: any number."""
     limit = participant.trained_length
-    return limit if limit is None or not participant.is_served else limit - 1  # its server reads the last one, too
+    return limit if limit is None or participant.is_local else limit - 1  # its server reads the last one, too
 
 
 @torch.no_grad()

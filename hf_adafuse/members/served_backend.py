@@ -8,14 +8,15 @@ What is known of a node, by token, is its `snapshot`; its reading has the most l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..servers.queries import ServerError
-from .backend import Backend, ForwardError
-from .kv_cache import KeysValues
-from .nodes import Node
+from ..trees.backend import Backend, ForwardError
+from ..trees.kv_cache import KeysValues
+from ..trees.nodes import Node
 
 # ids of a text, tokens asked for after it, greedy steps
 Asked = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -58,12 +59,13 @@ class ServedBackend(Backend):
 
     def run(self, wanted: Iterable[Node]) -> list[Node]:
         """Ask for these nodes; returns those that have been read by it."""
-        asked = self.prepare(wanted)
-        return self.settle(asked, self.ask([query for _, query in asked]))
+        work, apply_answer = self.plan(list(wanted))
+        return apply_answer(work())
 
-    def prepare(self, wanted: Iterable[Node]) -> list[tuple[Node, Asked]]:
-        """What is asked of each node. Looks at the trees, and changes nothing."""
-        return [(node, self._query(node)) for node in wanted]
+    def plan(self, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
+        """A request for these nodes in two steps; see [`Backend`]."""
+        asked = [(node, self._query(node)) for node in nodes]
+        return lambda: self.ask([query for _, query in asked]), partial(self._apply_answer, asked)
 
     def ask(self, queries: Sequence[Asked]) -> Any:
         """
@@ -77,7 +79,7 @@ class ServedBackend(Backend):
         except ServerError as error:
             raise ForwardError(str(error)) from error
 
-    def settle(self, asked: Sequence[tuple[Node, Asked]], answers: Any) -> list[Node]:
+    def _apply_answer(self, asked: Sequence[tuple[Node, Asked]], answers: Any) -> list[Node]:
         """Give nodes what is known of them now; returns the nodes that were asked for, and those of greedy walks."""
         self.num_forwards += 1
         read = []

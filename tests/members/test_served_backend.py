@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
+from hf_adafuse.trees.served_backend import ServedBackend
 
 from hf_adafuse.servers.queries import Step
-from hf_adafuse.trees.served_backend import ServedBackend
 
 
 class Counting:
