@@ -22,7 +22,7 @@ from .members.prompt_inputs import text_inputs
 from .members.thoughts import check_thinking, thinking_inputs
 from .members.tools import Offer, told
 from .rounds.round_lists import AdaFuseRoundsBatch
-from .transformers_compat import execution_device
+from .trees.model_call import device_of
 
 
 class AdaFuseEnsemble:
@@ -153,7 +153,7 @@ class AdaFuseEnsemble:
             rounds.thoughts = thoughts[row]
             rounds.tool_calls = [] if offer is None else offer.read(rounds.text)[1]
 
-        kwargs = {**made.to(execution_device(self.model)), **kwargs}
+        kwargs = {**made.to(device_of(self.model)), **kwargs}
         if kwargs.get("on_answer") is not None:
             kwargs["on_answer"] = _after(finish, kwargs["on_answer"])
         output = self.model.generate(**kwargs)
@@ -240,7 +240,7 @@ class AdaFuseEnsemble:
         padding = [self.tokenizers[0].pad_token_id, self.tokenizers[0].eos_token_id]
         with planning() as plans:
             self.model.generate(
-                **encoded.to(execution_device(self.model)),
+                **encoded.to(device_of(self.model)),
                 adafuse_config=self._scoring_config(),
                 max_batch_size=max_batch_size,
                 max_new_tokens=1,
@@ -275,7 +275,7 @@ class AdaFuseEnsemble:
 
     def _encode(self, prompts: Any, chat: bool, tokenizers: Sequence[Any]) -> Mapping[str, Any]:
         made = chat_inputs(as_chats(prompts), tokenizers) if chat else text_inputs(_as_texts(prompts), tokenizers)
-        encoded: Mapping[str, Any] = made.to(execution_device(self.model))
+        encoded: Mapping[str, Any] = made.to(device_of(self.model))
         return encoded
 
 

@@ -16,8 +16,8 @@ from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
 from ..members.structured import read_structured
 from ..outputs import AdaFuseRound
-from ..transformers_compat import execution_device
 from ..trees.adapters import adapted, base_model
+from ..trees.model_call import device_of
 from .images import Images
 from .sampling import SamplingAsked
 from .served_limits import check_served_settings
@@ -197,7 +197,7 @@ def make_ensemble(
             f"`num_samples` must be 1 where nothing is sampled, but is {num_samples}. Pass do_sample=True, or leave it "
             "out."
         )
-    strategy.prepare(execution_device(model))
+    strategy.prepare(device_of(model))
     processors = _as_list(arguments.assistant_logits_processor, "assistant_logits_processor")
     participants = resolve_participants(model, arguments)
     strategy.check_members([participant.vocabulary for participant in participants])

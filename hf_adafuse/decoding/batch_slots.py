@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ..members.member import Member
-from ..servers.daemon_threads import begin
+from ..servers.daemon_threads import begin, server_wait
 from .progress import Prompt
 
 
@@ -66,8 +66,9 @@ class BatchSlots:
         for member in self._members:
             if not member.runs_elsewhere:
                 member.read_prompts(number)
-        for future in begun:
-            future.result()
+        with server_wait():
+            for future in begun:
+                future.result()
 
     def leave(self, paused: Iterable[int]) -> None:
         """Of these prompts, those that are finished leave the batch."""

@@ -12,6 +12,7 @@ from typing import Any
 from ..members.member import Member
 from ..members.passes import Pass
 from ..servers.daemon_threads import begin as begin_in_thread
+from ..servers.daemon_threads import server_wait
 from ..trees.nodes import Node
 from ..trees.pass_policy import next_member, urgency
 from .requests import ForwardRequest, Requests, SideBySide
@@ -144,7 +145,11 @@ class Scheduler:
         else:
             # Members on several devices: none of their trees is touched until all have done.
             apart = [self._begin_apart(member_index) for member_index in here]
-            wait(apart or self._running, return_when=FIRST_COMPLETED if not apart else "ALL_COMPLETED")
+            if apart:
+                wait(apart)
+            else:
+                with server_wait():
+                    wait(self._running, return_when=FIRST_COMPLETED)
             ready = []
         for future in [future for future in self._running if future.done()]:
             ready += self._finish(*self._running.pop(future), future.result)

@@ -13,11 +13,19 @@ import torch
 from transformers import PreTrainedModel
 
 from ..servers.served_model import ServedModel
-from ..transformers_compat import INNER_MODELS, execution_device
+from ..transformers_compat import INNER_MODELS
 from ..trees.adapters import AdaptedModel, adapter_problem, base_model
 from ..trees.backend import log_probs_of, to_device
 from ..trees.backend_probe import BACKENDS, SelfTestError, choose_backend, reason_not_to_test
-from ..trees.model_call import ModelCall, frequency_switch, has_dropout, is_checkpointed, max_length, trained_length
+from ..trees.model_call import (
+    ModelCall,
+    device_of,
+    frequency_switch,
+    has_dropout,
+    is_checkpointed,
+    max_length,
+    trained_length,
+)
 from .local_member import LocalMember
 from .member import Member
 from .served_backend import ServedBackend
@@ -82,7 +90,7 @@ class Participant:
     @property
     def device(self) -> torch.device:
         """Where its inputs go."""
-        return execution_device(self.model)
+        return device_of(self.model)
 
     def choose_backend(self) -> str:
         """
@@ -225,6 +233,12 @@ def is_local(model: Any) -> bool:
     """Whether a model runs in this process; of one behind a server, log-probabilities are known in part, and no logits
     processor acts on it."""
     return not isinstance(base_model(model), ServedModel)
+
+
+def servers_of(model: Any) -> frozenset[str]:
+    """The address of the server behind which a model is; empty where it runs in this process."""
+    base = base_model(model)
+    return frozenset({base.api.connection.url} if isinstance(base, ServedModel) else ())
 
 
 def inner_model_hint(model: Any) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from transformers import BatchEncoding, StoppingCriteria
 
 from ..servers.served_model import ServedModel
-from ..transformers_compat import execution_device
+from ..trees.model_call import device_of
 from .chat import chat_inputs
 from .mistral_tokenizers import encode_marks
 from .prompt_inputs import pad_left
@@ -179,7 +179,7 @@ def _write(
     model: Any, tokenizer: Any, form: ThinkingFormat, rows: list[list[int]], budget: int, sampling: Mapping[str, Any]
 ) -> list[list[int]]:
     """What a model writes alone behind each prompt, up to the end of its thoughts, without an end of sequence."""
-    inputs = pad_left(rows, tokenizer).to(execution_device(model))
+    inputs = pad_left(rows, tokenizer).to(device_of(model))
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
     closing = encode_marks(tokenizer, form.closing)

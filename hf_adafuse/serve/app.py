@@ -84,17 +84,19 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"status": "ok", "running": service.engine.num_running, "waiting": service.engine.num_waiting}
+        engines = service.engine.all
+        running, waiting = sum(one.num_running for one in engines), sum(one.num_waiting for one in engines)
+        return {"status": "ok", "running": running, "waiting": waiting}
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        engine = service.engine
+        engine, engines = service.engine, service.engine.all
         gauges = {
-            "running": engine.num_running,
-            "waiting": engine.num_waiting,
-            "passes_total": engine.num_passes,
-            "calls_total": engine.num_jobs,
-            "refused_total": engine.num_refused,
+            "running": sum(one.num_running for one in engines),
+            "waiting": sum(one.num_waiting for one in engines),
+            "passes_total": sum(one.num_passes for one in engines),
+            "calls_total": sum(one.num_jobs for one in engines),
+            "refused_total": sum(one.num_refused for one in engines),
             "prefix_cache_bytes": engine.prefixes.num_bytes,
             "prefix_cache_limit_bytes": engine.prefixes.max_bytes or 0,
             "prefix_cache_used_tokens_total": engine.prefixes.num_used,

@@ -233,7 +233,7 @@ def make_plan(
 def takes_long(served: Served, request: ChatRequest | CompletionRequest) -> bool:
     """Whether a plan may take long: members think, a grammar is compiled, a long text is read by tokenizers, or a
     member's server is asked whether it is the one that it was."""
-    if request.structured is not None or request.num_characters > MANY_CHARACTERS or served.asks_servers:
+    if request.structured is not None or request.num_characters > MANY_CHARACTERS or served.servers:
         return True
     if not isinstance(request, ChatRequest) or request.thinking == "off":
         return False

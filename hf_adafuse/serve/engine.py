@@ -1,9 +1,12 @@
-"""Decodes the calls of many clients: one thread, in which calls are admitted into running batches, run pass by pass and
+"""Decodes the calls of many clients: a thread, in which calls are admitted into running batches, run pass by pass and
 leave. Knows plans of calls; no request, text or socket.
 
 Calls whose settings of AdaFuse differ, and those of other ensembles, are in batches of their own, of which each runs
 one pass in turn. All batches together have `max_batch_size` places; who finds none waits. Clients take turns in getting
 one ([`~hf_adafuse.serve.fairness.FairQueue`]).
+
+A server that hangs holds up the pass that waits for it. So calls whose members are behind servers are decoded by an
+engine of their own ([`Engine.of`]), one for each set of servers. It runs in turn with the main one, but for its waits.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import copy
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +25,9 @@ from transformers.utils import logging
 from ..call.plan import CallPlan
 from ..call.running_batch import RunningBatch
 from ..decoding.progress import AdaFuseDecodingError, Prompt
+from ..servers.daemon_threads import while_waiting
 from ..servers.queries import server_error
+from ..trees.model_facts import ModelFacts, unchanged_models
 from ..trees.shared_prefix import KeptPrefixes, prefix_caching
 from .fairness import FairQueue
 
@@ -80,8 +85,9 @@ class CancelledError(Exception):
 
 class Turns:
     """
-    The turns in which members think for one call, in a thread of its own: the engine gives one between two passes, so
-    that no two threads run the models at the same time. See [`~hf_adafuse.members.thoughts.Pace`].
+    The turns in which members think for one call, or another engine runs its passes, in a thread of its own: the engine
+    gives one between two passes, so that no two threads run the models at the same time. See
+    [`~hf_adafuse.members.thoughts.Pace`].
 
     Args:
         engine (`Engine`)
@@ -191,16 +197,23 @@ class Engine:
             same, until twice as many wait.
         max_prefix_bytes (`int`): the most memory of prompts and texts that is kept for later calls that begin alike;
             that of running calls is beside it.
+        main (`Engine`, *optional*): of an engine for members behind servers, the one that gives it turns.
 
     Attributes:
         num_passes (`int`), num_jobs (`int`), num_refused (`int`): so far.
         prefixes (`KeptPrefixes`): of prompts and texts.
+        facts (`ModelFacts`): of the members, which nobody changes while the engine runs.
     """
 
     def __init__(
-        self, max_batch_size: int = 8, max_waiting: int = 64, max_prefix_bytes: int = MAX_PREFIX_BYTES
+        self,
+        max_batch_size: int = 8,
+        max_waiting: int = 64,
+        max_prefix_bytes: int = MAX_PREFIX_BYTES,
+        main: Engine | None = None,
     ) -> None:
-        self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
+        self.max_batch_size, self.max_waiting, self._main = max_batch_size, max_waiting, main
+        self._beside: dict[frozenset[str], Engine] = {}
         self.num_passes = self.num_jobs = self.num_refused = 0
         self._waiting: FairQueue[Job] = FairQueue()
         self._alone: deque[Job] = deque()  # of batches that have failed
@@ -213,20 +226,43 @@ class Engine:
         self._is_stopping = False
         self._durations: deque[float] = deque([1.0], maxlen=50)
         self._started: dict[Job, float] = {}
-        self.prefixes = KeptPrefixes(max_prefix_bytes)
+        self.prefixes: KeptPrefixes = KeptPrefixes(max_prefix_bytes) if main is None else main.prefixes
+        self.facts: ModelFacts = ModelFacts() if main is None else main.facts
         self._thread = threading.Thread(target=self._run, name="hf-adafuse engine", daemon=True)
 
+    def of(self, servers: frozenset[str]) -> Engine:
+        """
+        The engine that decodes calls with members behind these servers: this one where there are none, else one that
+        is started and stopped with this one, has as many places, and is made before this one starts.
+        """
+        if not servers:
+            return self
+        if servers not in self._beside:
+            self._beside[servers] = Engine(self.max_batch_size, self.max_waiting, main=self)
+        return self._beside[servers]
+
+    @property
+    def all(self) -> list[Engine]:
+        """This engine, and those beside it."""
+        return [self, *self._beside.values()]
+
     def start(self) -> None:
-        self._thread.start()
+        for one in self.all:
+            one._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """End after the pass that is running; calls that have not ended get a [`StoppedError`]."""
+        """End after the pass that is running; calls that have not ended get a [`StoppedError`]. A thread that waits for
+        a server is not waited for: it runs no model any more."""
         self.begin_to_stop()
         if self._thread.is_alive():
             self._thread.join(timeout)
 
     def begin_to_stop(self) -> None:
         """As of `stop`, without waiting; may be called by a handler of signals."""
+        for one in self.all:
+            one._begin_to_stop()
+
+    def _begin_to_stop(self) -> None:
         self._is_stopping = True
         # A handler runs in the main thread, which may hold the lock.
         threading.Thread(target=self._wake, daemon=True).start()
@@ -319,7 +355,8 @@ class Engine:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        with prefix_caching(self.prefixes) if self.prefixes.max_bytes else nullcontext():
+        caching = prefix_caching(self.prefixes) if self.prefixes.max_bytes else nullcontext()
+        with caching, unchanged_models(self.facts):
             while True:
                 with self._changed:
                     while not (self._is_stopping or self._lanes or len(self._waiting) or self._alone or self._thinking):
@@ -327,18 +364,43 @@ class Engine:
                         self._changed.wait()
                 if self._is_stopping:
                     break
-                self._leave()
-                self._admit()
-                self._think()
-                if self._lanes:
-                    self._step(self._lanes[0])
-                    self._lanes.rotate(-1)
-                    self._lanes = deque(lane for lane in self._lanes if not lane.batch.is_over)
+                with suppress(StoppedError), self._turn():
+                    self._leave()
+                    self._admit()
+                    self._think()
+                    if self._lanes:
+                        self._step(self._lanes[0])
+                        self._lanes.rotate(-1)
+                        self._lanes = deque(lane for lane in self._lanes if not lane.batch.is_over)
         with self._changed:
             thinking = list(self._thinking)
         for turns in thinking:
             turns.cancel(StoppedError("the server is shutting down"))
             turns.give()
+        for one in self.all:  # one that waits for a server would not say so before it has an answer
+            one._give_up()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """
+        Within this context no other thread runs the models, but while this one waits for a server.
+
+        Raises:
+            StoppedError: the engine that gives turns stops.
+        """
+        if self._main is None:
+            yield
+            return
+        turns = Turns(self._main)
+        try:
+            turns.begin(0)
+            with while_waiting(turns.end, lambda: turns.begin(0)):
+                yield
+        finally:
+            turns.end()
+
+    def _give_up(self) -> None:
+        """Calls that have not ended get a [`StoppedError`]."""
         with self._changed:
             left = [*self._running, *self._alone, *self._waiting]
             self._running.clear()
@@ -415,7 +477,7 @@ class Engine:
             self._durations.append(time.monotonic() - began)
 
     def _tell_error(self, job: Job, error: Exception) -> None:
-        if not isinstance(error, (AdaFuseDecodingError, ValueError)):
+        if not isinstance(error, (AdaFuseDecodingError, ValueError, StoppedError)):
             logger.error(f"A call failed unexpectedly: {type(error).__name__}: {error}")
         with suppress(Exception):
             job.on_error(error)

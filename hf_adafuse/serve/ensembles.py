@@ -16,7 +16,7 @@ from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
 from ..members.mistral_tokenizers import as_usual
-from ..members.participants import is_local
+from ..members.participants import servers_of
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
 from .asked_settings import check_asked
@@ -42,7 +42,7 @@ class Served:
         template (`str`, *optional*): what the page makes a prompt of, where there is no chat: with `{question}`.
         pair (`tuple`, *optional*): the model and the tokenizer of a member alone.
         lengths (`list[int]`): the most tokens of a prompt, for each member.
-        asks_servers (`bool`): whether a member is behind a server.
+        servers (`frozenset[str]`): the addresses of the servers behind which members are.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Served:
     template: str | None = None
     pair: tuple[Any, Any] | None = None
     lengths: list[int] = field(default_factory=list)
-    asks_servers: bool = False
+    servers: frozenset[str] = frozenset()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -134,13 +134,13 @@ def serve_members(
         found = next((other for other in known if other.pair is not None and other.pair[0] is pair[0]), None)
         if found is None:
             length = max_prompt_tokens or trained_length(base_model(pair[0]).config.get_text_config()) or _USUAL_LENGTH
-            is_away = not is_local(pair[0])
-            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length], is_away)
+            servers = servers_of(pair[0])
+            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length], servers)
             new.append(found)
         alone.append(found)
     lengths = [length for one in alone for length in one.lengths]
-    served, asks = [one.name for one in alone], any(one.asks_servers for one in alone)
-    return [Served(name, ensemble, settings, served, alone, template, None, lengths, asks), *new]
+    served, servers = [one.name for one in alone], frozenset[str]().union(*(one.servers for one in alone))
+    return [Served(name, ensemble, settings, served, alone, template, None, lengths, servers), *new]
 
 
 def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:

@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from .errors import ApiError
@@ -19,12 +20,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Of the headers of a request, names and values.
 MOST_HEADER_BYTES = 32 * 2**10
+# Of a request that is refused, how much is read and dropped after the answer. A connection that is closed while the
+# client still sends is reset, and most clients lose the answer then: they read when they have sent all.
+MOST_DROPPED_BYTES = 256 * 2**20
 
 
 class Gate:
     """
     An ASGI application before another: it refuses headers and bodies that are too large, bodies that take too long to
-    come, and requests without the key.
+    come, and requests without the key. What the client sends after the refusal is read and dropped, within bounds.
 
     Args:
         app: the application.
@@ -47,27 +51,28 @@ class Gate:
         headers = dict(scope["headers"])
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
             message = f"The headers must be at most {MOST_HEADER_BYTES} bytes together. Send less."
-            await _refuse(send, ApiError(431, message, "headers_too_large"))
+            await self._refuse(receive, send, ApiError(431, message, "headers_too_large"))
             return
         if self._key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
             given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
             if not hmac.compare_digest(given, self._key):
-                await _refuse(send, ApiError(401, "The API key is missing or wrong.", "invalid_api_key"))
+                error = ApiError(401, "The API key is missing or wrong.", "invalid_api_key")
+                await self._refuse(receive, send, error)
                 return
         length = headers.get(b"content-length", b"0")
         too_large = ApiError(413, f"The body must be at most {self._most_bytes} bytes. Send less.", "body_too_large")
         if not length.isdigit() or int(length[:20]) > self._most_bytes:
-            await _refuse(send, too_large)
+            await self._refuse(receive, send, too_large)
             return
         try:
             # It is read whole here: it is not large.
             body = await asyncio.wait_for(_read(receive, self._most_bytes), self._most_seconds)
         except asyncio.TimeoutError:
             message = f"The body must have come within {self._most_seconds:g} s. Send it faster, or send less."
-            await _refuse(send, ApiError(408, message, "body_too_slow"))
+            await self._refuse(None, send, ApiError(408, message, "body_too_slow"))
             return
         except _TooLargeError:
-            await _refuse(send, too_large)
+            await self._refuse(receive, send, too_large)
             return
         if body is None:
             return
@@ -80,6 +85,18 @@ class Gate:
             return {"type": "http.request", "body": whole, "more_body": False}
 
         await self._app(scope, receive_again, send)
+
+    async def _refuse(self, receive: Receive | None, send: Send, error: ApiError) -> None:
+        """Answer, then drop what comes; nothing where it is `None`."""
+        body = json.dumps(error.body).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        if receive is not None:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_drop(receive), self._most_seconds)
+        await send({"type": "http.response.body"})
 
 
 class _TooLargeError(Exception):
@@ -100,9 +117,10 @@ async def _read(receive: Receive, most_bytes: int) -> bytes | None:
     return b"".join(chunks)
 
 
-async def _refuse(send: Send, error: ApiError) -> None:
-    body = json.dumps(error.body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _drop(receive: Receive) -> None:
+    """Read to the end of a body, or as much as is borne."""
+    left, more = MOST_DROPPED_BYTES, True
+    while more and left > 0:
+        message = await receive()
+        left -= len(message.get("body", b""))
+        more = message.get("more_body", False)

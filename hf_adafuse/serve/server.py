@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import PATIENCE, create_app
+from .errors import ApiError
+from .limits import MOST_DROPPED_BYTES
 from .service import Service
 
 
@@ -45,18 +48,45 @@ class Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed where the headers of a request take too long to come: uvicorn waits for ever."""
+    """A connection that is closed where the headers of a request take too long to come: uvicorn waits for ever. What
+    comes after a request that is none, or whose headers do not end, is read and dropped, so that the answer arrives."""
 
     patience = PATIENCE
     _closing: asyncio.TimerHandle | None = None
+    _num_left: int | None = None  # how many bytes more are dropped, once there has been such a request
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
+        if self._num_left is None:
+            super().data_received(data)
+            self._watch()
+            return
+        self._num_left -= len(data)
+        if self._num_left < 0:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is none."""
+        if self.cycle is not None:  # its body is broken off
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has been answered
+            self.transport.close()
+            return
+        reason = "The request must be HTTP/1.1 with less than 64 KiB of headers, but is other. Correct it."
+        body = json.dumps(ApiError(400, reason, "invalid_http").body).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers.append((b"connection", b"close"))
+        start = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+        self._num_left = MOST_DROPPED_BYTES
+        self._stop_watching()
+        self._closing = self.loop.call_later(self.patience, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()

@@ -8,11 +8,14 @@ import asyncio
 import functools
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..call.plan import CallPlan
 from ..rounds.plain_json import with_nulls
+from ..trees.model_facts import unchanged_models
 from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
 from .calls import Call, as_api_error, make_plan, takes_long
 from .engine import Engine, QueueFullError, StoppedError, Turns
@@ -92,12 +95,14 @@ class Service:
             raise ValueError(f"The names of what is served must differ, but two are {twice!r}. Choose another name.")
         self.served, self.engine, self.default_tokens = {one.name: one for one in served}, engine, default_tokens
         self.metrics = Metrics()
-        # Others do not wait for members that think, and for grammars that are compiled.
-        number = engine.max_batch_size
-        self._planners = [FairPool(1, "hf-adafuse plans"), FairPool(number, "hf-adafuse thoughts")]
+        for one in served:
+            engine.of(one.servers)
+        # Others do not wait for members that think, for grammars that are compiled, and for servers.
+        self._quick = FairPool(1, "hf-adafuse plans")
+        self._long = {one: FairPool(engine.max_batch_size, "hf-adafuse thoughts") for one in engine.all}
 
     def close(self) -> None:
-        for planner in self._planners:
+        for planner in (self._quick, *self._long.values()):
             planner.close()
 
     def find(self, name: str) -> Served:
@@ -197,7 +202,7 @@ class Service:
         """Nobody waits for the answer any more: its calls leave before the next pass."""
         for call in answer.calls:
             if call.rounds is None:
-                self.engine.cancel(call)
+                self.engine.of(call.served.servers).cancel(call)
                 call.abandon(ClientGoneError())
 
     def _samples(self, request: Request, served: Served) -> bool:
@@ -211,23 +216,16 @@ class Service:
         self, request: Request, client: str, targets: Sequence[tuple[Served, Any, int, list[int]]]
     ) -> list[Choice]:
         most = self.engine.max_batch_size + self.engine.max_waiting
-        if len(targets) > most:
-            raise ApiError(
-                400, f"A request must be of at most {most} texts here, but is of {len(targets)}. Ask for less."
-            )
-        try:
-            self.engine.reserve(len(targets), client)
-        except QueueFullError as error:
-            wait = str(error.seconds)
-            message = f"The server is busy: too many requests wait. Try again in {wait} s."
-            raise ApiError(429, message, "queue_full", headers={"Retry-After": wait}) from error
-        except StoppedError as error:
-            raise as_api_error(error) from error
+        engines = Counter(self.engine.of(served.servers) for served, *_ in targets)
+        if (number := max(engines.values())) > most:
+            raise ApiError(400, f"A request must be of at most {most} texts here, but is of {number}. Ask for less.")
+        _reserve(engines, client)
         choices, turns = list[Choice](), Turns(self.engine)
         try:
             for served, prompt, seed, indices in targets:
-                planner = self._planners[takes_long(served, request)]
-                work = functools.partial(make_plan, served, prompt, request, seed, self.default_tokens, turns)
+                is_long = takes_long(served, request)
+                planner = self._long[self.engine.of(served.servers)] if is_long else self._quick
+                work = functools.partial(self._plan, served, prompt, request, seed, self.default_tokens, turns)
                 plan = await asyncio.wrap_future(planner.submit(client, work))
                 echo = ""
                 if isinstance(request, CompletionRequest) and request.echo:
@@ -237,11 +235,15 @@ class Service:
                 choices.append(Choice(indices, echo, call, GrowingText(request.stops, served.members, offer)))
         except BaseException:
             turns.cancel()
-            self.engine.release(len(targets), client)
+            _release(engines, client)
             raise
         for choice in choices:
-            self.engine.submit(choice.call)
+            self.engine.of(choice.call.served.servers).submit(choice.call)
         return choices
+
+    def _plan(self, *arguments: Any) -> CallPlan:
+        with unchanged_models(self.engine.facts):
+            return make_plan(*arguments)
 
     def _count(self, answer: Answer) -> None:
         self.metrics.duration.add(time.monotonic() - answer.began)
@@ -249,6 +251,28 @@ class Service:
             self.metrics.prompt_tokens += call.num_prompt_tokens
             self.metrics.tokens += call.num_tokens
             self.metrics.words += sum(len(one.words) for one in call.rounds or [])
+
+
+def _reserve(engines: Counter[Engine], client: str) -> None:
+    """Places in the queues of engines, in each so many, or in none of them."""
+    reserved = Counter[Engine]()
+    try:
+        for engine, number in engines.items():
+            engine.reserve(number, client)
+            reserved[engine] = number
+    except QueueFullError as error:
+        _release(reserved, client)
+        wait = str(error.seconds)
+        message = f"The server is busy: too many requests wait. Try again in {wait} s."
+        raise ApiError(429, message, "queue_full", headers={"Retry-After": wait}) from error
+    except StoppedError as error:
+        _release(reserved, client)
+        raise as_api_error(error) from error
+
+
+def _release(engines: Counter[Engine], client: str) -> None:
+    for engine, number in engines.items():
+        engine.release(number, client)
 
 
 async def _finish(choice: Choice) -> None:

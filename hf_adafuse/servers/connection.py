@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .addresses import checked_url, seconds_of, without_key
-from .daemon_threads import begin
+from .daemon_threads import begin, server_wait
 from .queries import BadAnswer, ServerError, SpoiltAnswer
 from .retry_policy import PATIENCE, RetryPolicy
 
@@ -69,7 +69,8 @@ class Connection:
 
     def get(self, path: str, read: Callable[[Any], T]) -> T:
         """As [`post`], of what needs no body; asked first of all, so that a server that is not there is soon missed."""
-        return self._ask("GET", path, lambda request_id: None, lambda answer, _: read(answer), is_patient=False)
+        with server_wait():
+            return self._ask("GET", path, lambda request_id: None, lambda answer, _: read(answer), is_patient=False)
 
     def post(
         self,
@@ -94,7 +95,8 @@ class Connection:
         Raises:
             ServerError: there is none within the deadline and the attempts, or the request is refused.
         """
-        return self._ask("POST", path, lambda request_id: name_requests(body, request_id), read, turn=turn)
+        with server_wait():
+            return self._ask("POST", path, lambda request_id: name_requests(body, request_id), read, turn=turn)
 
     def _ask(
         self,

@@ -7,10 +7,49 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_around_waits: ContextVar[tuple[Callable[[], None], Callable[[], None]] | None] = ContextVar(
+    "while_waiting", default=None
+)
+
+
+@contextmanager
+def while_waiting(let_go: Callable[[], None], take_back: Callable[[], None]) -> Iterator[None]:
+    """
+    Within this context a thread holds something that others need, and gives it away while it waits for a server.
+
+    Args:
+        let_go (`Callable`): called before each wait for a server.
+        take_back (`Callable`): called after it. What it raises is raised where the thread has waited.
+    """
+    token = _around_waits.set((let_go, take_back))
+    try:
+        yield
+    finally:
+        _around_waits.reset(token)
+
+
+@contextmanager
+def server_wait() -> Iterator[None]:
+    """Around whatever waits for a server; see [`while_waiting`]."""
+    found = _around_waits.get()
+    if found is None:
+        yield
+        return
+    let_go, take_back = found
+    token = _around_waits.set(None)  # of a wait inside this one nobody is told
+    let_go()
+    try:
+        yield
+    finally:
+        _around_waits.reset(token)
+        take_back()
 
 
 def begin(call: Callable[[], R]) -> Future[R]:
@@ -50,4 +89,5 @@ def map_at_once(function: Callable[[T], R], items: Iterable[T], most: int) -> li
 
     for _ in range(min(most, len(given))):
         threading.Thread(target=work, daemon=True).start()
-    return [answer.result() for answer in answers]
+    with server_wait():
+        return [answer.result() for answer in answers]

@@ -20,6 +20,7 @@ from ..transformers_compat import (
     is_adapter_layer,
     unwrapped,
 )
+from .model_facts import found_once
 
 
 class AdaptedModel:
@@ -142,10 +143,14 @@ def model_state(model: Any) -> Any:
     which type its weights are."""
     weights = next(base_model(model).parameters(), None)
     kept = () if weights is None else (weights.dtype, weights.device)
-    if isinstance(model, AdaptedModel):
-        return (*kept, model.adapter)
-    layers = [module for module in base_model(model).modules() if is_adapter_layer(module)]
-    return (*kept, *{str([getattr(layer, switch) for switch in ADAPTER_SWITCHES]) for layer in layers})
+    return (*kept, model.adapter) if isinstance(model, AdaptedModel) else (*kept, *_switches(base_model(model)))
+
+
+@found_once
+def _switches(model: Any) -> list[str]:
+    """How the switches of adapters inside a model stand, each way once."""
+    layers = [module for module in model.modules() if is_adapter_layer(module)]
+    return sorted({str([getattr(layer, switch) for switch in ADAPTER_SWITCHES]) for layer in layers})
 
 
 def adapter_problem(model: Any) -> str | None:

@@ -17,6 +17,7 @@ import torch
 from ..transformers_compat import adapter_names, attention_of, hooks_of
 from .backend import Backend, ForwardError
 from .model_call import ModelCall
+from .model_facts import found_once
 from .packed_backend import PackedBackend
 from .reencode_backend import ReencodeBackend
 from .rows_backend import RowsBackend
@@ -54,6 +55,7 @@ class SelfTestError(ValueError):
     """No backend gives what plain forward passes give; the text says how each one fails."""
 
 
+@found_once
 def choose_backend(model: Any, device: torch.device) -> str:
     """
     The name of the backend for a model; found by at most five forward passes where the packed tree works, in half

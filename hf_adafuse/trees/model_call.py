@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..kernels.small_batch_linear import with_small_batch_linears
-from ..transformers_compat import cache_argument, has_compiled_parts, returned_cache
+from ..transformers_compat import cache_argument, execution_device, has_compiled_parts, returned_cache
 from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
+from .model_facts import found_once
 
 # Positions of these models count from the padding id + 1.
 _OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
@@ -66,6 +67,12 @@ def frequency_switch(config: Any) -> int | None:
     ropes = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
     lengths = [rope["original_max_position_embeddings"] for rope in ropes]
     return min(lengths, default=None)
+
+
+@found_once
+def device_of(model: Any) -> torch.device:
+    """Where a model's inputs go."""
+    return execution_device(model)
 
 
 def is_checkpointed(model: Any) -> bool:

@@ -87,7 +87,7 @@ def test_a_client_that_fills_the_queue_does_not_shut_out_another_one(ask, monkey
     passes = Passes(monkeypatch)
     with running(service_of(1, 2)) as (service, client), ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, client.base_url, "10.0.0.1") for _ in range(3)]
-        until(lambda: len(service.engine._waiting) == 2)
+        until(lambda: service.engine.num_running == 1 and len(service.engine._waiting) == 2)
         assert ask(client.base_url, "10.0.0.1").status_code == 429
         asked.append(pool.submit(ask, client.base_url, "10.0.0.2"))
         until(lambda: len(service.engine._waiting) == 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ def answer_to(client, *parts):
     with socket.create_connection((url.hostname, url.port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
-            assert httpx.get(f"{client.base_url}models").status_code == 200
+            assert httpx.get(f"{str(client.base_url).removesuffix('v1/')}health").status_code == 200
         return b"".join(iter(lambda: connection.recv(2**16), b""))
 
 
@@ -59,3 +60,56 @@ def test_what_is_too_much(client, content, headers, status, code):
     headers = {"Content-Type": "application/json", **headers}
     answer = httpx.post(f"{client.base_url}completions", content=content, headers=headers)
     assert answer.status_code == status and answer.json()["error"]["code"] == code
+
+
+def chunked(number, end=b"0\r\n\r\n"):
+    """A body of so many chunks of a MiB, each with its length before it."""
+    return b"%x\r\n%s\r\n" % (2**20, b" " * 2**20) * number + end
+
+
+def announced(number):
+    return b"Content-Length: %d\r\n\r\n" % number
+
+
+IN_CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n"
+MANY = 24 * 2**20
+KEY = "a-key"
+# What is sent, and the answer to it. All of it is sent before the answer is read, as most clients do.
+TOO_MUCH = {
+    "announced": (announced(MANY) + b" " * MANY, 413, "body_too_large"),
+    "announced alone": (announced(MANY), 413, "body_too_large"),
+    "in chunks": (IN_CHUNKS + chunked(24), 413, "body_too_large"),
+    "in chunks, then broken": (IN_CHUNKS + chunked(24, b"none\r\n"), 413, "body_too_large"),
+    "broken chunks": (IN_CHUNKS + b"none\r\n" + b" " * MANY, 400, "invalid_http"),
+    "behind large headers": (
+        b"X: " + b"a" * 40_000 + b"\r\n" + announced(MANY) + b" " * MANY,
+        431,
+        "headers_too_large",
+    ),
+    "headers without end": (b"X: " + b"a" * MANY, 400, "invalid_http"),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("sent", TOO_MUCH)
+def test_who_sends_too_much_can_read_the_answer(client, sent):
+    """The connection is not reset while the client still sends."""
+    request, status, code = TOO_MUCH[sent]
+    head, _, body = answer_to(client, HEAD + request).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status) and json.loads(body)["error"]["code"] == code
+
+
+def test_who_sends_much_without_a_key_can_read_the_answer():
+    with running(api_key=KEY) as (_, client):
+        head, _, body = answer_to(client, HEAD + announced(MANY) + b" " * MANY).partition(b"\r\n\r\n")
+    assert b" 401 " in head and json.loads(body)["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("sent", ["announced", "in chunks", "headers without end"])
+def test_not_all_is_dropped(client, sent, monkeypatch):
+    """A client that sends on and on is cut off."""
+    for module in ("limits", "server"):
+        monkeypatch.setattr(f"hf_adafuse.serve.{module}.MOST_DROPPED_BYTES", 2**20)
+    with contextlib.suppress(OSError):
+        answer_to(client, HEAD + TOO_MUCH[sent][0], *[b" " * 2**20] * 64)
+        raise AssertionError("all of it was read")

@@ -1,0 +1,62 @@
+"""What follows from a model alone, found once where a caller says that models stay as they are. Knows no kind of model.
+
+`hf-adafuse serve` says so: its members are its own. Elsewhere a user may move a model, hook it or change its config
+between two calls of `generate()`, so each call looks again.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ModelFacts:
+    """What has been found so far, by model. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._found: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+    def find(self, function: Callable[..., T], model: Any, *args: Any) -> T:
+        """What the function returns for the model and these arguments; called once, unless it raises."""
+        found = self._found.setdefault(model, {})
+        key = function, args
+        if key not in found:
+            found[key] = function(model, *args)
+        made: T = found[key]
+        return made
+
+
+_facts: ContextVar[ModelFacts | None] = ContextVar("unchanged_models", default=None)
+
+
+@contextmanager
+def unchanged_models(facts: ModelFacts) -> Iterator[None]:
+    """
+    Within this context nobody changes the models: functions under [`found_once`] run once for each model.
+
+    Args:
+        facts (`ModelFacts`): where it is kept: another such context, in another thread too, goes on with it.
+    """
+    token = _facts.set(facts)
+    try:
+        yield
+    finally:
+        _facts.reset(token)
+
+
+def found_once(function: Callable[..., T]) -> Callable[..., T]:
+    """A function of a model and hashable arguments, whose result follows from the model as it is now: within
+    [`unchanged_models`] it runs once for each model."""
+
+    @functools.wraps(function)
+    def find(model: Any, *args: Any) -> T:
+        facts = _facts.get()
+        return function(model, *args) if facts is None else facts.find(function, model, *args)
+
+    return find
