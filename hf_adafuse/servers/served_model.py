@@ -119,7 +119,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         self._num_parameters, self.num_steps = num_parameters or _UNKNOWN_SIZE, num_steps
         self.most_difference = most_difference
         self._take_generation_config(source, eos_token_id)
-        self.register_buffer("_here", torch.empty(0, device="cpu"), persistent=False)
+        self.register_buffer("_adafuse_here", torch.empty(0, device="cpu"), persistent=False)
 
     @property
     def device(self) -> torch.device:

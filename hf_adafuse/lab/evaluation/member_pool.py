@@ -2,12 +2,12 @@
 
 ```python
 >>> from hf_adafuse.demo import load_pair
->>> from hf_adafuse.lab.evaluation.member_pool import Asking, Panel
+>>> from hf_adafuse.lab.evaluation.member_pool import GenerationArgs, MemberPool
 >>> from hf_adafuse.lab.evaluation.candidates import Candidate
 
->>> panel = Panel(load_pair(), Asking(max_new_tokens=16))
+>>> pool = MemberPool(load_pair(), GenerationArgs(max_new_tokens=16))
 >>> prompt = "Question: What is the capital of Peru?\\nAnswer:"
->>> panel.ask(Candidate((1,)), [prompt]), panel.ask(Candidate((1, 0), "word", {"fusion": "word"}), [prompt])
+>>> pool.ask(Candidate((1,)), [prompt]), pool.ask(Candidate((1, 0), "word", {"fusion": "word"}), [prompt])
 ([' Nairobi'], [' Lima'])
 
 ```
