@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 
 import openai
 import torch
@@ -35,10 +36,21 @@ def running(service=None, **options):
 
 
 class Dying:
-    """Before a stand-in for a server: what befalls it, by name; `None`: nothing."""
+    """Before a stand-in for a server: what befalls it, by name; `None`: nothing. The member is patient with it, which a
+    busy machine needs, but while it is away."""
 
     def __init__(self, behind):
-        self.behind, self.fault, self.asked = behind, None, threading.Event()
+        self.behind, self.connection, self.asked = behind, None, threading.Event()
+        self._fault = None
+
+    @property
+    def fault(self):
+        return self._fault
+
+    @fault.setter
+    def fault(self, fault):
+        self._fault = fault
+        self.connection.patience = replace(self.connection.patience, deadline=1 if fault == "away" else 60)
 
     def answer(self, path, body, headers):
         if self.fault is None:
@@ -50,13 +62,14 @@ class Dying:
 
 @contextlib.contextmanager
 def behind_a_server(monkeypatch):
-    """A service whose assistant is behind a server, which is given beside it, and little patience with it."""
+    """A service whose assistant is behind a server, which is given beside it."""
     monkeypatch.setenv("HF_ADAFUSE_TEST_KEY", "sk-verysecret")
     main, (model, tokenizer) = members()
     dying = Dying(StandIn(model, tokenizer))
     with standing(dying) as url:
         given = {"tokenizer": tokenizer, "eos_token_id": tokenizer.eos_token_id, "api_key_env": "HF_ADAFUSE_TEST_KEY"}
-        served = ServedModel(url, "vllm", **given, timeout=5, deadline=1, retries=1)
+        served = ServedModel(url, "vllm", **given, timeout=30, deadline=60, retries=1)
+        dying.connection = served.api.connection
         yield service_of(pair=[main, (served, tokenizer)]), dying
 
 

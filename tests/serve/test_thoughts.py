@@ -86,7 +86,7 @@ def test_a_client_that_goes_away_while_members_think(is_streamed):
     with running(service_of(pair=endless())) as (service, client):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{client.base_url}chat/completions", json={**LONG, "stream": is_streamed}, timeout=0.3)
-        until(lambda: not service.engine._thinking and service.engine.num_waiting == 0, 1)
+        until(lambda: not service.engine._thinking and service.engine.num_waiting == 0, 3)
         assert service.engine.num_jobs == 0
 
 

@@ -178,7 +178,7 @@ def test_a_job_whose_server_has_gone_waits_for_it_once_and_keeps_the_texts(pair)
         stand_in.most = len(stand_in.requests) + 25
         start = time.monotonic()
         answered = predictor({"prompt": prompts})
-        assert time.monotonic() - start < 12  # asked by halves, each would wait until its deadline: over a minute
+        assert time.monotonic() - start < 45  # asked by halves, each would wait until its deadline: over a minute
     assert any(answered["error"]) and any(answered["text"])
     for text, error, whole in zip(answered["text"], answered["error"], expected["text"], strict=True):
         assert whole.startswith(text) and (error or text == whole)
@@ -193,7 +193,7 @@ def test_a_prompt_that_a_server_cannot_answer_takes_no_other_with_it(pair):
 
     stand_in, prompts = Choking(pair.models[1], pair.tokenizers[1]), ["the cat", "a dog", "to sit", "zzzz"]
     with serving(stand_in) as url:
-        case = behind(pair, url, deadline=1.0)
+        case = behind(pair, url, deadline=5.0)
         answered = AdaFusePredictor(list(zip(case.models, case.tokenizers, strict=True)), max_new_tokens=4)(
             {"prompt": prompts}
         )
@@ -420,7 +420,7 @@ def test_the_deadline_holds():
         connection, start = Connection(url, patience=RetryPolicy(deadline=0.5, retries=100)), time.monotonic()
         with pytest.raises(ServerError, match=r"status 429; the deadline of 0\.5 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 4.5
 
 
 def test_what_a_server_answered_before_the_deadline_cut_it_short_is_named():
