@@ -1,4 +1,4 @@
-"""The settings of AdaFuse and their presets, checked once. Knows no model, tokenizer or tensor."""
+"""The settings of AdaFuse and their presets, checked once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An ensemble as one object: members by name or loaded, here or behind servers. Knows how to make a call of
-`generate()`; decodes nothing.
-"""
+"""An ensemble as one object: members by name or loaded, here or behind servers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Branch forcing for an ordinary `generate()`: which token a row begins with. Knows scores and positions only; must not
-know a tokenizer, a word or a model, and remembers nothing between calls.
-"""
+"""Branch forcing for an ordinary `generate()`: which token a row begins with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`AdaFusePipeline`: text generation with an ensemble, each member reading a chat through its own template.
 
-Importing this module registers it as the task `adafuse-text-generation`. Knows the host's pipelines; decodes nothing.
+Importing this module registers it as the task `adafuse-text-generation`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Pictures of rounds: how long they are, who wins them, how sure the members were, what the text cost. Needs the
-`plots` extra (matplotlib). Knows rounds and names; no model. Shows nothing by itself: it returns the axes.
+`plots` extra (matplotlib). Shows nothing by itself: it returns the axes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Stopping an ordinary `generate()` at the end of a word, or at an uncertain one. Knows one tokenizer's pieces, the new
-ids and their scores; must not know a model, a tree or another member, and remembers nothing between calls.
-"""
+"""Stopping an ordinary `generate()` at the end of a word, or at an uncertain one."""
 
 from __future__ import annotations
 

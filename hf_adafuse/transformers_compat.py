@@ -1,5 +1,5 @@
 """Everything private of transformers, accelerate, PEFT and torch that this package leans on: one place each, and why.
-`tests/test_host_internals.py` has a test for each, which fails by name when a release moves it. Knows nothing of ours.
+`tests/test_host_internals.py` has a test for each, which fails by name when a release moves it.
 
 The hooks of `generate()` that `generation.py` overrides are listed here (`GENERATION_HOOKS`): they are methods there.
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 import hf_adafuse
 from hf_adafuse.confidence import Calibration
+from hf_adafuse.transformers_compat import CACHE_NAME
 
 PAGE = Path(__file__).parent.parent / "hf_adafuse/docs/reference.md"
 HEAD = """\
@@ -52,6 +53,7 @@ def _signature(name: str, thing: Any) -> str:
         if one.name not in ("self", "cls")
     ]
     text = str(found.replace(parameters=kept, return_annotation=inspect.Signature.empty))
+    text = text.replace(f"{CACHE_NAME}=", "cache=")  # the page has the names of the newest release
     return f"```text\n{name}{text}\n```"
 
 

@@ -1,4 +1,4 @@
-"""A batch of questions of which one that cannot be answered takes no other with it. Knows rounds; calls no model."""
+"""A batch of questions of which one that cannot be answered takes no other with it."""
 
 from __future__ import annotations
 

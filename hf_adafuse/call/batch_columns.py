@@ -1,6 +1,4 @@
-"""The columns of a batch, as those have them who cut data into batches: dicts of lists or of numpy arrays, DataFrames.
-Knows no question and no answer; imports no pandas.
-"""
+"""The columns of a batch, as whoever cuts data into batches has them: dicts of lists or of arrays, DataFrames."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Calls of one prompt each that are decoded together: a call may come while others run, and leave before its end. Knows
-plans and the decoder; no server, queue or clock.
+"""Calls of one prompt each that are decoded together: a call may come while others run, and leave before its end.
 
 ```python
 with planning() as plans:

@@ -1,4 +1,4 @@
-"""Whether a call asks for sampling, and with which settings. Knows calls and configs; draws nothing.
+"""Whether a call asks for sampling, and with which settings.
 
 `do_sample=True` reaches a decoding method unasked: most chat models have it in their generation config, and pipelines
 set it where nobody says otherwise. Only what the user says counts here.

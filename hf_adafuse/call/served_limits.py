@@ -1,5 +1,5 @@
 """What a member behind a server cannot do, refused before the first request: it gives parts of distributions only, and
-no logits processor acts there. Knows calls and settings; asks nothing of a server.
+no logits processor acts there.
 """
 
 from __future__ import annotations

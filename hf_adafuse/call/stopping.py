@@ -1,6 +1,4 @@
-"""Whether a prompt stops: the criteria of the call, asked after each committed token as the ordinary loop asks them.
-Knows ids; no word, member or tree.
-"""
+"""Whether a prompt stops: the criteria of the call, asked after each committed token as the ordinary loop asks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers of a batch job on disk: in input order, written as they come, complete after any kill. Knows no model.
+"""The answers of a batch job on disk: in input order, written as they come, complete after any kill.
 
 `NAME` holds whole lines in input order. With several processes, one that is ahead of the order appends to a part of its
 own, `NAME.part1`; the main process moves the records over in order. `NAME.settings.json` says what made them. Started

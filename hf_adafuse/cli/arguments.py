@@ -1,4 +1,4 @@
-"""Flags that several commands share: the members, and the settings of AdaFuse. Knows no model."""
+"""Flags that several commands share: the members, and the settings of AdaFuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to answers, batch by batch, and the processes that share them. Knows models; writes no file."""
+"""Questions to answers, batch by batch, and the processes that share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes around every question of a job: worked examples in front of it. Knows no model."""
+"""What goes around every question of a job: worked examples in front of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Questions of a file to records of a file, over any number of kills and processes: what `run` and `score` share.
-
-Knows no model: what asks the members is a function of the caller's.
-"""
+"""Questions of a file to records of a file, over any number of kills and processes: what `run` and `score` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the text of a flag is read as: the types that argparse calls, whose errors it shows. Knows no flag."""
+"""What the text of a flag is read as: the types that argparse calls, whose errors it shows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""
-What the commands that answer many questions have in common: their flags, their folder, one run at a time in it, and
-their settings, kept in a file beside the answers: a run that goes on must have the same. Knows no answer.
+"""What the commands that answer many questions have in common: their flags, their folder, one run at a time in it, and
+their settings, kept in a file beside the answers: a run that goes on must have the same.
 """
 
 from __future__ import annotations

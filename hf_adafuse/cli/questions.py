@@ -1,4 +1,4 @@
-"""The questions of a batch job: lines of JSON or the rows of a dataset, each made into a prompt. Knows no model."""
+"""The questions of a batch job: lines of JSON or the rows of a dataset, each made into a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated text on its way to standard output, as it comes. Knows no model."""
+"""Generated text on its way to standard output, as it comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ridge logistic regression by Newton's method: a few hundred rows, a few dozen columns, float64. Knows no question."""
+"""Ridge logistic regression by Newton's method: a few hundred rows, a few dozen columns, float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a whole answer would end where it is: what is generated is not committed yet. Knows text and ids; no tree."""
+"""Whether a whole answer would end where it is: what is generated is not committed yet."""
 
 from __future__ import annotations
 

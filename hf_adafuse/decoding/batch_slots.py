@@ -1,6 +1,4 @@
-"""Which prompts are decoded at a time: one that ends leaves, and a waiting one takes its place. Knows members and
-prompts; no word, round or request.
-"""
+"""Which prompts are decoded at a time: one that ends leaves, and a waiting one takes its place."""
 
 from __future__ import annotations
 

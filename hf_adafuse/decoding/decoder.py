@@ -1,5 +1,4 @@
-"""The loop of AdaFuse (arXiv 2601.06022, Algorithm 1): propose, pool, score, commit. Knows members and the prompts'
-text; runs no model, and knows nothing of `generate()`.
+"""The loop of AdaFuse (arXiv 2601.06022, Algorithm 1): propose, pool, score, commit.
 
 How members take their turns is in `round_runner`, what a method makes of the scores in `selector` and `strategies`.
 """

@@ -1,4 +1,4 @@
-"""Drafts of a member, drawn token by token. Knows one stream of random numbers a prompt; no tensor or cache.
+"""Drafts of a member, drawn token by token.
 
 Each draft has random numbers of its own, which follow from the prompt's: how far another one went, and in which order
 members took their turns, changes nothing.

@@ -1,6 +1,4 @@
-"""A whole answer that the members write together before any is committed: rounds below the end of the prefix. Knows
-members, proposers and the pool; commits nothing.
-"""
+"""A whole answer that the members write together before any is committed: rounds below the end of the prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The candidates of one prompt in one round: pooled by text, scored by all, one chosen. Knows no tensor or tree."""
+"""The candidates of one prompt in one round: pooled by text, scored by all, one chosen."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What a member is likely to need next, so that it can be read in a pass that is run anyway. None of it changes a
-result. Knows one proposer's nodes; no cost and no other member.
+result.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""How one member proposes: greedy words, branches, beams (sections 3.2 and 3.3). Knows one member's nodes and pieces of
-text; no cache, other member or score.
-"""
+"""How one member proposes: greedy words, branches, beams (sections 3.2 and 3.3)."""
 
 from __future__ import annotations
 

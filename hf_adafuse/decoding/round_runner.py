@@ -1,5 +1,4 @@
-"""Who proposes when, and who scores what, in one round of one prompt. Knows members, proposers and the pool; chooses
-nothing and commits nothing.
+"""Who proposes when, and who scores what, in one round of one prompt.
 
 Members act in turn, cheapest first: each scores what is on the table, then proposes, so that where it agrees with
 another its tokens are already there, computed. At the end the earlier members score what came after them.

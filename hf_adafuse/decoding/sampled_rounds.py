@@ -1,6 +1,4 @@
-"""Rounds in which words are sampled: one member's word is drawn, and refused where the main model may not say it. Knows
-members and candidates; no random number, model or tensor.
-"""
+"""Rounds in which words are sampled: one member's word is drawn, and refused where the main model may not say it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Serves the requests of many prompts: what they need of the same member at the same time goes through it in one pass,
-and members that can work at the same time do. Knows who waits for what; neither words nor scores.
+and members that can work at the same time do.
 """
 
 from __future__ import annotations

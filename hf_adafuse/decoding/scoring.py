@@ -1,4 +1,4 @@
-"""Numbers made of log-probabilities: margin, NLL, fused score. Knows no tokenizer, tensor or text.
+"""Numbers made of log-probabilities: margin, NLL, fused score.
 
 How logits, tokens and the span t1 t2 t3 after the prefix y line up (the off-by-one of every NLL):
 

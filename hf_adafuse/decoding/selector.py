@@ -1,5 +1,5 @@
 """From what the members computed to one winner: candidates as words with log-probabilities, and the trust in each
-member, per prompt. The rules themselves are in `fusion`. Knows members' pieces of text; no tree, cache or tensor.
+member, per prompt. The rules themselves are in `fusion`.
 """
 
 from __future__ import annotations

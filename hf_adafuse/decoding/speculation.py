@@ -1,4 +1,4 @@
-"""How far the member that goes first proposes ahead of the round. Knows who won and what passes cost; decides no text.
+"""How far the member that goes first proposes ahead of the round.
 
 It may propose a later round before this one is settled, as if its best candidate had won. The others then read both
 rounds in one pass. If another candidate wins, that work was in vain. Neither changes a result.

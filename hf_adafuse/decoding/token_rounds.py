@@ -1,5 +1,4 @@
-"""Rounds in which tokens are fused: each member says what it would say next, and one text is committed. Knows members
-and a method over tokens; no tensor, tree or cache.
+"""Rounds in which tokens are fused: each member says what it would say next, and one text is committed.
 
 The main model writes its own tokens. An assistant with the same tokenizer takes them as they are; another reads the
 text: what it has not yet taken as its own is its tail, in bytes, below the end of its prefix.

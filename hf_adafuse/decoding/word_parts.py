@@ -1,4 +1,4 @@
-"""By how much of a word a member judges it beside others. Knows tokens, log-probabilities and weights; no text."""
+"""By how much of a word a member judges it beside others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Words drawn at random: for each word one member is drawn by its weight, and draws the word from its own distribution.
-The text is then a sample of the weighted mixture of the members' word distributions, whatever their tokenizers. Knows
-one stream of random numbers a prompt; no tensor or cache.
+The text is then a sample of the weighted mixture of the members' word distributions, whatever their tokenizers.
 
 A word's first token is drawn among those that begin a word here, so that one member alone draws what ordinary sampling
 draws: the token with which it showed that the last word was over is the one that is drawn anew.

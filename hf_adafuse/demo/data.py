@@ -1,5 +1,4 @@
-"""The questions of the demo: facts, phrasings, who knows what, training lines, test questions. Knows no tokenizer
-or model.
+"""The questions of the demo: facts, phrasings, who knows what, training lines, test questions.
 
 Everything follows from the files in `facts/` and one seed. A fact is asked in many phrasings; those of the test set are
 never used for training. What each member reads about each fact is graded (`LEVELS`): the facts of its own half

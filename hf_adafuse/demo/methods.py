@@ -1,4 +1,4 @@
-"""Answers a list of questions by one method and counts what it cost. Knows members and questions; prints nothing.
+"""Answers a list of questions by one method and counts what it cost.
 
 A method is a name, its members and either an `AdaFuseConfig` or "greedy": a member alone.
 """

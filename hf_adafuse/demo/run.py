@@ -1,6 +1,4 @@
-"""What `hf-adafuse demo` shows: one question round by round, then a table of methods. Knows what to print;
-decodes nothing itself.
-"""
+"""What `hf-adafuse demo` shows: one question round by round, then a table of methods."""
 
 from __future__ import annotations
 

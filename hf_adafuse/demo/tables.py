@@ -1,4 +1,4 @@
-"""Rows of text in columns, for what the demo and the benchmark print. Knows no numbers; loads nothing."""
+"""Rows of text in columns, for what the demo and the benchmark print."""
 
 from __future__ import annotations
 

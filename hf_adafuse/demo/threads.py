@@ -1,4 +1,4 @@
-"""How many CPU threads torch computes on, for a while. Knows no model."""
+"""How many CPU threads torch computes on, for a while."""
 
 from __future__ import annotations
 

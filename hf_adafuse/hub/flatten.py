@@ -1,4 +1,4 @@
-"""The code of this package as flat files: transformers takes nothing else from a repository. Knows no module by name.
+"""The code of this package as flat files: transformers takes nothing else from a repository.
 
 A Hub repository holds modules side by side, found by their `from .x import y`. Here the rooms of the package become
 such files: what an entry needs is copied, and its relative imports, found by `ast`, lose the names of rooms. What has

@@ -1,5 +1,5 @@
 """Which of several ways to do the same is the quickest on this machine, found by doing real work with each of them; and
-whether anything may be decided by the clock. Knows nothing of what is done.
+whether anything may be decided by the clock.
 """
 
 from __future__ import annotations

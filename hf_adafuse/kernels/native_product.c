@@ -2,7 +2,7 @@
    it is read, so that reading it and arithmetic overlap: a handful of tokens take hardly longer than one. One of half the
    precision takes half the time to read: its numbers are widened as they come.
 
-   Built once for each instruction set (setup.py), called by native_product.py. Knows nothing of torch and Python. */
+   Built once for each instruction set (setup.py), called by native_product.py. */
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>

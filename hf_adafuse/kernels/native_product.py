@@ -1,6 +1,4 @@
-"""The product of a weight and a few vectors by the kernel in native_product.c, where installing the package built it.
-Knows no layer and no other way to multiply.
-"""
+"""The product of a weight and a few vectors by the kernel in native_product.c, where it was built on installing."""
 
 from __future__ import annotations
 

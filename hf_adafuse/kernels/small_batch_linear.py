@@ -1,4 +1,4 @@
-"""Linear layers over few tokens, on CPU, as quick as may be. Knows no tree and no text.
+"""Linear layers over few tokens, on CPU, as quick as may be.
 
 A weight times the vectors of a few tokens is a skinny product. How long MKL, which is behind `F.linear`, takes for one
 differs by processor, number of tokens and shape: it may leave it to one core, or read the weight at half the speed.

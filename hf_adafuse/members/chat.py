@@ -1,4 +1,4 @@
-"""Chat messages as each member's own prompt, through its own chat template. Knows tokenizers; no model.
+"""Chat messages as each member's own prompt, through its own chat template.
 
 Members were trained on different chat formats: a prompt that one template made is not what another member expects.
 

@@ -1,6 +1,4 @@
-"""A member's distribution of its next token, seen as text: bytes are what members of different tokenizers share. Knows
-one member; no other, and no method.
-"""
+"""A member's distribution of its next token, seen as text: bytes are what members of different tokenizers share."""
 
 from __future__ import annotations
 

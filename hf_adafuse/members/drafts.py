@@ -1,4 +1,4 @@
-"""What has followed which tokens so far in a call: a guess at what comes next. Knows ids and nodes; no text, no model.
+"""What has followed which tokens so far in a call: a guess at what comes next.
 
 Prompt look-up decoding (Saxena 2023) over all that a member has read and said: texts quote their prompt, repeat
 themselves, and spell a word as they did before. A guess goes with a pass that is run anyway, and saves one where it is

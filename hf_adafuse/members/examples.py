@@ -1,4 +1,4 @@
-"""The worked examples in a prompt, by its text alone: where their answers are. Knows no model or token.
+"""The worked examples in a prompt, by its text alone: where their answers are.
 
 What a few-shot prompt ends with, `Answer:`, is its cue: the answers of the examples follow it in earlier lines.
 """

@@ -1,4 +1,4 @@
-"""Copies of objects of other libraries: what a copy shares with its original, and what copies itself. Knows no call."""
+"""Copies of objects of other libraries: what a copy shares with its original, and what copies itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of the host that remember: logits processors and stopping criteria with a state. Knows no tree or text.
+"""Objects of the host that remember: logits processors and stopping criteria with a state.
 
 The ordinary loop calls such an object once a token, with ids that grow by one. Here each branch of each prompt has a
 copy of the object that has been called just so, as if that text were generated alone by ordinary `generate()`; the

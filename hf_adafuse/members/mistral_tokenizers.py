@@ -1,4 +1,4 @@
-"""Tokenizers of mistral-common as this package reads tokenizers. Knows no model, and does not import mistral-common.
+"""Tokenizers of mistral-common as this package reads tokenizers.
 
 Where that package is installed, `AutoTokenizer` returns a `MistralCommonBackend` for folders with its files. It has no
 tokenizers core, no table of added tokens and no chat template, its `get_vocab()` leaves out tokens that are a part of a

@@ -1,4 +1,4 @@
-"""One pass of a member: what it shall read and what goes with that, and how it is run. Knows one backend; no text."""
+"""One pass of a member: what it shall read and what goes with that, and how it is run."""
 
 from __future__ import annotations
 

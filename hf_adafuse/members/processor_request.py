@@ -1,4 +1,4 @@
-"""Which of `generate()`'s logits processors act on which member, and on what ids. Knows no tree, text or word.
+"""Which of `generate()`'s logits processors act on which member, and on what ids.
 
 Flags that name no ids act on every member over its own ids; flags that name ids, `prefix_allowed_tokens_fn` and the
 user's own processors speak the main vocabulary and act through the main model alone. `assistant_logits_processor`

@@ -1,6 +1,4 @@
-"""The logits processors of one prompt under one member, as they are asked: of many texts at once, or once a token.
-Knows ids and scores; no tree, text or word.
-"""
+"""The logits processors of one prompt under one member, as they are asked: of many texts at once, or once a token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Texts as each member's own ids: what `generate()` takes for the main model and for its assistants. Knows tokenizers;
-no model. Chats are rendered in `chat`.
+"""Texts as each member's own ids: what `generate()` takes for the main model and for its assistants. Chats are rendered
+in `chat`.
 """
 
 from __future__ import annotations

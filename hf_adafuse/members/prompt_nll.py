@@ -1,4 +1,4 @@
-"""How well a member knows a prompt: its NLL, by which it can be trusted. Knows one vocabulary and numbers; no model."""
+"""How well a member knows a prompt: its NLL, by which it can be trusted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Members' tokens in a common space: by their cosine similarity to tokens that all have. Knows input embeddings and
-texts; runs no model, and knows no method.
-"""
+"""Members' tokens in a common space: by their cosine similarity to tokens that all have."""
 
 from __future__ import annotations
 

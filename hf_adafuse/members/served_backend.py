@@ -1,4 +1,4 @@
-"""Trees of a model behind a server: running nodes is a request. Knows no HTTP, text, word or other member.
+"""Trees of a model behind a server: running nodes is a request.
 
 Each node is a text of its own. Where a member goes on it is asked for the most likely tokens, and for several greedy
 ones at once, which become nodes too; where a member scores it is asked for the tokens that are scored, and no more.

@@ -1,5 +1,5 @@
 """What is compared before a server is trusted: its tokens with those of the tokenizer here, its numbers with one
-another. Knows one server and one vocabulary; no prompt and no call.
+another.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a member behind a server reads after a text: the most likely tokens and those that were asked for. What was not
-asked is unknown, never taken for impossible. Knows nodes; no server.
+asked is unknown, never taken for impossible.
 """
 
 from __future__ import annotations

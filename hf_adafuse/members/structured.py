@@ -1,5 +1,5 @@
 """Structured output: a JSON schema, a regular expression or a grammar, compiled for each member's own tokenizer, so
-that all members propose valid text. Knows one vocabulary; no model or tree. Needs xgrammar, an extra.
+that all members propose valid text. Needs xgrammar, an extra.
 """
 
 from __future__ import annotations

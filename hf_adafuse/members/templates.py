@@ -1,4 +1,4 @@
-"""A record made into a prompt: a text with fields in braces. Knows no tokenizer or model."""
+"""A record made into a prompt: a text with fields in braces."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How thinking models mark what they think: `<think>` and its like, as their chat templates say. Knows tokenizers; runs
-no model.
-"""
+"""How thinking models mark what they think: `<think>` and its like, as their chat templates say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tokenizer seen as text: token -> bytes, span -> ids, prompt -> ids. Knows no model.
+"""One tokenizer seen as text: token -> bytes, span -> ids, prompt -> ids.
 
 Text crosses tokenizers here and nowhere else, by one rule: the ids of a span are what the tokenizer gives for it *as a
 continuation*, and they must decode back to exactly that span.

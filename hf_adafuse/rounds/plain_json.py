@@ -1,4 +1,4 @@
-"""Values as JSON can hold them. Knows no model."""
+"""Values as JSON can hold them."""
 
 from __future__ import annotations
 

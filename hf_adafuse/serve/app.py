@@ -1,4 +1,4 @@
-"""The API: paths, errors in OpenAI's form, streams. Knows FastAPI and the service; no model.
+"""The API: paths, errors in OpenAI's form, streams.
 
 Paths: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/metrics`, and the page at `/`.
 """

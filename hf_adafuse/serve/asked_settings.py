@@ -1,5 +1,5 @@
 """Which settings of AdaFuse a request may name. Whoever asks is not known: a request must not load models, run a
-regular expression of its own, or ask for more work than many usual requests are. Knows names and numbers.
+regular expression of its own, or ask for more work than many usual requests are.
 """
 
 from __future__ import annotations

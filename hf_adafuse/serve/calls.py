@@ -1,6 +1,4 @@
-"""From a request to calls of `generate()` that the engine decodes, and what they tell of their text as it comes. Knows
-requests and ensembles; no HTTP.
-"""
+"""From a request to calls of `generate()` that the engine decodes, and what they tell of their text as it comes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Decodes the calls of many clients: a thread, in which calls are admitted into running batches, run pass by pass and
-leave. Knows plans of calls; no request, text or socket.
+leave.
 
 Calls whose settings of AdaFuse differ, and those of other ensembles, are in batches of their own, of which each runs
 one pass in turn. All batches together have `max_batch_size` places; who finds none waits. Clients take turns in getting

@@ -1,4 +1,4 @@
-"""Errors in the form in which OpenAI's API gives them. Knows no request and no framework."""
+"""Errors in the form in which OpenAI's API gives them."""
 
 from __future__ import annotations
 

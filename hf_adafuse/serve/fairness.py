@@ -1,4 +1,4 @@
-"""Clients take turns: one with many requests does not hold up another's single one. Knows no request and no model."""
+"""Clients take turns: one with many requests does not hold up another's single one."""
 
 from __future__ import annotations
 

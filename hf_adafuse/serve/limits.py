@@ -1,5 +1,5 @@
 """What an unknown network may send: headers and bodies of at most so many bytes within at most so many seconds, and
-requests with the key. Knows no request.
+requests with the key.
 """
 
 from __future__ import annotations

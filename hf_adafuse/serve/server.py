@@ -1,4 +1,4 @@
-"""A running server: uvicorn with the application, that ends soon when it is told to. Knows no model."""
+"""A running server: uvicorn with the application, that ends soon when it is told to."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""From a request to its answer, whole or as a stream of chunks: the calls are made, waited for and shown. Knows the
-engine; no HTTP.
-"""
+"""From a request to its answer, whole or as a stream of chunks: the calls are made, waited for and shown."""
 
 from __future__ import annotations
 

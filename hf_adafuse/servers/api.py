@@ -1,4 +1,4 @@
-"""What every kind of server can be asked here. Knows no request of any of them."""
+"""What every kind of server can be asked here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests to one server: where it is, the key, and what is done about answers that do not come. Knows JSON over HTTP;
-nothing of what it says. Every request can be asked again without harm: it changes nothing but the server's cache.
+"""Requests to one server: where it is, the key, and what is done about answers that do not come. Every request can be
+asked again without harm: it changes nothing but the server's cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Calls in threads that nobody waits for when the process ends: what is asked of a server may take until its deadline.
-Knows functions; no server.
-"""
+"""Calls in threads that nobody waits for when the process ends: a request to a server may take until its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests of this process may be under way at a server at the same time. Knows nothing of what they ask."""
+"""Which requests of this process may be under way at a server at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is borne of a server that does not answer. Knows no request."""
+"""What is borne of a server that does not answer."""
 
 from __future__ import annotations
 

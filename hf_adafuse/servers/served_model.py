@@ -1,4 +1,4 @@
-"""A model behind a server, as a member: what stands in for a loaded one. Knows its server and its tokenizer; no tree.
+"""A model behind a server, as a member: what stands in for a loaded one.
 
 It is a transformers model without weights, so that everything that takes models takes it: `generate()`, pipelines, the
 commands. It cannot be called; what it would say is asked of the server.

@@ -1,6 +1,4 @@
-"""The rules of the settings: what each field may be, and which are of no use with the others. Knows no model, tokenizer
-or tensor.
-"""
+"""The rules of the settings: what each field may be, and which are of no use with the others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One model with one of its PEFT adapters active, as a model of its own that shares every weight. Knows no tokenizer,
-no tree and not PEFT itself: an adapter layer is what has PEFT's switches, so nothing need be installed.
-"""
+"""One model with one of its PEFT adapters active, as a model of its own that shares every weight."""
 
 from __future__ import annotations
 

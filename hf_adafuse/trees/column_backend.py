@@ -1,5 +1,4 @@
 """Trees whose keys and values are kept once, in the columns of one cache: what the backends `packed` and `rows` share.
-Knows no text, word or other member.
 
 What was committed is never run again; what hangs below it stays. Prompts share one row of the cache, so that no pass
 runs filler, until there is so much text that attention to the columns of other prompts costs more (`pass_policy`); then

@@ -1,4 +1,4 @@
-"""Keys and values of a caller's caches, taken in and handed out. Knows no tree.
+"""Keys and values of a caller's caches, taken in and handed out.
 
 A cache here holds every key of every layer (no sliding window drops any: the mask does the window), as tensors of shape
 `(batch_size, num_heads, num_columns, head_dim)`.

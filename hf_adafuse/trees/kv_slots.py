@@ -1,5 +1,4 @@
-"""Which column of the cache holds which token. The one owner of columns: it gives them out and takes them back. Knows
-no tensor and no model.
+"""Which column of the cache holds which token. The one owner of columns: it gives them out and takes them back.
 
 Each row of the cache holds the columns of one prompt, or of several:
 

@@ -1,6 +1,4 @@
-"""How one model is called: which arguments its `forward` takes, under which name it takes and returns its cache. Knows
-no tree.
-"""
+"""How one model is called: which arguments its `forward` takes, under which name it takes and returns its cache."""
 
 from __future__ import annotations
 

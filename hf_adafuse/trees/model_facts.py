@@ -1,4 +1,4 @@
-"""What follows from a model alone, found once where a caller says that models stay as they are. Knows no kind of model.
+"""What follows from a model alone, found once where a caller says that models stay as they are.
 
 `hf-adafuse serve` says so: its members are its own. Elsewhere a user may move a model, hook it or change its config
 between two calls of `generate()`, so each call looks again.

@@ -1,4 +1,4 @@
-"""Trees of models that take a 4-D mask: one forward pass holds them packed. Knows no text, word or other member.
+"""Trees of models that take a 4-D mask: one forward pass holds them packed.
 
 A pass holds the missing nodes of every prompt: `position_ids` are depths, and the mask lets a node see its prompt's
 prefix and its own ancestors. Passes of a compiled model are filled up to few shapes (`static_shapes`).

@@ -1,4 +1,4 @@
-"""What a forward pass of one model costs on its device, by the number of tokens in it. Knows no tree and no decision.
+"""What a forward pass of one model costs on its device, by the number of tokens in it.
 
 A small curve of seconds: as measured so far in this process, and between and before measurements by a stated prior. It
 changes which passes are run, never what is read from them.

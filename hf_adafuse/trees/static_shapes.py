@@ -1,6 +1,6 @@
 """What makes the passes of a compiled model alike, where they hold packed trees: few shapes, and keys and values that
 stay where they are. For a new shape it may be compiled anew; a CUDA graph is recorded anew for that, and for other
-addresses of what it writes in place. Knows no tree and calls no model.
+addresses of what it writes in place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The 4-D mask with which one forward pass holds a batch of token trees. Knows positions and columns, not tokens."""
+"""The 4-D mask with which one forward pass holds a batch of token trees."""
 
 from __future__ import annotations
 

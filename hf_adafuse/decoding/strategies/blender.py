@@ -1,6 +1,4 @@
-"""LLM-Blender (ACL 2023): whole answers, ranked in pairs, the best ones fused. Knows texts and scores; the ranker and
-the fuser are functions of texts.
-"""
+"""LLM-Blender (ACL 2023): whole answers, ranked in pairs, the best ones fused."""
 
 from __future__ import annotations
 

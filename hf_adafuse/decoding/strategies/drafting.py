@@ -1,6 +1,4 @@
-"""The ways in which a member proposes, beside the words of `proposer`: greedy or sampled text up to a point. Knows one
-member's nodes and pieces of text, and other tokenizers as text; no cache, other member's text or score.
-"""
+"""The ways in which a member proposes, beside the words of `proposer`: greedy or sampled text up to a point."""
 
 from __future__ import annotations
 

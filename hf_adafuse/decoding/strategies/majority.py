@@ -1,4 +1,4 @@
-"""Majority voting over whole answers, and other choices among them. Knows texts and scores."""
+"""Majority voting over whole answers, and other choices among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods by name. Knows their classes and nothing of what they do."""
+"""The methods by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Selection by calibrated confidence: of the members' own answers the one that is most likely right. Knows texts and
-scores; the features and the calibration are in `confidence`.
-"""
+"""Selection by calibrated confidence: of the members' own answers the one that is most likely right."""
 
 from __future__ import annotations
 

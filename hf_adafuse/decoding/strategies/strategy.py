@@ -1,4 +1,4 @@
-"""What a decoding method is: how members propose, and what is committed. Knows no model, tree or cache.
+"""What a decoding method is: how members propose, and what is committed.
 
 An instance serves one prompt of one call, so that what it learns is of that prompt. Its arguments are the method's
 options, as `adafuse_config={"method": name, ...}` has them; `config` is given to it when it is made.

@@ -1,4 +1,4 @@
-"""Sentences and paragraphs as the unit: the words of AdaFuse replaced by larger spans. Knows text and scores."""
+"""Sentences and paragraphs as the unit: the words of AdaFuse replaced by larger spans."""
 
 from __future__ import annotations
 

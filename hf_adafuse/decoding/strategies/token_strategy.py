@@ -1,4 +1,4 @@
-"""What a method over tokens is: what comes next, from the members' distributions. Knows no model, tree or cache."""
+"""What a method over tokens is: what comes next, from the members' distributions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The contenders: how the ensemble, each member alone, our own code without an idea, and the naive implementation are
-run on the same prompts. Knows the core; takes no time and keeps no sample.
+run on the same prompts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small trained model at a large one's cost, computing the same logits. Knows three architectures, and no decoding.
+"""A small trained model at a large one's cost, computing the same logits.
 
 Every hidden value is held `times` over: what reads it reads the mean of the copies, what writes it writes all of them,
 so that RMSNorm and LayerNorm see the same mean and variance. Added heads and neurons are read by nobody (zero columns),

@@ -1,5 +1,5 @@
 """Clocks and counters on copies of models: time inside `model(...)`, passes, tokens, bytes of keys and values, peak
-memory, copy bandwidth. Knows transformers' models and caches, not AdaFuse.
+memory, copy bandwidth.
 """
 
 from __future__ import annotations

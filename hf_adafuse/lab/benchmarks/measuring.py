@@ -1,6 +1,4 @@
-"""Measures combinations side by side: runs the contenders in turn and collects samples. Knows no table, file or command
-line.
-"""
+"""Measures combinations side by side: runs the contenders in turn and collects samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The benchmark's own pair: two small trained models that write long texts, and prompts of any length for them. Knows
-no decoding, and loads nothing heavy before it is asked to.
-"""
+"""The benchmark's own pair: two small trained models that write long texts, and prompts of any length for them."""
 
 from __future__ import annotations
 

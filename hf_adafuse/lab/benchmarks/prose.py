@@ -1,5 +1,4 @@
 """The texts that the benchmark's pair learns from and goes on writing: travels through the world of the demo's facts.
-Knows no tokenizer or model.
 
 A document is a journey of two friends from country to country, some sentences for each; it can be as long as one
 likes. Whatever is chosen (the next country, a sentence's pattern, an animal, a thing) has in each country one usual

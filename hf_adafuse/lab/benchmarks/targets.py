@@ -1,4 +1,4 @@
-"""The project's targets: which combinations each needs, its value, its limit, met or not. Knows no model."""
+"""The project's targets: which combinations each needs, its value, its limit, met or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hf-adafuse fit` and `headroom` ask, and how: flags and questions. Knows no model."""
+"""What `hf-adafuse fit` and `headroom` ask, and how: flags and questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hf-adafuse fit` and `headroom` have found, in words and as a file. Knows no model."""
+"""What `hf-adafuse fit` and `headroom` have found, in words and as a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table or figure of the paper, from the questions to the files. Knows the members; parses no argument."""
+"""One table or figure of the paper, from the questions to the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which batches the harness's requests are asked. Knows no model and no file."""
+"""In which batches the harness's requests are asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules by name, for `hf-adafuse eval --methods`, and who answers by which. Knows no model.
+"""Rules by name, for `hf-adafuse eval --methods`, and who answers by which.
 
 The table below is all there is to edit: a rule is a name without commas and the fields of `AdaFuseConfig` in which it
 differs from the defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.

@@ -1,4 +1,4 @@
-"""Two files of answers on the same questions: their figures, and where the answers part, as text. Knows no model."""
+"""Two files of answers on the same questions: their figures, and where the answers part, as text."""
 
 from __future__ import annotations
 

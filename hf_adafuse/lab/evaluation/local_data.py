@@ -1,4 +1,4 @@
-"""The questions of the tasks in `tasks/`: from files of one's own, from the Hub, or the demo's. Knows no model.
+"""The questions of the tasks in `tasks/`: from files of one's own, from the Hub, or the demo's.
 
 A file has one JSON object per line, `{"question": ..., "answer": ...}`, the answer a text or a list of accepted ones.
 Its first lines are the worked examples of every prompt, the others are what is asked.

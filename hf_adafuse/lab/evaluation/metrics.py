@@ -1,4 +1,4 @@
-"""How right an answer is, as numbers from 0 to 1 for one question (or, for translations, 0 to 100). Knows no model.
+"""How right an answer is, as numbers from 0 to 1 for one question (or, for translations, 0 to 100).
 
 `exact_match` and `f1` are SQuAD's (Rajpurkar et al., 2016, section 6.1; also those of NaturalQuestions and TriviaQA),
 the best over the accepted answers.

@@ -1,4 +1,4 @@
-"""What an evaluation has answered so far, on disk: started again, it asks only what is missing. Knows no model.
+"""What an evaluation has answered so far, on disk: started again, it asks only what is missing.
 
 One JSON object per line, written whole as it comes. lm-eval's own cache (`use_cache`) keeps texts alone; this one keeps
 the rounds too.

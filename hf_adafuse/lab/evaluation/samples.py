@@ -1,4 +1,4 @@
-"""Files of answers as scores per question: of `hf-adafuse run`, and lm-eval's `samples_*.jsonl`. Knows no model."""
+"""Files of answers as scores per question: of `hf-adafuse run`, and lm-eval's `samples_*.jsonl`."""
 
 from __future__ import annotations
 

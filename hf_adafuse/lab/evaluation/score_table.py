@@ -1,4 +1,4 @@
-"""Scores of several methods on the harness's tasks as rows of text. Knows the harness's results; no model, no file."""
+"""Scores of several methods on the harness's tasks as rows of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tasks in `tasks/` are scored, in the form in which the harness calls it. Knows no model."""
+"""How the tasks in `tasks/` are scored, in the form in which the harness calls it."""
 
 from __future__ import annotations
 

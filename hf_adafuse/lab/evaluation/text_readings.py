@@ -1,4 +1,4 @@
-"""What one member makes of given texts, here or behind a server. Knows tokens; neither words nor other members."""
+"""What one member makes of given texts, here or behind a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""chrF, BLEU and spBLEU of a whole set of translations, by sacrebleu (extra `eval`). Knows no model.
+"""chrF, BLEU and spBLEU of a whole set of translations, by sacrebleu (extra `eval`).
 
 spBLEU (Goyal et al., 2022) is BLEU on the pieces of the Flores-200 tokenizer, a file that sacrebleu downloads when it
 is first used. Where that fails there is plain BLEU instead, on the words of its default tokenizer (13a).

@@ -1,4 +1,4 @@
-"""The tables and figures of the AdaFuse paper (arXiv 2601.06022), one function each. Knows no model and no data.
+"""The tables and figures of the AdaFuse paper (arXiv 2601.06022), one function each.
 
 ```python
 >>> from hf_adafuse.lab.paper.experiments import make_experiment

@@ -1,6 +1,4 @@
-"""The tables and figures of the paper as pictures. Needs matplotlib (the `plots` extra). Knows what was found; asks
-nothing.
-"""
+"""The tables and figures of the paper as pictures. Needs matplotlib (the `plots` extra)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table or figure of the paper as Markdown and as JSON. Knows scores; no model, and no file."""
+"""A table or figure of the paper as Markdown and as JSON."""
 
 from __future__ import annotations
 

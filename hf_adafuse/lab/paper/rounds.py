@@ -1,6 +1,4 @@
-"""Where two ways of decoding part, with all candidates of the rounds (the paper's Figure 3), as text and values. Knows
-files of samples; no model.
-"""
+"""Where two ways of decoding part, with all candidates of the rounds (the paper's Figure 3), as text and values."""
 
 from __future__ import annotations
 

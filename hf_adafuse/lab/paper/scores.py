@@ -1,5 +1,4 @@
-"""What answers score, how far they are above others, how long their rounds were. Knows lm-evaluation-harness's samples,
-and no model.
+"""What answers score, how far they are above others, how long their rounds were.
 
 All scores are in points, 0 to 100. A difference is taken on the same questions, in the same order.
 """

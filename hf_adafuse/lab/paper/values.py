@@ -1,5 +1,5 @@
 """What a table or figure of the AdaFuse paper (arXiv 2601.06022) is, as values: whose answers to which questions it is
-made of, and what is compared. Knows no model and no data.
+made of, and what is compared.
 """
 
 from __future__ import annotations

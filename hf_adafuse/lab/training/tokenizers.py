@@ -1,4 +1,4 @@
-"""The three tokenizers of the demo, each of another kind, trained on what its member reads. Knows no model."""
+"""The three tokenizers of the demo, each of another kind, trained on what its member reads."""
 
 from __future__ import annotations
 
