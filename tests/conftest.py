@@ -144,7 +144,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The weights of the tests' models are multiplied by the kernel, without a trial."""
-    for name, value in {"_LEAST_BYTES": 0, "may_time": lambda: False, "_UNTRIED": range(1, MAX_TOKENS + 1)}.items():
+    for name, value in {
+        "_LEAST_BYTES": 0,
+        "timing_allowed": lambda: False,
+        "_UNTRIED": range(1, MAX_TOKENS + 1),
+    }.items():
         monkeypatch.setattr(small_batch_linear, name, value)
     small_batch_linear._tuner.cache_clear()
     yield

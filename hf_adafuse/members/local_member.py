@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..trees.nodes import Node
 from .logits_reader import LogitsReader
 from .member import Member
 from .processors import PromptProcessors
@@ -23,5 +24,7 @@ class LocalMember(Member):
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
-        trees = self.backend.trees
-        return LogitsReader(processors, num_top, lambda node: trees[node.prompt_index].ids_to(node), self.eos_ids)
+        def ids_to(node: Node) -> list[int]:
+            return self.backend.trees[node.prompt_index].ids_to(node)
+
+        return LogitsReader(processors, num_top, ids_to, self.eos_ids)

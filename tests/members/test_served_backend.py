@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import torch
-from hf_adafuse.trees.served_backend import ServedBackend
 
+from hf_adafuse.members.served_backend import ServedBackend
 from hf_adafuse.servers.queries import Step
 
 

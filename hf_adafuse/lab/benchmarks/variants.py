@@ -60,7 +60,7 @@ def without_packed() -> AbstractContextManager[None]:
 
 def without_parts() -> AbstractContextManager[None]:
     """Linear layers over few tokens are one product each, on CPU too."""
-    return _patched(model_call, "with_skinny_linears", lambda make: lambda model: model)
+    return _patched(model_call, "with_small_batch_linears", lambda make: lambda model: model)
 
 
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
