@@ -55,14 +55,14 @@ def save_plot(measurements: Sequence[Measurement], path: str | Path) -> None:
 
 def _draw_ratios(axes: Any, measurements: Sequence[Measurement]) -> None:
     batch = min(m.batch for m in measurements)
-    shown = [m for m in measurements if m.batch == batch and m.ratio is not None]
+    shown = [m for m in measurements if m.batch == batch and m.alone_ratio is not None]
     lines = {}
     for branches in sorted({m.branches for m in shown}):
-        lines[f"B = {branches}"] = {m.prompt_tokens: m.ratio or 0.0 for m in shown if m.branches == branches}
+        lines[f"B = {branches}"] = {m.prompt_tokens: m.alone_ratio or 0.0 for m in shown if m.branches == branches}
     _draw_lines(axes, lines, "{:.2f}")
-    axes.axhline(1.0, color=_GRAY, linewidth=1, linestyle=(0, (4, 3)), zorder=1, label="the members one after another")
-    axes.set_ylim(0, 1.2 * max([1.0, *(m.ratio or 0.0 for m in shown)]))
-    label = f"time / sum of the members' own (batch {batch})"
+    axes.axhline(1.0, color=_GRAY, linewidth=1, linestyle=(0, (4, 3)), zorder=1, label="the slowest member alone")
+    axes.set_ylim(0, 1.2 * max([1.0, *(m.alone_ratio or 0.0 for m in shown)]))
+    label = f"time / the slowest member alone (batch {batch})"
     _finish(axes, "prompt (tokens)", label, sorted({m.prompt_tokens for m in shown}))
 
 

@@ -15,7 +15,7 @@ import transformers
 from ... import __version__
 from ...demo.tables import aligned
 from ...kernels.native_product import kernel_name
-from .results import OURS, Measurement
+from .results import NO_KERNEL, OURS, Measurement
 from .targets import Check, Target
 
 # Figures are said not to be trusted where other programs keep more than this share of the processors busy, or where the
@@ -147,19 +147,32 @@ def _row(m: Measurement, name: str) -> tuple[str, ...]:
 
 
 def _summary(m: Measurement) -> list[str]:
-    ratio = "" if m.ratio is None else f"time / members' own greedy time {m.ratio:.3f}; "
     naive = "" if m.naive_ratio is None else f"; cache-less / ours {m.naive_ratio:.1f}"
     spans = sum(text.num_rounds for text in m.texts)
     ended = sum(text.num_ended for text in m.texts)
     early = f"; {ended} of {m.batch * len(m.texts)} texts ended early" if ended else ""
     return [
-        f"{ratio}passes / own tokens {m.passes_per_own_token:.3f}; overhead {m.overhead:.1%}; "
+        *_ratios(m),
+        f"passes / own tokens {m.passes_per_own_token:.3f}; overhead {m.overhead:.1%}; "
         f"KV peak / members' own {m.kv_ratio:.3f}{naive}",
         f"agreement: {m.agreement:.0%} of {spans} spans proposed by all members, "
         f"{m.words_per_round:.2f} words per round{early}",
         f"reading the weights once a pass takes {m.bound_seconds:.2f} s at {m.bandwidth / 1e9:.1f} GB/s (a copy's), "
         f"{m.bound_seconds / m.seconds(OURS):.0%} of the time",
         *_doubts(m),
+    ]
+
+
+def _ratios(m: Measurement) -> list[str]:
+    """What an ensemble costs: first against the one model that is run otherwise, then against all of them in turn."""
+    if m.largest is None:
+        return []
+    size = size_text(m.parameters[int(m.largest.removeprefix("greedy ")) - 1])
+    return [
+        f"time / {m.largest} ({size}), the slowest member, alone {m.over_alone(contender):.3f}; / the members' own "
+        f"greedy times in turn {m.over_sum(contender):.3f}{' (without the kernel)' * (contender == NO_KERNEL)}"
+        for contender in m.contenders
+        if contender in (OURS, NO_KERNEL)
     ]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 OURS = "ours"
 NAIVE = "naive"
+NO_KERNEL = "no-kernel"
 _FIGURES = (
-    *("ratio", "greedy_seconds", "passes_per_own_token", "overhead", "kv_ratio"),
+    *("alone_ratio", "ratio", "greedy_seconds", "passes_per_own_token", "overhead", "kv_ratio"),
     *("agreement", "words_per_round", "naive_ratio", "bound_seconds"),
 )
 
@@ -135,9 +136,27 @@ class Measurement:
         return sum(map(self.seconds, self.greedy)) if self.greedy else None
 
     @property
+    def largest(self) -> str | None:
+        """The member that takes longest alone, which is what most users would run otherwise; `None` as above."""
+        return max(self.greedy, key=self.seconds, default=None)
+
+    @property
+    def alone_ratio(self) -> float | None:
+        """Ours over the own greedy time of the largest member alone."""
+        return self.over_alone(OURS)
+
+    @property
     def ratio(self) -> float | None:
         """Ours over the sum of the members' own greedy times."""
-        return None if self.greedy_seconds is None else self.seconds(OURS) / self.greedy_seconds
+        return self.over_sum(OURS)
+
+    def over_alone(self, contender: str) -> float | None:
+        """A contender's time over the own greedy time of the largest member alone."""
+        return None if self.largest is None else self.seconds(contender) / self.seconds(self.largest)
+
+    def over_sum(self, contender: str) -> float | None:
+        """A contender's time over the sum of the members' own greedy times."""
+        return None if self.greedy_seconds is None else self.seconds(contender) / self.greedy_seconds
 
     @property
     def passes_per_own_token(self) -> float:

@@ -13,6 +13,7 @@ from ...members.drafts import Drafts
 from ...members.participants import Participant
 from ...trees import model_call
 from ...trees.column_backend import ColumnBackend
+from .results import NO_KERNEL
 
 
 def without_score_first() -> AbstractContextManager[None]:
@@ -58,8 +59,8 @@ def without_packed() -> AbstractContextManager[None]:
     return _patched(Participant, "choose_backend", lambda choose: lambda self: "rows")
 
 
-def without_parts() -> AbstractContextManager[None]:
-    """Linear layers over few tokens are one product each, on CPU too."""
+def without_kernel() -> AbstractContextManager[None]:
+    """Linear layers over few tokens multiply as PyTorch has it, without the package's kernel."""
     return _patched(model_call, "with_small_batch_linears", lambda make: lambda model: model)
 
 
@@ -69,7 +70,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-look-ahead": without_look_ahead,
     "no-drafts": without_drafts,
     "no-packed": without_packed,
-    "no-parts": without_parts,
+    NO_KERNEL: without_kernel,
 }
 
 

@@ -29,7 +29,7 @@ def recomputed(measurement):
             )
         return total
 
-    return seconds("ours"), seconds("greedy 1") + seconds("greedy 2")
+    return seconds("ours"), seconds("greedy 1"), seconds("greedy 2")
 
 
 @pytest.fixture
@@ -72,9 +72,12 @@ def test_the_command(prompt_file, tmp_path, capsys):
     assert on.startswith(results["machine"]["processor"]) and ", 1 thread; " in on and torch.__version__ in on
     for measurement, table in zip(results["measurements"], tables, strict=False):
         assert all(size == pytest.approx(1.7e6, rel=0.06) for size in measurement["parameters"])
-        ours, greedy = recomputed(measurement)
-        assert measurement["figures"]["ratio"] == pytest.approx(ours / greedy)
-        assert f"greedy time {ours / greedy:.3f};" in table
+        ours, *greedy = recomputed(measurement)
+        assert measurement["figures"]["ratio"] == pytest.approx(ours / sum(greedy))
+        assert measurement["figures"]["alone_ratio"] == pytest.approx(ours / max(greedy))
+        slowest = f"time / greedy {greedy.index(max(greedy)) + 1} (1.7M), the slowest member, alone"
+        assert f"{slowest} {ours / max(greedy):.3f}; / the members' own greedy times in turn" in table
+        assert f" in turn {ours / sum(greedy):.3f}\n" in table
         assert f"{measurement['figures']['agreement']:.0%} of" in table and "words per round" in table
         for sample in measurement["samples"]:
             assert 0 < sum(sample["model_seconds"]) < sample["seconds"]

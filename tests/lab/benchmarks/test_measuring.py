@@ -219,7 +219,7 @@ def test_layers_multiply_by_parts_where_several_threads_do(small_parts, monkeypa
     result = measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
     assert len(products) > sum(result.forwards("ours"))
     products.clear()
-    with variants.VARIANTS["no-parts"]():
+    with variants.VARIANTS["no-kernel"]():
         measure(pair(), PROMPTS[:1], new_tokens=4, repeats=1, against=[])
     assert not products
 
