@@ -111,7 +111,9 @@ class AdaFusePredictor:
                 raise ValueError(f"`{name}` must be the name of a column, but is {column!r}. Give its name.")
         if on_error not in ("record", "raise"):
             raise ValueError(f'`on_error` must be "record" or "raise", but is {on_error!r}. Choose one of the two.')
-        self._members, self._config, self._options = list(members), _checked(adafuse_config), options
+        self._members = list(members)
+        self._config = _checked(adafuse_config)
+        self._options = options
         self._template = PromptTemplate.of_field(prompt_column) if template is None else PromptTemplate(template)
         self._added = {output_column: "str", **_ADDED}
         if output_column in (*_ADDED, *self._template.fields):
@@ -121,7 +123,9 @@ class AdaFusePredictor:
         read_structured(structured)
         self._call: dict[str, Any] = {"chat": chat, "max_new_tokens": max_new_tokens, "stop_strings": _stops(stop)}
         self._call |= {"structured": structured, "do_sample": False}
-        self._seed, self._batch_size, self._raises = seed, batch_size, on_error == "raise"
+        self._seed = seed
+        self._batch_size = batch_size
+        self._raises = on_error == "raise"
         self._loaded: AdaFuseEnsemble | None = None
         self._prefixes = KeptPrefixes()
         if not lazy:

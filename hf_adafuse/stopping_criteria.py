@@ -22,7 +22,8 @@ class _WordReader:
     """Rows of new ids as words, `max_words` of each."""
 
     def __init__(self, tokenizer: Any, prompt_length: int, config: AdaFuseConfig, eos_token_id: Any) -> None:
-        self.prompt_length, self.max_words = check_prompt_length(prompt_length), config.max_words
+        self.prompt_length = check_prompt_length(prompt_length)
+        self.max_words = config.max_words
         self.rule = WordRule(config.max_word_tokens, config.word_boundary)
         self.vocabulary = vocabulary_of(tokenizer)
         given = tokenizer.eos_token_id if eos_token_id is None else eos_token_id

@@ -97,7 +97,8 @@ class _WithoutBeginning(BaseStreamer):
     """A streamer that is told the new ids of the prompt where it would be told all of them."""
 
     def __init__(self, streamer: Any, given: torch.Tensor) -> None:
-        self._streamer, self._given = streamer, given
+        self._streamer = streamer
+        self._given = given
         self._is_first = True
 
     def put(self, value: torch.Tensor) -> None:

@@ -129,7 +129,10 @@ class RunningBatch:
             self._on_end(number, rounds_of(prompt, plan))
         # What is not needed any more: other calls may come and go for long.
         self._plans[number] = None
-        prompt.rounds, prompt.ids, prompt.scores, prompt.logits = [], [], [], []
+        prompt.rounds = []
+        prompt.ids = []
+        prompt.scores = []
+        prompt.logits = []
 
 
 def batch_key(plan: CallPlan) -> tuple[Any, ...]:

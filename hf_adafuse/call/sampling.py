@@ -88,7 +88,8 @@ class RandomNumbers(Iterator[float]):
     """
 
     def __init__(self, name: str) -> None:
-        self._name, self._generator = name, random.Random(name)
+        self._name = name
+        self._generator = random.Random(name)
 
     def __next__(self) -> float:
         return self._generator.random()

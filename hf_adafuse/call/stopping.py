@@ -37,7 +37,9 @@ class StopCheck:
     """
 
     def __init__(self, criteria: Sequence[Any], num_prompts: int, device: torch.device, with_scores: bool) -> None:
-        self._device, self._with_scores, self._num_prompts = device, with_scores, num_prompts
+        self._device = device
+        self._with_scores = with_scores
+        self._num_prompts = num_prompts
         if num_prompts > 1:
             check_forks([one for one in criteria if has_history(one)], "stopping_criteria")
         self._criteria = [[self._own(one) for one in criteria] for _ in range(num_prompts)]

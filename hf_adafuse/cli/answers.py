@@ -39,7 +39,8 @@ class Answers:
         num_processes: int = 1,
         is_same: Callable[[Record, Question], bool] = lambda record, question: True,
     ) -> None:
-        self.path, self._is_same = path, is_same
+        self.path = path
+        self._is_same = is_same
         self._is_main = process == 0
         self._is_alone = num_processes == 1
         self._lock: Any = None

@@ -45,7 +45,8 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLES
     parser.set_defaults(chat=True)
     parser.add_argument(
         "--max-new-tokens", type=int, default=512, metavar="N", help="of the main model, per answer (default: 512)"
@@ -100,7 +101,8 @@ class Conversation:
     """
 
     def __init__(self, args: argparse.Namespace, ensemble: AdaFuseEnsemble) -> None:
-        self._args, self._ensemble = args, ensemble
+        self._args = args
+        self._ensemble = ensemble
         self._last: Any = None
         self.messages: list[dict[str, str]] = []
         self._clear()

@@ -21,7 +21,8 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLES
     parser.add_argument("folder", metavar="DIR", help="the folder to write: new or empty")
     parser.add_argument(
         "--method-only", action="store_true", help="no main model: for custom_generate=DIR with any of them"

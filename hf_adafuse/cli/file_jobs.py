@@ -95,7 +95,9 @@ class _Share:
     """Asks questions and writes what comes of them."""
 
     def __init__(self, job: FileJob, answers: Answers, report: _Report) -> None:
-        self._job, self._answers, self._report = job, answers, report
+        self._job = job
+        self._answers = answers
+        self._report = report
         self._ask: Ask | None = None
 
     def ask(self, batch: list[Question]) -> bool:
@@ -175,7 +177,10 @@ class _Report:
     """Progress on standard error, and a last line. Silent but for `say` in every process but the main one."""
 
     def __init__(self, job: FileJob, written: int, is_main: bool) -> None:
-        self._job, self._is_main, self._total, self._written = job, is_main, len(job.questions), written
+        self._job = job
+        self._is_main = is_main
+        self._total = len(job.questions)
+        self._written = written
         self._progress = Progress(self._total, job.kept, written, job.progress if is_main else False)
         self._errors = self._size = 0
         self._start = time.monotonic()

@@ -47,7 +47,8 @@ writes them. `hf-adafuse compare` sets two such files side by side."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLES
     parser.add_argument("questions", help="a JSONL file, - for standard input, or a dataset's name or folder")
     parser.add_argument("--output", required=True, metavar="FILE", help="the answers, in JSONL")
     parser.add_argument(

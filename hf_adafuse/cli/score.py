@@ -37,7 +37,8 @@ its own tokens the answer has. `confidence` is the geometric mean over the words
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLES
     parser.add_argument("questions", metavar="FILE", help="a JSONL file, - for standard input")
     parser.add_argument("--output", required=True, metavar="FILE", help="the scores, in JSONL")
     parser.add_argument(

@@ -30,7 +30,8 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLES
     parser.add_argument("--name", default="ensemble", help="of the ensemble in requests (default: ensemble)")
     parser.add_argument(
         "--ensembles", metavar="FILE",

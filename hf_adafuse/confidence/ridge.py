@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 # Newton's method converges in about eight steps; the objective is convex, and every step is halved until it descends.
-_MOST_STEPS, _MOST_HALVINGS, _SMALLEST_STEP = 50, 30, 1e-9
+_MOST_STEPS = 50
+_MOST_HALVINGS = 30
+_SMALLEST_STEP = 1e-9
 
 
 def fit_ridge_logistic(columns: Any, labels: Any, penalties: Any) -> Any:

@@ -21,7 +21,9 @@ class AnswerStops:
     def __init__(
         self, vocabulary: Vocabulary, prompts: Sequence[Prompt], should_stop: Callable[[Prompt], str | None]
     ) -> None:
-        self._vocabulary, self._prompts, self._should_stop = vocabulary, prompts, should_stop
+        self._vocabulary = vocabulary
+        self._prompts = prompts
+        self._should_stop = should_stop
         # Per prompt and answer, where it begins, and the ids after each of which it went on.
         self._asked: dict[tuple[int, int], tuple[int, list[int]]] = {}
 

@@ -33,9 +33,12 @@ class BatchSlots:
         on_answer: Callable[[int], None] | None,
         keep_cache: bool,
     ) -> None:
-        self._members, self._prompts, self._waiting = members, prompts, list(prompts)
+        self._members = members
+        self._prompts = prompts
+        self._waiting = list(prompts)
         self._number = number
-        self._on_answer, self._keep_cache = on_answer, keep_cache
+        self._on_answer = on_answer
+        self._keep_cache = keep_cache
         self.is_reading = False
 
     def add(self, prompt: Prompt) -> None:

@@ -32,7 +32,8 @@ class Committer:
         on_commit: Callable[[Prompt, list[int]], None],
     ) -> None:
         self._members = members
-        self._should_stop, self._on_commit = should_stop, on_commit
+        self._should_stop = should_stop
+        self._on_commit = on_commit
 
     def commit(self, prompt: Prompt, pool: Pool, winner: Candidate) -> None:
         """

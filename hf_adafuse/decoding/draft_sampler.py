@@ -25,7 +25,9 @@ class DraftSampler:
     """
 
     def __init__(self, member_index: int, draw: Callable[..., int], numbers: Callable[[int], Any]) -> None:
-        self._member_index, self._draw, self._numbers = member_index, draw, numbers
+        self._member_index = member_index
+        self._draw = draw
+        self._numbers = numbers
         self._counts: Counter[int] = Counter()  # of the drafts of each prompt
 
     def __call__(self, prompt_index: int) -> NextToken:

@@ -25,7 +25,9 @@ class FusedAnswers:
     """
 
     def __init__(self, members: Sequence[Member], turns: RoundRunner, judge: Selector) -> None:
-        self._members, self._turns, self._selector = members, turns, judge
+        self._members = members
+        self._turns = turns
+        self._selector = judge
 
     def replace(self, prompt: Prompt, pool: Pool, winner: Candidate) -> Requests[Candidate]:
         """What is committed in the place of a winner; the winner itself where nothing is written, or where that cannot

@@ -28,7 +28,10 @@ class FusedDrafts:
     def __init__(
         self, members: Sequence[Member], proposers: Sequence[Proposer], judge: Selector, stops: AnswerStops
     ) -> None:
-        self._members, self._proposers, self._selector, self._stops = members, proposers, judge, stops
+        self._members = members
+        self._proposers = proposers
+        self._selector = judge
+        self._stops = stops
 
     def add(self, prompt: Prompt, pool: Pool) -> Requests[None]:
         """Put the members' common answer on the table, behind their own."""

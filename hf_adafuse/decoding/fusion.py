@@ -176,7 +176,9 @@ class _Trie:
     """The words of the candidates as a trie, each with its log-probability under every member."""
 
     def __init__(self, spans: Sequence[ScoredSpan], weights: Sequence[float], config: AdaFuseConfig) -> None:
-        self._spans, self._weights, self._config = spans, weights, config
+        self._spans = spans
+        self._weights = weights
+        self._config = config
         self._share = {"whole": 1.0, "distinct": 0.0, "weighted": share_of_rest(weights)}[config.word_part]
         # What `descend` has compared: per candidate, the mean probability of each of its words.
         self.decided_by: list[list[float]] = [[] for _ in spans]

@@ -75,7 +75,8 @@ class Pool:
         self.vocabularies = vocabularies
         self.margins: list[list[float]] = [[] for _ in vocabularies]
         self.weights: list[float] = []
-        self.criterion, self.highest_wins = "fused NLL", False
+        self.criterion = "fused NLL"
+        self.highest_wins = False
         self._candidates: dict[tuple[str, bool], Candidate] = {}
         self._best: dict[int, Candidate] = {}
 
@@ -97,7 +98,8 @@ class Pool:
                 if member_index in candidate.lossy:
                     candidate.lossy.remove(member_index)
             if order < candidate.order:
-                candidate.order, candidate.words = order, proposal.words
+                candidate.order = order
+                candidate.words = proposal.words
             self.encode_for(0, candidate)
 
     def add_text(

@@ -28,7 +28,10 @@ class AdaFuseDecodingError(RuntimeError):
         self, member: str, reason: str, round_number: int, texts: list[str], sequences: list[list[int]]
     ) -> None:
         super().__init__(member, reason, round_number, texts, sequences)
-        self.member, self.round, self.texts, self.sequences = member, round_number, texts, sequences
+        self.member = member
+        self.round = round_number
+        self.texts = texts
+        self.sequences = sequences
         self.reason = reason
 
     def __str__(self) -> str:

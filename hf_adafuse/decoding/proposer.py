@@ -86,8 +86,10 @@ class Proposer:
     stops: AnswerStops
 
     def __init__(self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule) -> None:
-        self.member_index, self.member = member_index, member
-        self.config, self.rule = config, rule
+        self.member_index = member_index
+        self.member = member
+        self.config = config
+        self.rule = rule
         self.piece = member.vocabulary.piece
         self.eos_ids = set(member.eos_ids)
 

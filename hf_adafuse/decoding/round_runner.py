@@ -40,7 +40,8 @@ class RoundRunner:
     ) -> None:
         self.members = members
         self._needs_logits = needs_logits
-        self._proposers, self._prefetchers = proposers, prefetchers
+        self._proposers = proposers
+        self._prefetchers = prefetchers
         self._vocabularies = [member.vocabulary for member in members]
         self._devices = [member.device_key for member in members]
         self.record = AcceptanceStats()  # of whoever goes first

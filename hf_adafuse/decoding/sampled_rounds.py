@@ -36,7 +36,9 @@ class SampledRounds:
         sampler: WordSampler,
         drop_unfit: Callable[[Prompt, Pool], None],
     ) -> None:
-        self._members, self._proposers, self._sampler = members, proposers, sampler
+        self._members = members
+        self._proposers = proposers
+        self._sampler = sampler
         self._drop_unfit = drop_unfit
 
     def draw(self, prompt: Prompt) -> Requests[tuple[Pool, Candidate]]:
@@ -61,7 +63,8 @@ class SampledRounds:
                     of_word = log_probs[: len(candidate.ids[member_index])]  # without the end after it
                     candidate.confidences = word_confidences([[of_word]], [1.0])
                 candidate.score = candidate.nlls[member_index] or 0.0
-                candidate.decided_by, pool.criterion = [candidate.score], "NLL of the word, which was drawn"
+                candidate.decided_by = [candidate.score]
+                pool.criterion = "NLL of the word, which was drawn"
                 candidate.dropped = None  # also a special token of the main model's own, which has no text
                 self._sampler.keep(member_index, word)
                 return pool, candidate

@@ -62,7 +62,10 @@ class Scheduler:
         on_pause: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
         num_left: Callable[[int], int | None] = lambda prompt_index: None,
     ) -> None:
-        self._members, self._likely, self._on_pause, self._num_left = members, likely, on_pause, num_left
+        self._members = members
+        self._likely = likely
+        self._on_pause = on_pause
+        self._num_left = num_left
         self._waiting: list[_Waiting] = [{} for _ in members]
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._devices = [member.device_key for member in members]
@@ -123,7 +126,8 @@ class Scheduler:
                 continue
             task.results = []
             if isinstance(request, SideBySide):
-                task.num_open, task.results = len(request.parts), [None] * len(request.parts)
+                task.num_open = len(request.parts)
+                task.results = [None] * len(request.parts)
                 for number, part in enumerate(request.parts):
                     self._advance(_Task(task.prompt_index, part, task, number))
             else:

@@ -47,8 +47,11 @@ class Selector:
         rule: WordRule,
         prompt_nlls: Sequence[Sequence[float]],
     ) -> None:
-        self._vocabularies, self._config, self._strategies = vocabularies, config, strategies
-        self._rule, self._prompt_nlls = rule, prompt_nlls
+        self._vocabularies = vocabularies
+        self._config = config
+        self._strategies = strategies
+        self._rule = rule
+        self._prompt_nlls = prompt_nlls
         self._trusts: dict[int, MemberWeights] = {}
 
     def choose(self, prompt: Prompt, pool: Pool, scored: Scored) -> Candidate | None:
@@ -71,7 +74,8 @@ class Selector:
                 f"candidates, or None, but is {choice.winner}. Mend the method."
             )
         pool.weights = shares(weights if choice.weights is None else choice.weights)
-        pool.criterion, pool.highest_wins = strategy.criterion, strategy.highest_wins
+        pool.criterion = strategy.criterion
+        pool.highest_wins = strategy.highest_wins
         winner = pool.record_scores(candidates, choice)
         if winner is not None:
             self._note_confidences(winner, scored, pool.weights)

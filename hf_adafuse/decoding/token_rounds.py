@@ -43,8 +43,11 @@ class TokenRounds:
         weights: Sequence[float],
         committer: Committer,
     ) -> None:
-        self._members, self._prompt, self._strategy = members, prompt, strategy
-        self._weights, self._committer = weights, committer
+        self._members = members
+        self._prompt = prompt
+        self._strategy = strategy
+        self._weights = weights
+        self._committer = committer
         self._tails = [b""] * len(members)  # per member, the text that is not yet in its prefix
         self._unshown: list[int] = []  # the main model's last tokens, while they end inside a character
         main = members[0].vocabulary

@@ -40,8 +40,11 @@ class WordSampler:
         is_greedy: bool,
         numbers: Iterator[float],
     ) -> None:
-        self._prompt_index, self._proposers, self._draws = prompt_index, proposers, draws
-        self._is_greedy, self._numbers = is_greedy, numbers
+        self._prompt_index = prompt_index
+        self._proposers = proposers
+        self._draws = draws
+        self._is_greedy = is_greedy
+        self._numbers = numbers
         self._weights = weights
         self._last: bytes | None = None  # the last word, where that might go on
 
@@ -74,8 +77,10 @@ class WordSampler:
         token = self._draws[member_index](node, self._numbers, allow)
         if not word.nodes:
             begun = proposer.begin(node, token)
-            word.nodes, word.data = begun.nodes, begun.data
-            word.end_token, word.is_done = begun.end_token, begun.is_done
+            word.nodes = begun.nodes
+            word.data = begun.data
+            word.end_token = begun.end_token
+            word.is_done = begun.is_done
         elif proposer.ends_before(word, token):
             word.is_done = True
         else:

@@ -53,7 +53,8 @@ LEVELS = {
     "once": Level(0.0, 1.0, 0.0),
 }
 # (share of the facts, levels of member 1, levels of member 2), each level drawn from its string at random
-_OWN, _OTHER = "often often often seldom seldom", "blank blank misled misled once"
+_OWN = "often often often seldom seldom"
+_OTHER = "blank blank misled misled once"
 _PLAN = [
     (0.34, _OWN, _OTHER),
     (0.34, _OTHER, _OWN),

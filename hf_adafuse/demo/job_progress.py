@@ -29,13 +29,17 @@ class Progress:
     def __init__(self, total: int, unit: str, done: int = 0, wanted: bool | None = None) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        self.num_new, self.seconds = 0, 0.0
+        self.num_new = 0
+        self.seconds = 0.0
         self._start = self._last_line = time.monotonic()
         is_terminal = sys.stderr.isatty()
         self._has_lines = wanted is None and not is_terminal
         shows_bar = is_terminal if wanted is None else wanted
         self._bar: Any = tqdm(total=total, initial=done, unit=f" {unit}", disable=not shows_bar, file=sys.stderr)
-        self._done, self._total, self._unit, self._note = done, total, unit, ""
+        self._done = done
+        self._total = total
+        self._unit = unit
+        self._note = ""
 
     def add(self, number: int, known: bool = False) -> None:
         """Count what has been done; what is known from an earlier run takes no time, and is not in the rate."""

@@ -14,7 +14,9 @@ W = TypeVar("W")
 R = TypeVar("R")
 
 # Each way is tried so often, but for those that have taken so many times as long as the quickest in the first trials.
-_NUM_TRIALS, _FIRST_TRIALS, _MUCH_LONGER = 4, 2, 1.5
+_NUM_TRIALS = 4
+_FIRST_TRIALS = 2
+_MUCH_LONGER = 1.5
 
 
 class Autotuner(Generic[W]):

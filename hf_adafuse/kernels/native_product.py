@@ -15,7 +15,8 @@ logger = logging.get_logger(__name__)
 
 # As many as the kernel has room for.
 MAX_TOKENS = 128
-_ROW_BLOCK, _COLUMN_MULTIPLE = 16, 16
+_ROW_BLOCK = 16
+_COLUMN_MULTIPLE = 16
 # What weights may be of, and the kernel's name for it.
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # The number is that of its arguments' order and meaning: a library of another source has another.

@@ -25,12 +25,16 @@ from .autotuner import Autotuner, timing_allowed
 from .native_product import MAX_TOKENS, can_multiply, product
 
 # The least bytes of a weight that the kernel is tried for. With more columns than so many parts may still be quicker.
-_LEAST_BYTES, _KERNEL_COLUMNS = 2**17, 2048
+_LEAST_BYTES = 2**17
+_KERNEL_COLUMNS = 2048
 # About the bytes of a part; a weight that is smaller than the larger ones stays whole.
-_LARGE_PART, _SMALL_PART = 5 * 2**17, 2**17
+_LARGE_PART = 5 * 2**17
+_SMALL_PART = 2**17
 # Parts are smaller where there would not be about so many for each thread. The number of their rows is a multiple of
 # what is multiplied at a time, and not smaller than that.
-_PARTS_PER_THREAD, _ROW_MULTIPLE, _FEWEST_ROWS = 4, 8, 16
+_PARTS_PER_THREAD = 4
+_ROW_MULTIPLE = 8
+_FEWEST_ROWS = 16
 # Numbers of tokens between two of these are alike: the same way is taken for all of them.
 _TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112)
 _SIZES = [bisect.bisect(_TOKEN_BOUNDS, number) for number in range(MAX_TOKENS + 1)]
@@ -49,7 +53,8 @@ class _Way(NamedTuple):
     by_kernel: bool = False
 
 
-_WHOLE, _BY_KERNEL = _Way(), _Way(by_kernel=True)
+_WHOLE = _Way()
+_BY_KERNEL = _Way(by_kernel=True)
 
 
 def with_small_batch_linears(model: Any) -> Any:

@@ -29,7 +29,8 @@ class AnswerFuser:
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._model, self._tokenizer = model, tokenizer
+        self._model = model
+        self._tokenizer = tokenizer
 
     def __call__(self, source: str, candidates: Sequence[str]) -> str:
         """

@@ -24,7 +24,9 @@ class Distribution:
     """
 
     def __init__(self, member: Member, reading: NodeLogprobs) -> None:
-        self.vocabulary, self.eos_ids, self.model = member.vocabulary, member.eos_ids, member.model
+        self.vocabulary = member.vocabulary
+        self.eos_ids = member.eos_ids
+        self.model = member.model
         self.reading = reading
 
     def top(self, count: int) -> list[tuple[bytes | None, int, float]]:

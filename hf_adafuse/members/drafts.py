@@ -32,7 +32,9 @@ class Drafts:
     """
 
     def __init__(self, backend: Backend, eos_ids: Iterable[int], room_after: Callable[[Node], float]) -> None:
-        self._backend, self._eos_ids, self._room_after = backend, set(eos_ids), room_after
+        self._backend = backend
+        self._eos_ids = set(eos_ids)
+        self._room_after = room_after
         self._next: dict[tuple[int, ...], int] = {}
         self._vocab_size = math.inf
         # Per length: how often a guess was right, of how many; at first as good as a coin.

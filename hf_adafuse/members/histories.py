@@ -88,8 +88,10 @@ class History:
             ForkError: it can no longer be copied.
         """
         longer = object.__new__(History)
-        longer._pristine, longer._processor = self._pristine, self._copied()
-        longer._ids, longer._num_prompt_tokens = ids, ids.shape[1] if self._ids is None else self._num_prompt_tokens
+        longer._pristine = self._pristine
+        longer._processor = self._copied()
+        longer._ids = ids
+        longer._num_prompt_tokens = ids.shape[1] if self._ids is None else self._num_prompt_tokens
         result = longer._processor(ids, scores.clone())
         longer._calls = None if self._calls is None else [*self._calls, (ids, scores)]
         if self._calls == []:  # it has been called for the first time

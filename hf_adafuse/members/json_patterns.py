@@ -12,7 +12,8 @@ _PART = re.compile(
 )
 _MAY_BE_LEFT_OUT = re.compile(r"[?*]|\{0")
 # What stands in a JSON string only behind a backslash, and other characters.
-_ESCAPED, _PLAIN = '"\\\n\t\r\v\f', "".join(map(chr, range(32, 127))).replace('"', "").replace("\\", "") + "é"
+_ESCAPED = '"\\\n\t\r\v\f'
+_PLAIN = "".join(map(chr, range(32, 127))).replace('"', "").replace("\\", "") + "é"
 
 
 def flaw_of(pattern: str) -> str:

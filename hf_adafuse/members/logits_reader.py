@@ -33,7 +33,10 @@ class LogitsReader:
         ids_to: Callable[[Node], list[int]],
         eos_ids: Sequence[int] = (),
     ) -> None:
-        self._processors, self._num_top, self._ids_to, self._eos_ids = processors, num_top, ids_to, list(eos_ids)
+        self._processors = processors
+        self._num_top = num_top
+        self._ids_to = ids_to
+        self._eos_ids = list(eos_ids)
         self.has_processors = any(processors)
         self._committed: dict[int, set[Node]] = {}  # per prompt, what has been committed before it was read
         self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread

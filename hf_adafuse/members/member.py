@@ -83,7 +83,8 @@ class Member(ABC):
         self.model = model
         self.vocabulary = vocabulary
         self.eos_ids = sorted(set(eos_ids))
-        self.max_length, self.limit = max_length, limit
+        self.max_length = max_length
+        self.limit = limit
         self.device = device
         self.backend = backend
         self.num_parameters = self._count_parameters()
@@ -112,7 +113,10 @@ class Member(ABC):
             with_costs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_costs`.
         """
         self._reader = self._make_reader(processors, num_top)
-        self._prompts, self._cache, self._weighting, self._can_share = list(prompts), cache, weighting, can_share
+        self._prompts = list(prompts)
+        self._cache = cache
+        self._weighting = weighting
+        self._can_share = can_share
         self._with_costs = with_costs
         self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
 

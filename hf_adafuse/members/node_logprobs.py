@@ -22,7 +22,9 @@ Allow = Callable[[int], bool]
 _MOST_DRAWS = 16
 # The best of a vocabulary of at least so many tokens are looked for in blocks of so many, if these are so many times as
 # many as are wanted: on CPU in a tenth to two thirds of the time.
-_LARGE_VOCABULARY, _BLOCK, _MANY_BLOCKS = 2**14, 512, 4
+_LARGE_VOCABULARY = 2**14
+_BLOCK = 512
+_MANY_BLOCKS = 4
 
 
 def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

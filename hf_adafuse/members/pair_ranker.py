@@ -66,7 +66,8 @@ class PairRanker:
     """
 
     def __init__(self, model: Any, tokenizer: Any, source_maxlength: int, candidate_maxlength: int) -> None:
-        self._model, self._tokenizer = model, tokenizer
+        self._model = model
+        self._tokenizer = tokenizer
         self._source_maxlength = source_maxlength
         self._total_maxlength = source_maxlength + 2 * candidate_maxlength
         self._ids = {marker: tokenizer.convert_tokens_to_ids(marker) for marker in (SOURCE, FIRST, SECOND)}

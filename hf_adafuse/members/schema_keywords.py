@@ -52,7 +52,8 @@ _KNOWN_FORMATS = {
 }
 _UNSAFE_FORMATS = {"json-pointer", "relative-json-pointer"}
 # Multiples are counted up to this number, and within bounds that are at most so far apart.
-_MOST_MULTIPLE, _MOST_APART = 1024, 10_000
+_MOST_MULTIPLE = 1024
+_MOST_APART = 10_000
 # What a keyword's value is, where it is not a schema, a number or anything at all.
 _SHAPES: dict[Any, tuple[str, ...]] = {
     str: ("$ref", "pattern", "format"),

@@ -27,7 +27,9 @@ _TEXT = (
     "who never lied, said that he had only ever played drums. That was how everything started: with wax, cold "
     "hands"
 )
-_MOST_TOKENS, _NUM_BEGINNINGS, _NUM_STEPS = 160, 12, 4
+_MOST_TOKENS = 160
+_NUM_BEGINNINGS = 12
+_NUM_STEPS = 4
 
 
 def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:

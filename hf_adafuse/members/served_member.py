@@ -24,5 +24,6 @@ class ServedMember(Member):
         return int(self.model.num_parameters())
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
-        self.backend.num_top, self.backend.make_reading = num_top, SparseReading
+        self.backend.num_top = num_top
+        self.backend.make_reading = SparseReading
         return SparseReader(self.eos_ids, self.backend.wanted)

@@ -47,7 +47,8 @@ class SparseReader:
     has_processors = False
 
     def __init__(self, eos_ids: Sequence[int], wanted: dict[Node, set[int]]) -> None:
-        self._eos_ids, self._wanted = list(eos_ids), wanted
+        self._eos_ids = list(eos_ids)
+        self._wanted = wanted
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
         """The backend gives the nodes their readings itself."""

@@ -131,7 +131,8 @@ class GrammarProcessor(LogitsProcessor):
     """
 
     def __init__(self, compiled: Any, library: Any) -> None:
-        self.compiled, self.library = compiled, library
+        self.compiled = compiled
+        self.library = library
         self.matcher: Any = None
         self.is_lost = False
 

@@ -42,7 +42,9 @@ class PromptTemplate:
     def of_field(cls, name: str) -> PromptTemplate:
         """The one that is a field alone, whose name may be any text."""
         template = cls("{field}")
-        template.text, template.fields, template._parts = f"{{{name}}}", [name], [("", name)]
+        template.text = f"{{{name}}}"
+        template.fields = [name]
+        template._parts = [("", name)]
         return template
 
     def fill(self, record: Mapping[str, Any]) -> str:

@@ -40,7 +40,8 @@ class AdaFuseRounds(list[AdaFuseRound]):
     ) -> None:
         super().__init__(rounds)
         self.names = _names(names, [self])
-        self.threshold, self.finish_reason = threshold, finish_reason
+        self.threshold = threshold
+        self.finish_reason = finish_reason
         self.thoughts: list[str | None] | None = None
         self.tool_calls: list[Any] = []
 

@@ -24,7 +24,8 @@ FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
 # Bounds far beyond what is of use, within which nothing overflows.
 _MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
 _MOST |= {"switch_margin": math.inf}
-_LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100
+_LEAST_WEIGHT = 1e-100
+_MOST_WEIGHT = 1e100
 
 
 def check(config: Any) -> None:

@@ -34,7 +34,8 @@ class AdaptedModel:
     """
 
     def __init__(self, model: Any, adapter: str | None) -> None:
-        self.model, self.adapter = base_model(model), adapter
+        self.model = base_model(model)
+        self.adapter = adapter
 
     def check(self, argument: str) -> AdaptedModel:
         """

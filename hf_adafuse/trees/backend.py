@@ -41,7 +41,8 @@ class Backend:
     keeps_keys = can_prefetch = True
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        self.model, self.device = model, device
+        self.model = model
+        self.device = device
         self.trees: Sequence[TokenTree] = []
         self.first_index = 0
         self.active: list[int] = []
@@ -78,9 +79,11 @@ class Backend:
     def admit(self, prompts: list[list[int]], with_log_probs: bool = False, can_share: bool = True) -> list[Node]:
         """Read further prompts, while others are being decoded; see `prefill`. Their indices follow those before."""
         newcomers = copy.copy(self)
-        newcomers.first_index, newcomers.prompt_log_probs = len(self.trees), []
+        newcomers.first_index = len(self.trees)
+        newcomers.prompt_log_probs = []
         roots = newcomers.prefill(prompts, None, with_log_probs, can_share)
-        self.num_forwards, self.num_tokens = newcomers.num_forwards, newcomers.num_tokens
+        self.num_forwards = newcomers.num_forwards
+        self.num_tokens = newcomers.num_tokens
         self.trees = [*self.trees, *newcomers.trees]
         self.prompt_log_probs = newcomers.prompt_log_probs
         self._take_in(newcomers)

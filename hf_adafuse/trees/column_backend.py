@@ -80,7 +80,8 @@ class ColumnBackend(Backend):
 
     def _take_in(self, newcomers: ColumnBackend) -> None:
         if not self.active:
-            self.columns, self.cache = newcomers.columns, newcomers.cache
+            self.columns = newcomers.columns
+            self.cache = newcomers.cache
             return
         ids = [self.trees[index].ids for index in (self.active[0], newcomers.active[0])]
         self.columns.take_in(newcomers.columns, common_length(ids))

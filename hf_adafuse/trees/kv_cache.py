@@ -127,7 +127,9 @@ class AdaFuseCache(DynamicCache):
 
     def _forget(self) -> None:
         """Its rows are others from here on: it is what any other cache is."""
-        self.sequences, self.texts, self.assistants = None, [], []
+        self.sequences = None
+        self.texts = []
+        self.assistants = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_owner": None, "assistants": []}

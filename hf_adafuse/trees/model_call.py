@@ -99,7 +99,9 @@ class ModelCall:
     """
 
     def __init__(self, model: Any, is_set_up: bool = False) -> None:
-        self.model, self._is_set_up, self.is_compiled = model, is_set_up, has_compiled_parts(model)
+        self.model = model
+        self._is_set_up = is_set_up
+        self.is_compiled = has_compiled_parts(model)
         base = base_model(base_model(model))  # inside an adapter, inside PEFT's wrapper
         parameters = inspect.signature(base.forward).parameters
         self._names = set(parameters)

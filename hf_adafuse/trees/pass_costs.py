@@ -30,7 +30,8 @@ SERVED_PRIOR = {1: 0.05, 64: 0.1}
 # Weights read per second, in bytes, which prices a pass of one token: memory of a desktop, of an accelerator.
 CPU_BANDWIDTH, ACCELERATOR_BANDWIDTH = 1e10, 1e12
 # A size with fewer measurements is not trusted; older ones fade.
-_FEWEST, _FADING = 3, 32
+_FEWEST = 3
+_FADING = 32
 # The curve is drawn anew after so many passes.
 _RENEWED_EVERY = 4
 

@@ -102,7 +102,8 @@ class KeptPrefixes:
         self._set([one for one in self._kept if one.model is not model])
 
     def _set(self, kept: list[_Kept]) -> None:
-        self._kept, self.num_bytes = kept, sum(one.num_bytes for one in kept)
+        self._kept = kept
+        self.num_bytes = sum(one.num_bytes for one in kept)
 
 
 _kept: ContextVar[KeptPrefixes | None] = ContextVar("prefix_caching", default=None)

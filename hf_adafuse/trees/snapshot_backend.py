@@ -45,10 +45,12 @@ class Chain:
     def __init__(self, tree: SnapshotTree, first: Node, below: _Below) -> None:
         again: list[int] = []
         if first.parent is None:
-            self.snapshot, self.num_read = tree.snapshot, tree.num_read
+            self.snapshot = tree.snapshot
+            self.num_read = tree.num_read
             again = tree.ids[tree.num_read : first.position]
         else:
-            self.snapshot, self.num_read = first.parent.snapshot, first.position
+            self.snapshot = first.parent.snapshot
+            self.num_read = first.position
         self.nodes = [first]
         while len(following := below.get(id(self.nodes[-1]), [])) == 1:
             self.nodes.append(following[0])
@@ -59,8 +61,10 @@ class Chain:
         """Take `count` tokens as read and `snapshot` as what it gave; returns the nodes read, with their offsets."""
         num_again = len(self.tokens) - len(self.nodes)
         read = list(enumerate(self.nodes[: max(0, count - num_again)], start=num_again))
-        self.tokens, self.nodes = self.tokens[count:], self.nodes[len(read) :]
-        self.snapshot, self.num_read = snapshot, self.num_read + count
+        self.tokens = self.tokens[count:]
+        self.nodes = self.nodes[len(read) :]
+        self.snapshot = snapshot
+        self.num_read = self.num_read + count
         if read:
             read[-1][1].snapshot = snapshot
         return read
@@ -82,7 +86,9 @@ class SnapshotBackend(Backend):
         self, model: Any, device: torch.device, max_tokens: int | None = None, max_rows: int | None = None
     ) -> None:
         super().__init__(model, device)
-        self._call, self._max_tokens, self._max_rows = ModelCall(model), max_tokens, max_rows
+        self._call = ModelCall(model)
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows
         self.trees: list[SnapshotTree] = []
 
     @torch.no_grad()
@@ -154,7 +160,8 @@ class SnapshotBackend(Backend):
         tree = self.trees[prompt_index]
         for node in tree.commit(path):
             if node.snapshot is not None:
-                tree.snapshot, tree.num_read = node.snapshot, node.position + 1
+                tree.snapshot = node.snapshot
+                tree.num_read = node.position + 1
 
     def drop(self, finished: set[int]) -> None:
         """These prompts need no more passes, and hold no memory from here on."""

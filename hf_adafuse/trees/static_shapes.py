@@ -95,7 +95,9 @@ class _Uncompiled:
     """
 
     def __init__(self) -> None:
-        self._lock, self._number_within, self._stance = threading.Lock(), 0, ExitStack()
+        self._lock = threading.Lock()
+        self._number_within = 0
+        self._stance = ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:

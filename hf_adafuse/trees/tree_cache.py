@@ -18,7 +18,8 @@ from .kv_slots import KVSlot
 # Columns that a tree has to spare: where it is alone, few, so that the cache is hardly larger than it must be; where
 # there are several, more each, up to half of what they hold: growing copies all of it.
 # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1,8,16, time and the KV column
-_SPARE_OF_ONE, _SPARE_OF_EACH = 4, 8
+_SPARE_OF_ONE = 4
+_SPARE_OF_EACH = 8
 
 
 class TreeCacheLayer(DynamicLayer):
@@ -35,7 +36,9 @@ class TreeCacheLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         width = cache.width
         if not self.is_initialized:
-            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self.dtype = key_states.dtype
+            self.device = key_states.device
+            self.is_initialized = True
             num_columns = width + cache.num_spare(width)
             self.keys = _empty(key_states, num_columns).zero_()
             self.values = _empty(value_states, num_columns).zero_()
@@ -48,7 +51,8 @@ class TreeCacheLayer(DynamicLayer):
         self.length = cache.length
         if self.is_initialized and self.keys.shape[2] < cache.width:
             width = cache.width + cache.num_spare(cache.width)
-            self.keys, self.values = _grown(self.keys, width), _grown(self.values, width)
+            self.keys = _grown(self.keys, width)
+            self.values = _grown(self.values, width)
 
     def get_seq_length(self) -> int:
         return self.length
@@ -79,7 +83,9 @@ class TreeCache(DynamicCache):
         depends on them happens here, so that `update` is the same few operations in every pass after the first (and is
         compiled once, where the model is).
         """
-        self.length, self.width, self.is_written = self.width, width, False
+        self.length = self.width
+        self.width = width
+        self.is_written = False
         self._targets: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer in self.layers:
             layer.open(self)
@@ -94,7 +100,8 @@ class TreeCache(DynamicCache):
     def move(self, tensors: list[torch.Tensor]) -> None:
         """What it holds moves into these, which are alike but for their width."""
         for layer, keys, values in zip(self._written(), tensors[::2], tensors[1::2], strict=True):
-            layer.keys, layer.values = _copied(layer.keys, keys), _copied(layer.values, values)
+            layer.keys = _copied(layer.keys, keys)
+            layer.values = _copied(layer.values, values)
 
     def _written(self) -> list[Any]:
         return [layer for layer in self.layers if layer.is_initialized]
@@ -134,11 +141,13 @@ class TreeCache(DynamicCache):
 
     def rearrange(self, sources: list[list[KVSlot]]) -> None:
         """New rows, each with the columns that were at these places; all else is gone."""
-        self.num_rows, self.width = len(sources), max(map(len, sources), default=0)
+        self.num_rows = len(sources)
+        self.width = max(map(len, sources), default=0)
         padded = [[*places, *[(0, 0)] * (self.width - len(places))] for places in sources]
         for layer, (keys, values) in zip(self.layers, self.gather(padded), strict=True):
             width = self.width + self.num_spare(self.width)
-            layer.keys, layer.values = _grown(keys, width), _grown(values, width)
+            layer.keys = _grown(keys, width)
+            layer.values = _grown(values, width)
 
     def gather(self, sources: list[list[KVSlot]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Per layer, copies of the keys and values at these places, as many in each row."""
@@ -148,9 +157,11 @@ class TreeCache(DynamicCache):
 
     def take_in(self, other: TreeCache) -> None:
         """The rows of another cache come after these."""
-        self.num_rows, self.width = self.num_rows + other.num_rows, max(self.width, other.width)
+        self.num_rows = self.num_rows + other.num_rows
+        self.width = max(self.width, other.width)
         for layer, new in zip(self.layers, other.layers, strict=True):
-            layer.keys, layer.values = _stacked(layer.keys, new.keys), _stacked(layer.values, new.values)
+            layer.keys = _stacked(layer.keys, new.keys)
+            layer.values = _stacked(layer.values, new.values)
 
     def append(self, other: DynamicCache, sources: list[KVSlot], columns: list[int], width: int) -> None:
         """Write what another cache holds at these places into these columns of the only row."""

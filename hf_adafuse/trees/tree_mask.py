@@ -44,7 +44,8 @@ class MaskMaker:
 
     def __init__(self, model: Any, device: torch.device) -> None:
         config = model.config.get_text_config()
-        self.dtype, self.device = model.dtype, device
+        self.dtype = model.dtype
+        self.device = device
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(config.layer_types)) if hasattr(config, "layer_types") else None
         self._shown, self._hidden = torch.tensor([0, torch.finfo(self.dtype).min], dtype=self.dtype, device="cpu")

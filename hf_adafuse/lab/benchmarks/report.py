@@ -20,7 +20,8 @@ from .targets import Check, Target
 
 # Figures are said not to be trusted where other programs keep more than this share of the processors busy, or where the
 # times of one contender differ by more than this share of their median.
-_MOST_LOAD, _MOST_SPREAD = 0.25, 0.2
+_MOST_LOAD = 0.25
+_MOST_SPREAD = 0.2
 _HEADER = ("", "seconds", "spread", "words/s", "/ ours", "passes", "tokens", "KV peak", "memory", "same text")
 
 

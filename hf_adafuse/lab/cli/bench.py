@@ -50,7 +50,8 @@ to 2 minutes, and seldom after that."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.description = _DESCRIPTION
+    parser.epilog = _EPILOG
     models = parser.add_argument_group("members (default: the benchmark's own pair, enlarged)")
     models.add_argument("--model", metavar="NAME", help="the main model: a Hub name or local folder")
     models.add_argument(

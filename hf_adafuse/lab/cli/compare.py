@@ -25,7 +25,8 @@ with other scores, the largest differences first, then those where the texts alo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _DETAILS
+    parser.description = _DESCRIPTION
+    parser.epilog = _DETAILS
     parser.add_argument("a", metavar="A.jsonl", help="the answers to compare with")
     parser.add_argument("b", metavar="B.jsonl", help="the answers whose gain is shown")
     parser.add_argument(

@@ -45,7 +45,8 @@ ENSEMBLE = "ensemble"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLES
     parser.add_argument("--tasks", required=True, type=name_list, metavar="TASK,TASK", help="names, or files of tasks")
     parser.add_argument("--data", metavar="FOLDER", help="the questions of this package's tasks (default: the Hub)")
     parser.add_argument("--include-path", metavar="FOLDER", help="further tasks")

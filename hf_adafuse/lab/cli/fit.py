@@ -43,7 +43,8 @@ the fusion is chosen only where it is above the best member by more than one sta
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _DETAILS
+    parser.description = _DESCRIPTION
+    parser.epilog = _DETAILS
     add_asking_arguments(parser)
 
 

@@ -64,7 +64,8 @@ class PanelJobs:
     """
 
     def __init__(self, args: argparse.Namespace, questions: Sequence[Question], template: Template) -> None:
-        self._args, self._questions = args, questions
+        self._args = args
+        self._questions = questions
         self._folder = Path(f"{args.output}.answers")
         names = ("model", "assistant", "dtype", "chat", "stop", "max_new_tokens", "few_shot")
         self._settings = {name: getattr(args, name) for name in names} | {"template": template.text}

@@ -58,8 +58,11 @@ class FitReport:
     def __init__(
         self, figures: Figures, names: Sequence[str], paths: Sequence[str], args: argparse.Namespace, template: str
     ) -> None:
-        self._figures, self._names, self._paths = figures, list(names), list(paths)
-        self._args, self._template = args, template
+        self._figures = figures
+        self._names = list(names)
+        self._paths = list(paths)
+        self._args = args
+        self._template = template
         self._judged = figures.judged
         self._num = len(self._judged.fused)
 

@@ -28,7 +28,8 @@ Intervals are Clopper and Pearson's, of 95 %."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _DETAILS
+    parser.description = _DESCRIPTION
+    parser.epilog = _DETAILS
     add_asking_arguments(parser)
 
 

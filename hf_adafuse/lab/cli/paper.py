@@ -61,7 +61,8 @@ _DEMO_MEMBERS = {"table2": 3}  # of the other ones two
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, put on a parser of the caller's."""
-    parser.description, parser.epilog = _DESCRIPTION, _DETAILS
+    parser.description = _DESCRIPTION
+    parser.epilog = _DETAILS
     parser.add_argument("what", choices=_CHOICES, metavar="NAME", help="which: see above")
     parser.add_argument("--data", metavar="FOLDER", help="the questions (default: see below)")
     parser.add_argument(

@@ -42,10 +42,12 @@ class PaperJob:
         batch_size: int,
         progress: bool | None,
     ) -> None:
-        self._members, self._names = members, names
+        self._members = members
+        self._names = names
         self._output = output
         self._settings = settings
-        self._batch_size, self._progress = batch_size, progress
+        self._batch_size = batch_size
+        self._progress = progress
 
     def make(
         self, experiment: Experiment, questions: Questions, left_out: Mapping[str, str], most: int, has_plot: bool

@@ -36,7 +36,8 @@ class CallOfMany:
     """
 
     def __init__(self, number: int, write: Callable[[int, tuple[str, Any, dict[str, float]]], None]) -> None:
-        self._num_left, self._write = number, write
+        self._num_left = number
+        self._write = write
         self._start = time.perf_counter()
         self._num_words = 0
 

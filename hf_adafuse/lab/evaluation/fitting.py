@@ -36,7 +36,9 @@ SELECT, FUSION = "select", "fusion"
 Choice = int | str
 
 # Parts of a cross-validation; within it, of the one that chooses; and how many partitions are averaged.
-_OUTER_PARTS, _INNER_PARTS, _PARTITIONS = 10, 5, 3
+_OUTER_PARTS = 10
+_INNER_PARTS = 5
+_PARTITIONS = 3
 # By more than so many standard errors an ensemble must be above the best member to be chosen: it costs several passes.
 MIN_GAIN = 1.0
 
