@@ -78,9 +78,9 @@ class Offer:
         names = [_name_of(one) for one in made]
         if len(set(names)) < len(names):
             raise ValueError(f"`tools` must have a name each, but are named {names}. Rename one.")
+        if choice in (None, "auto", "none", "required"):
+            return None if choice == "none" else cls(made, names if choice == "required" else [])
         named = choice["function"]["name"] if isinstance(choice, Mapping) and "function" in choice else choice
-        if named in (None, "auto", "none", "required"):
-            return None if named == "none" else cls(made, names if named == "required" else [])
         if named not in names:
             raise ValueError(
                 f'`tool_choice` must be "auto", "none", "required" or one of {names}, but is {choice!r}. Choose one.'

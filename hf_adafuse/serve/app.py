@@ -220,7 +220,7 @@ def _explained(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, in a sentence."""
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith(("list[", "constrained-")))
-    reason = str(first["msg"]).removeprefix("Value error, ")
+    reason = str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body must be JSON, but is not: {reason}.", "invalid_json")
     if first["type"] == "extra_forbidden":

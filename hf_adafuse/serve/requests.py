@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
@@ -288,19 +289,10 @@ class ChatRequest(GenerationRequest):
         return self
 
     def _check_tools(self) -> None:
-        offer, choice = self.offer, self.tool_choice
-        if (
-            len(_unicode(json.dumps([tool.model_dump() for tool in self.tools or []], ensure_ascii=False)))
-            > MOST_SCHEMA
-        ):
+        described = json.dumps([tool.model_dump() for tool in self.tools or []], ensure_ascii=False)
+        if len(_unicode(described)) > MOST_SCHEMA:
             raise ValueError(f"`tools` must be of at most {MOST_SCHEMA} characters of JSON")
-        names = [tool.function.name for tool in self.tools or []]
-        if len(set(names)) < len(names):
-            raise ValueError("`tools` must have a name each, but two have the same")
-        if not names and choice not in (None, "none", "auto"):
-            raise ValueError("`tools` must be given with this `tool_choice`")
-        if isinstance(choice, ToolChoice) and choice.function.name not in names:
-            raise ValueError(f"`tool_choice` must name one of `tools`, but names {choice.function.name!r}")
+        offer = self.offer
         is_json = "json_schema" in (super().structured or {})
         if offer is not None and (is_json or (offer.forced and super().structured)):
             raise ValueError('`response_format` must be left out with `tools`, unless `tool_choice` is "none"')
@@ -315,13 +307,11 @@ class ChatRequest(GenerationRequest):
     def offer(self) -> Offer | None:
         """The tools that the members are told of."""
         choice = self.tool_choice
-        if not self.tools or choice == "none":
+        if not self.tools and choice in (None, "none", "auto"):
             return None
-        forced = [tool.function.name for tool in self.tools] if choice == "required" else []
-        if isinstance(choice, ToolChoice):
-            forced = [choice.function.name]
-        most = 1 if self.parallel_tool_calls is False else None
-        return Offer([tool.model_dump(exclude_unset=True) for tool in self.tools], forced, most)
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or []]
+        offer = Offer.of(tools, choice.model_dump() if isinstance(choice, ToolChoice) else choice)
+        return replace(offer, most_calls=1) if offer is not None and self.parallel_tool_calls is False else offer
 
     @property
     def structured(self) -> dict[str, Any] | None:

@@ -88,6 +88,8 @@ def test_what_is_offered():
     assert Offer.of([WEATHER, CLOCK], "clock").forced == ["clock"]
     assert Offer.of([WEATHER], {"type": "function", "function": {"name": "weather"}}).forced == ["weather"]
     assert Offer.of([WEATHER], "none") is None
+    named = {"type": "function", "function": {"name": "none"}}  # a tool may be called like a word for the choice
+    assert Offer.of([named, CLOCK], named).forced == ["none"]
     (made,) = Offer.of([now]).tools
     assert made["function"]["name"] == "now" and made["function"]["parameters"]["required"] == ["zone"]
 
