@@ -72,7 +72,7 @@ class RunningBatch:
         return not self.is_over and batch_key(plan) == self._key
 
     def add(self, plan: CallPlan) -> int:
-        """A call joins; returns its number. Its prompt is read before the next pass but one."""
+        """A call joins; returns its number. Its prompt is read before the next pass, in which it takes part."""
         number = len(self._plans)
         for member, planned in zip(self._members, plan.members, strict=True):
             member.add_prompts(planned.prompts, planned.processors)

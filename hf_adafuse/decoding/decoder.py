@@ -91,7 +91,7 @@ class Decoder:
         self._fused_drafts = self._make_fused_drafts(rule)
         self._places = BatchSlots(self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache)
         likely = [one.add_likely_nodes for one in self._prefetchers] or [nothing_likely] * len(self.members)
-        self._scheduler = Scheduler(self.members, likely, self._move_on, self._num_left)
+        self._scheduler = Scheduler(self.members, likely, self._move_on, self._num_left, self._begin_waiting)
 
     def _answer_stops(self) -> AnswerStops:
         return AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
@@ -154,6 +154,10 @@ class Decoder:
     def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:
         """Of these prompts, those that are finished leave; what those that come in their place do."""
         self._places.leave(paused)
+        return self._begin_waiting()
+
+    def _begin_waiting(self) -> dict[int, Requests[None]]:
+        """What prompts do that have found a place."""
         return {prompt.index: self._decoding(prompt) for prompt in self._places.fill()}
 
     def _decoding(self, prompt: Prompt) -> Requests[None]:

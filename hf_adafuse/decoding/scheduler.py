@@ -50,6 +50,8 @@ class Scheduler:
         on_pause (`Callable`): told, before each pass, the prompts that have moved on since the last one; returns what
             further prompts do, by their indices.
         num_left (`Callable`, *optional*): how many tokens a prompt has left to do, or `None`.
+        begin_added (`Callable`, *optional*): asked when `steps` goes on; returns what prompts do that were added since
+            it has yielded, by their indices.
 
     Attributes:
         served (`list[int]`): the prompts of the pass that is run, or that has failed.
@@ -61,16 +63,18 @@ class Scheduler:
         likely: Sequence[Callable[[int], list[Node]]],
         on_pause: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
         num_left: Callable[[int], int | None] = lambda prompt_index: None,
+        begin_added: Callable[[], Mapping[int, Requests[None]]] = dict,
     ) -> None:
         self._members = members
         self._likely = likely
         self._on_pause = on_pause
         self._num_left = num_left
+        self._begin_added = begin_added
         self._waiting: list[_Waiting] = [{} for _ in members]
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._devices = [member.device_key for member in members]
         self._last: dict[Any, int] = {}  # per place, whose pass was the last one
-        self._left_out: list[int] = []  # the prompts that were taken out since the last pass
+        self._left_out: list[int] = []  # further prompts that are told of at the next pause
         self.served: list[int] = []
 
     def run(self, prompts: Mapping[int, Requests[None]]) -> None:
@@ -80,7 +84,8 @@ class Scheduler:
 
     def steps(self, prompts: Mapping[int, Requests[None]]) -> Iterator[None]:
         """
-        Run them all, and those that come while they run; yields before each pass.
+        Run them all, and those that come while they run; yields before each pass. What has come until it goes on takes
+        part in that pass.
 
         Args:
             prompts (`dict`): by the prompt's index, what it does.
@@ -100,6 +105,10 @@ class Scheduler:
             if not self._running and not any(self._waiting):
                 return
             yield
+            added = _tasks(self._begin_added())
+            for task in added:
+                self._advance(task)
+            self._left_out += [task.prompt_index for task in added]  # one may have no room for a single token
             ready = self._serve() if self._running or any(self._waiting) else []
 
     def leave_out(self, prompt_index: int) -> bool:

@@ -202,6 +202,28 @@ def test_a_call_that_leaves_frees_its_place_before_the_next_pass():
     assert calls.batch.leave(1) and calls.batch.leave(2)  # again, and after the end: nothing happens
 
 
+@pytest.mark.parametrize("number", range(7006, 7012))
+def test_calls_that_come_when_others_end_need_no_more_passes_than_one_call_for_all(number):
+    """Each takes part in the first pass after it has come: no place stays empty for a pass."""
+    ensemble = ensemble_of(random_case(number))
+    prompts = [f"{PROMPTS[k % len(PROMPTS)]} {k}" for k in range(7)]
+    call = {"max_new_tokens": 14, "stop_strings": ["a th", "sh"], "do_sample": False}
+    stats = ensemble.generate(prompts, **call, max_batch_size=2, return_dict_in_generate=True).stats["members"]
+    waiting = [planned(ensemble, prompt, {**call, "seed": 0}) for prompt in prompts]
+    calls, num_ended, passes = Calls(), 0, [0] * len(stats)
+    while waiting:
+        while waiting and (calls.batch is None or calls.batch.num_calls - len(calls.ended) < 2):
+            calls.add(waiting.pop(0))
+        while calls.batch.step() and (not waiting or calls.batch.num_calls - len(calls.ended) == 2):
+            pass
+        if calls.batch.is_over:  # both have ended in one pass: the next ones are a batch of their own
+            num_ended += len(calls.ended)
+            own = [member.backend.num_forwards for member in calls.batch._members]
+            passes, calls = [one + other for one, other in zip(passes, own, strict=True)], Calls()
+    assert num_ended == len(prompts)
+    assert all(own <= one["forward_passes"] for own, one in zip(passes, stats, strict=True))
+
+
 def test_what_has_ended_is_not_kept():
     ensemble = ensemble_of(random_case(7003))
     calls = Calls()
