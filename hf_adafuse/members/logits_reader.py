@@ -14,6 +14,10 @@ from ..trees.nodes import Node
 from .node_logprobs import NodeLogprobs, look_up, numbers_of, span_log_probs
 from .processors import PromptProcessors, States
 
+# The logits of a pass are read in parts of so many bytes in float32: those of many nodes over a large vocabulary take
+# hundreds of MB, and what is computed of them as much again.
+_MOST_BYTES = 2**26
+
 
 class LogitsReader:
     """
@@ -43,8 +47,14 @@ class LogitsReader:
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
         """Give the nodes, which have logits, their readings; `is_committed`: also those below forbidden tokens."""
-        if not nodes:
-            return
+        most = len(nodes)
+        if nodes and not self.has_processors:  # else nodes above and below each other are processed together
+            assert nodes[0].logits is not None
+            most = max(1, _MOST_BYTES // (4 * nodes[0].logits.shape[-1]))
+        for start in range(0, len(nodes), most or 1):
+            self._read_part(nodes[start : start + most], is_committed)
+
+    def _read_part(self, nodes: list[Node], is_committed: bool) -> None:
         logits = torch.stack([node.logits for node in nodes if node.logits is not None]).float()
         largest = logits.amax(-1)  # NaN where any is
         scores, states, forbidden, processed = self._process(logits, nodes, is_committed)

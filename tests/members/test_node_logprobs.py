@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from hf_adafuse.members import logits_reader
 from hf_adafuse.members.logits_reader import LogitsReader
 from hf_adafuse.members.processors import PromptProcessors, Step
 from hf_adafuse.trees.nodes import TokenTree
@@ -96,3 +97,23 @@ def test_it_is_committed_in_two_rounds_before_it_is_read(made):
     nodes = [*made.commit(4, 6), *made.commit(3, 2)]
     made.read(*nodes)
     assert made.seen == [[*PROMPT, *[4, 6, 3, 2][:count]] for count in range(5)] and all(map(is_processed, nodes))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 100])
+def test_many_nodes_are_read_in_parts(num_rows, monkeypatch):
+    """Logits over a large vocabulary take much memory in float32: few at a time."""
+    monkeypatch.setattr(logits_reader, "_MOST_BYTES", 4 * SIZE * num_rows)
+    tree, widths = TokenTree(0, list(PROMPT)), []
+    best = logits_reader.numbers_of
+    monkeypatch.setattr(
+        logits_reader, "numbers_of", lambda scores, *rest: widths.append(len(scores)) or best(scores, *rest)
+    )
+    nodes, logits = tree.root.add_path([3, 4, 5, 6, 7]), torch.randn(5, SIZE)
+    for node, row in zip(nodes, logits):
+        node.has_logits, node.logits = True, row
+    LogitsReader([PromptProcessors([], len(PROMPT))], 2, tree.ids_to).read(nodes)
+    assert sum(widths) == 5 and max(widths) == min(num_rows, 5)
+    for node, row in zip(nodes, logits):
+        expected = row.log_softmax(-1).topk(2)
+        assert node.reading.top == expected.indices.tolist()
+        assert node.reading.top_log_probs == pytest.approx(expected.values.tolist(), abs=1e-6)
