@@ -32,6 +32,8 @@ class AdaFuseCandidate:
         note (`str`): what else decided about it; `None` for nothing.
         features (`list[float]`): the numbers by which a method that selects answers has judged it, as
             `hf_adafuse.confidence.features` describes them; `None` among them: not known. Empty for other methods.
+        ratings (`list[float]`): each member's rating of the answer, from 1 to the method's `max_score`; `None` of a
+            member that gives none. Empty for methods in which members do not rate.
     """
 
     text: str
@@ -45,6 +47,7 @@ class AdaFuseCandidate:
     decided_by: list[float] = field(default_factory=list)
     note: str | None = None
     features: list[float | None] = field(default_factory=list)
+    ratings: list[float | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
 from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.participants import Participant, assistant_name
+from ..members.rating_prompts import check_templates
 from ..members.structured import read_structured
 from ..outputs import AdaFuseRound
 from ..trees.adapters import adapted, base_model
@@ -201,6 +202,8 @@ def make_ensemble(
     processors = _as_list(arguments.assistant_logits_processor, "assistant_logits_processor")
     participants = resolve_participants(model, arguments)
     strategy.check_members([participant.vocabulary for participant in participants])
+    if strategy.rated_by is not None:
+        check_templates([participant.tokenizer for participant in participants])
     check_served_settings(participants, strategy, config, bool(samples), arguments.structured is not None)
     return EnsembleSpec(
         participants=participants,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ def rounds_of(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
     return AdaFuseRounds(prompt.rounds, names, threshold, prompt.finish_reason)
 
 
-def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> AdaFuseOutput:
-    """The output with `return_dict_in_generate=True`."""
+def make_output(
+    sequences: torch.Tensor, plan: CallPlan, members: list[Member], prompts: list[Prompt], raters: Sequence[Member] = ()
+) -> AdaFuseOutput:
+    """The output with `return_dict_in_generate=True`. Where members rate, `raters` are the members as such."""
     config, made = plan.call.generation_config, [rounds_of(prompt, plan) for prompt in prompts]
     rounds = AdaFuseRoundsBatch(made, made[0].names, made[0].threshold)
     of_method = make_strategy(plan.config).counts([one for of_prompt in rounds for one in of_prompt])
@@ -43,21 +46,28 @@ def make_output(sequences: torch.Tensor, plan: CallPlan, members: list[Member], 
         scores=_stack([prompt.scores for prompt in prompts], new_tokens) if config.output_scores else None,
         logits=_stack([prompt.logits for prompt in prompts], new_tokens) if config.output_logits else None,
         rounds=rounds,
-        stats={**count_words(rounds), **of_method, "members": [_stats(member) for member in members]},
+        stats={**count_words(rounds), **of_method, "members": _stats(members, raters)},
         confidence=[of_prompt.confidence for of_prompt in rounds],
         # A cache does not know its images: a later call could take their tokens for words.
         **{CACHE_NAME: final_cache(sequences, members, prompts) if plan.returns_cache else None},
     )
 
 
-def _stats(member: Member) -> dict[str, Any]:
-    return {
-        "name": member.name,
-        "forward_passes": member.backend.num_forwards,
-        "tokens_run": member.backend.num_tokens,
-        "proposals": member.num_proposals,
-        "wins": member.num_wins,
-    }
+def _stats(members: Sequence[Member], raters: Sequence[Member]) -> list[dict[str, Any]]:
+    """Per member; what it has read to rate answers counts too."""
+    backends = [[member.backend] for member in members]
+    for of_member, rater in zip(backends, raters, strict=False):
+        of_member.append(rater.backend)
+    return [
+        {
+            "name": member.name,
+            "forward_passes": sum(backend.num_forwards for backend in of_member),
+            "tokens_run": sum(backend.num_tokens for backend in of_member),
+            "proposals": member.num_proposals,
+            "wins": member.num_wins,
+        }
+        for member, of_member in zip(members, backends, strict=True)
+    ]
 
 
 def _stack(rows: list[list[torch.Tensor]], num_steps: int) -> tuple[torch.Tensor, ...] | None:

@@ -11,10 +11,12 @@ import torch
 
 from ..decoding.decoder import Decoder
 from ..decoding.progress import AdaFuseDecodingError, Prompt, Sampling
+from ..decoding.reviews import Reviews
 from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member
 from ..members.node_logprobs import draw_token
+from ..members.rating_prompts import RatingPrompts, question_of
 from ..outputs import AdaFuseOutput
 from ..trees.backend import ForwardError
 from ..trees.shared_prefix import prefix_caching
@@ -51,13 +53,16 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     prompts = make_prompts(plan)
     members = make_members(plan)
     try:
+        strategies = make_strategies(plan)
+        reviews = make_reviews(plan, strategies)
         with sharing_prefixes(plan):
-            _make_decoder(plan, members, prompts).run()
+            _make_decoder(plan, members, prompts, strategies, reviews).run()
     finally:
         if call.streamer is not None:
             call.streamer.end()  # also after an error: who waits for the text gets what there is
     sequences = pad_right([prompt.ids for prompt in prompts], call.generation_config, call.input_ids)
-    return make_output(sequences, plan, members, prompts) if call.returns_dict else sequences
+    raters = [] if reviews is None else reviews.raters
+    return make_output(sequences, plan, members, prompts, raters) if call.returns_dict else sequences
 
 
 def sharing_prefixes(plan: CallPlan) -> AbstractContextManager[Any]:
@@ -112,18 +117,21 @@ def prompt_nlls(plan: CallPlan, members: Sequence[Member]) -> list[list[float]]:
     return [member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else []
 
 
-def _make_decoder(plan: CallPlan, members: list[Member], prompts: list[Prompt]) -> Decoder:
+def _make_decoder(
+    plan: CallPlan, members: list[Member], prompts: list[Prompt], strategies: list[Strategy], reviews: Reviews | None
+) -> Decoder:
     return Decoder(
         members=members,
         prompts=prompts,
         config=plan.config,
-        strategies=make_strategies(plan),
+        strategies=strategies,
         should_stop=plan.stop_check,
         on_commit=_streaming(plan.call.streamer),
         keep_cache=plan.returns_cache,
         prompt_nlls=prompt_nlls(plan, members),
         max_batch_size=plan.max_batch_size,
         on_answer=_telling(plan, prompts),
+        reviews=reviews,
     )
 
 
@@ -142,6 +150,28 @@ def make_strategies(plan: CallPlan) -> list[Strategy]:
         strategy.prepare(main.device)
         made.append(strategy)
     return made
+
+
+def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | None:
+    """The members once more, as raters of answers that have been given the prompts and have read none; `None` where the
+    method has nothing rated."""
+    rubric = strategies[0].rated_by
+    if rubric is None:
+        return None
+    raters, forms = [], []
+    for member in plan.members:
+        tokenizer, vocabulary = member.participant.tokenizer, member.participant.vocabulary
+        forms.append(RatingPrompts(tokenizer, vocabulary, rubric))
+        raters.append(member.participant.make_member(member.backend, [], member.prompts))
+    reviews = Reviews(raters, forms)
+    reviews.start([question_asked(plan, strategy) for strategy in strategies])
+    return reviews
+
+
+def question_asked(plan: CallPlan, strategy: Strategy) -> str:
+    """What the prompt of a method asks, without the main model's chat template."""
+    main = plan.members[0].participant
+    return question_of(main.tokenizer, main.vocabulary, strategy.prompt_text)
 
 
 def _samplings(plan: CallPlan) -> list[Sampling | None]:

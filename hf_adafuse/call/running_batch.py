@@ -21,7 +21,7 @@ from ..decoding.strategies.registry import make_strategy
 from ..trees.adapters import base_model, model_state
 from .output import rounds_of
 from .plan import CallPlan
-from .run import make_members, make_prompts, make_strategies, prompt_nlls
+from .run import make_members, make_prompts, make_reviews, make_strategies, prompt_nlls, question_asked
 
 
 class RunningBatch:
@@ -44,16 +44,19 @@ class RunningBatch:
         self._on_end = on_end
         self._prompts = make_prompts(plan)
         self._members = make_members(plan)
+        strategies = make_strategies(plan)
+        self._reviews = make_reviews(plan, strategies)
         self._left: set[int] = set()
         self._decoder = Decoder(
             members=self._members,
             prompts=self._prompts,
             config=plan.config,
-            strategies=list(make_strategies(plan)),
+            strategies=strategies,
             should_stop=self._should_stop,
             on_commit=lambda prompt, ids: on_rounds(prompt.index),
             prompt_nlls=prompt_nlls(plan, self._members),
             on_answer=self._end,
+            reviews=self._reviews,
         )
         self._steps: Iterator[None] | None = self._decoder.steps()
 
@@ -77,6 +80,8 @@ class RunningBatch:
         for member, planned in zip(self._members, plan.members, strict=True):
             member.add_prompts(planned.prompts, planned.processors)
         (prompt,), (strategy,) = make_prompts(plan, number), make_strategies(plan)
+        if self._reviews is not None:
+            self._reviews.add(question_asked(plan, strategy))
         self._plans.append(plan)
         self._decoder.add(prompt, strategy)
         return number

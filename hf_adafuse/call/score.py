@@ -10,10 +10,11 @@ from typing import Any
 
 from ..confidence.answer_score import AnswerScore
 from ..decoding.batch_slots import BatchSlots
+from ..decoding.long_spans import long_log_probs
 from ..decoding.member_weights import MemberWeights
 from ..decoding.pool import Candidate, Pool
 from ..decoding.progress import AdaFuseDecodingError, Prompt
-from ..decoding.requests import ForwardRequest, Requests, SideBySide
+from ..decoding.requests import Requests, SideBySide
 from ..decoding.scheduler import Scheduler, nothing_likely
 from ..decoding.selector import confidences_of
 from ..decoding.words import WordRule
@@ -21,9 +22,6 @@ from ..members.member import MemberError, Span
 from ..members.templates import is_unicode
 from .plan import CallPlan
 from .run import make_members, make_prompts, prompt_nlls, sharing_prefixes
-
-# Logits of answers held at a time, over all prompts: 256 MB in float32. Of a prompt at least so many tokens are read.
-_MOST_LOGITS, _LEAST_TOKENS = 2**26, 16
 
 Answers = list[list[str]]
 
@@ -160,14 +158,8 @@ class _Scores:
         hold too many logits."""
         member, pool = self._members[member_index], self._pools[prompt.index]
         spans = [Span(pool.encode_for(member_index, candidate), candidate.ends) for candidate in candidates]
-        size = self._vocabularies[member_index].vocab_size or 1
-        most = max(_LEAST_TOKENS, _MOST_LOGITS // size // max(1, member.num_active))
-        # All answers have their nodes before any is read, so their scores leave the device with each reading. A pass
-        # may have read drafts along, so what is left is asked for anew.
-        while needed := member.needed_to_score(prompt.index, spans):
-            yield ForwardRequest(member_index, needed[:most])
-            member.forget_logits(prompt.index)
-        return member.log_probs(prompt.index, spans)
+        log_probs = yield from long_log_probs(member_index, member, prompt.index, spans)
+        return log_probs
 
     def _score(self, candidate: Candidate, log_probs: list[list[float]], weights: Sequence[float]) -> AnswerScore:
         return AnswerScore(

@@ -28,6 +28,10 @@ Of the prompt, the same for all its answers:
 - `prompt cost, member k`: the NLL of the prompt, in nats per byte (PackLLM, arXiv 2404.11531).
 - `question cost, member k`: the NLL of the part of the prompt behind its last empty line.
 
+Where members rate answers (`select` with `with_ratings=True`), also of an answer:
+
+- `rating, member k`: the mean that member k gives it by the rubric, as `peer-review` defines it (arXiv 2512.23213).
+
 What a member cannot tell (the entropy behind a server, the cost of a prompt that has no text) is `None`, and is filled
 in by [`filled`].
 """
@@ -80,12 +84,14 @@ class AnswerFacts:
             to score.
         num_bytes (`int`): of the text in UTF-8; its end counts as one.
         authors (`tuple[int]`): the members whose own answer it is, by number.
+        ratings (`list[float]`): each member's rating of it; empty where members do not rate.
     """
 
     text: str
     log_probs: Sequence[Sequence[Sequence[float]]]
     num_bytes: int
     authors: tuple[int, ...]
+    ratings: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)
@@ -104,11 +110,12 @@ class PromptFacts:
     question_costs: Sequence[float | None]
 
 
-def feature_names(num_members: int) -> list[str]:
-    """What the features of an answer are, in their order."""
+def feature_names(num_members: int, with_ratings: bool = False) -> list[str]:
+    """What the features of an answer are, in their order; with the members' ratings where these are among them."""
     members = range(num_members)
     own = [f"{name}, member {k}" for name in _PER_MEMBER for k in members]
-    return [*own, *_OF_ANSWER, *(f"{name}, member {k}" for name in _OF_PROMPT for k in members)]
+    ratings = [f"rating, member {k}" for k in members if with_ratings]
+    return [*own, *_OF_ANSWER, *(f"{name}, member {k}" for name in _OF_PROMPT for k in members), *ratings]
 
 
 def answer_features(
@@ -203,6 +210,7 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
         *prompt.entropies,
         *prompt.costs,
         *prompt.question_costs,
+        *answer.ratings,
     ]
 
 

@@ -20,6 +20,7 @@ class BatchSlots:
         number (`int`, *optional*): how many places there are; one for each prompt by default.
         on_answer (`Callable`, *optional*): told the index of each prompt that leaves.
         keep_cache (`bool`): keep the members' keys and values of each prompt.
+        helpers (`list[Member]`, *optional*): who read the prompts in another form beside them; nothing is kept of it.
 
     Attributes:
         is_reading (`bool`): whether prompts are being read.
@@ -32,7 +33,9 @@ class BatchSlots:
         number: int | None,
         on_answer: Callable[[int], None] | None,
         keep_cache: bool,
+        helpers: Sequence[Member] = (),
     ) -> None:
+        self._helpers = helpers
         self._members = members
         self._prompts = prompts
         self._waiting = list(prompts)
@@ -63,8 +66,9 @@ class BatchSlots:
 
     def _read(self, number: int) -> None:
         """Those behind servers while those here do."""
-        begun = [begin(partial(member.read_prompts, number)) for member in self._members if member.runs_elsewhere]
-        for member in self._members:
+        readers = [*self._members, *self._helpers]
+        begun = [begin(partial(member.read_prompts, number)) for member in readers if member.runs_elsewhere]
+        for member in readers:
             if not member.runs_elsewhere:
                 member.read_prompts(number)
         with server_wait():
@@ -82,6 +86,8 @@ class BatchSlots:
                 for index in sorted(finished):
                     self._prompts[index].states.append(member.state(index))
             member.drop(finished)
+        for helper in self._helpers:
+            helper.drop(finished)
         if self._on_answer is not None:
             for index in sorted(finished):
                 self._on_answer(index)

@@ -26,6 +26,7 @@ from .prefetcher import Prefetcher
 from .progress import AdaFuseDecodingError, Prompt, Sampling
 from .proposer import Proposals
 from .requests import ForwardRequest, Requests
+from .reviews import Reviews
 from .round_runner import RoundRunner
 from .sampled_rounds import SampledRounds
 from .scheduler import Scheduler, nothing_likely
@@ -55,6 +56,7 @@ class Decoder:
         keep_cache (`bool`): keep the members' keys and values of each prompt.
         prompt_nlls (`list[list[float]]`, *optional*): as of [`Selector`].
         max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`BatchSlots`].
+        reviews (`Reviews`, *optional*): where the members rate answers; it has been given the prompts.
     """
 
     members: list[Member]
@@ -67,6 +69,7 @@ class Decoder:
     prompt_nlls: Sequence[Sequence[float]] = ()
     max_batch_size: int | None = None
     on_answer: Callable[[int], None] | None = None
+    reviews: Reviews | None = None
 
     def __post_init__(self) -> None:
         rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
@@ -89,9 +92,13 @@ class Decoder:
                 proposer.draft = DraftSampler(proposer.member_index, draw, self._numbers)
                 proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
-        self._places = BatchSlots(self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache)
+        raters = [] if self.reviews is None else self.reviews.raters
+        places = self.max_batch_size, self.on_answer, self.keep_cache
+        self._places = BatchSlots(self.members, self.prompts, *places, raters)
         likely = [one.add_likely_nodes for one in self._prefetchers] or [nothing_likely] * len(self.members)
-        self._scheduler = Scheduler(self.members, likely, self._move_on, self._num_left, self._begin_waiting)
+        likely += [nothing_likely] * len(raters)
+        readers = [*self.members, *raters]
+        self._scheduler = Scheduler(readers, likely, self._move_on, self._num_left, self._begin_waiting)
 
     def _answer_stops(self) -> AnswerStops:
         return AnswerStops(self._vocabularies[0], self.prompts, self.should_stop)
@@ -180,6 +187,8 @@ class Decoder:
             self._turns.drop_unfit(prompt, pool)
             scored = yield from self._turns.score(prompt, pool)
             self._tell_facts(prompt)
+            if self.reviews is not None:
+                yield from self.reviews.rate(prompt, pool, scored)
             winner = self._selector.choose(prompt, pool, scored)
             if winner is None:
                 winner = yield from self._last_resort(prompt)

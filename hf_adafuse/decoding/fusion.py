@@ -62,6 +62,7 @@ class ScoredSpan:
         logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
         tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; not needed for whole words.
         is_first (`bool`): the text begins with it.
+        ratings (`list[float]`): each member's rating of it, where members rate; `None`: that member gives none.
     """
 
     words: tuple[str, ...]
@@ -71,6 +72,7 @@ class ScoredSpan:
     logits: list[list[float]] = field(default_factory=list)
     tokens: list[list[list[int]]] = field(default_factory=list)
     is_first: bool = False
+    ratings: Sequence[float | None] = ()
 
     @property
     def text(self) -> str:

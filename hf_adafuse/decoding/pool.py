@@ -32,7 +32,7 @@ class Candidate:
         decided_by (`list[float]`), note (`str`, *optional*): as of [`AdaFuseCandidate`].
         end_token (`int`, *optional*): of the main model: the one that ends the sequence, where that has been drawn.
         confidences (`list[float]`), confidence (`float`, *optional*): as of [`AdaFuseRound`], were it committed.
-        features (`list[float]`): as of [`AdaFuseCandidate`].
+        features (`list[float]`), ratings (`list[float]`): as of [`AdaFuseCandidate`].
     """
 
     text: str
@@ -53,6 +53,7 @@ class Candidate:
     confidences: list[float | None] = field(default_factory=list)
     confidence: float | None = None
     features: list[float | None] = field(default_factory=list)
+    ratings: list[float | None] = field(default_factory=list)
 
     @property
     def reaches_caller(self) -> bool:
@@ -156,6 +157,7 @@ class Pool:
                 decided_by=candidate.decided_by,
                 note=candidate.note,
                 features=candidate.features,
+                ratings=candidate.ratings,
             )
             for candidate in self.ranked()
         ]

@@ -136,7 +136,7 @@ class Selector:
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
         whole = (*words, *[END] * candidate.ends)
         proposers = tuple(sorted(candidate.times.elements()))
-        return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first)
+        return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first, candidate.ratings)
 
     def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
         """Per member and word, its tokens; the end is one that no word has. None where only whole words count."""

@@ -133,6 +133,34 @@ def chat_inputs(
     return BatchEncoding({**made[0], "assistant_inputs": made[1:]})
 
 
+def rendered_turn(tokenizer: Any, content: str, **variables: Any) -> tuple[str, bool]:
+    """
+    A message of the user's as text, with an answer opened behind it, in which the model does not think where its
+    template can say so; and whether the tokenizer has a chat template. Without one it is the plain rendering.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`), content (`str`)
+        variables (*optional*): of the template; by default `enable_thinking=False`.
+
+    Raises:
+        ValueError: the template refuses the message.
+    """
+    tokenizer = as_usual(tokenizer)
+    has_template = bool(_template(tokenizer))
+    options = (variables or {"enable_thinking": False}) if has_template else {"chat_template": PLAIN_TEMPLATE}
+    messages = [{"role": "user", "content": content}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+    except ImportError:
+        raise  # the template engine is missing: its message says what to install
+    except Exception as error:  # a template says no with whatever exception it likes
+        raise ValueError(
+            f"The chat template of every member must take a user's message, but that of {_name(tokenizer)} refuses it: "
+            f"{error}. Change that `chat_template`, or leave it out."
+        ) from error
+    return str(text), has_template
+
+
 def takes_system(tokenizers: Sequence[Any]) -> bool:
     """Whether the chat templates of all members take a message of the system's: Gemma's of 2024 refuse it."""
     try:

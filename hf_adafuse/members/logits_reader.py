@@ -78,7 +78,7 @@ class LogitsReader:
             self._committed.pop(prompt_index, None)
             self._settled.pop(prompt_index, None)
 
-    def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
+    def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
         """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
         return [node for node in path if node.reading is None]
 

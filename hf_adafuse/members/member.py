@@ -38,10 +38,12 @@ class MemberError(Exception):
 
 
 class Span(NamedTuple):
-    """A candidate in one member's tokens, and whether the text ends after it."""
+    """A candidate in one member's tokens, whether the text ends after it, and how many of its ids are read without
+    being scored."""
 
     ids: list[int]
     ends: bool
+    start: int = 0
 
 
 class Member(ABC):
@@ -195,7 +197,7 @@ class Member(ABC):
         needed: dict[Node, None] = {}
         for span in spans:
             path = self.path(prompt_index, span.ids)[: None if span.ends else -1]
-            needed.update(dict.fromkeys(self._reader.missing(path, span.ids)))
+            needed.update(dict.fromkeys(self._reader.missing(path, span.ids, span.start)))
         return list(needed)
 
     def ends_of(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
@@ -206,11 +208,12 @@ class Member(ABC):
         return ends
 
     def log_probs(self, prompt_index: int, spans: Iterable[Span]) -> list[list[float]]:
-        """Per span that has been read, the log-probability (nats) of each id, and of the end of the text after it."""
-        paths = [(self.path(prompt_index, span.ids), span) for span in spans]
-        self._reader.look_up(pair for path, span in paths for pair in zip(path, span.ids, strict=False))
+        """Per span that has been read, the log-probability (nats) of each id that is scored, and of the end of the text
+        after it."""
+        paths = [(self.path(prompt_index, ids)[start:], ids[start:], ends) for ids, ends, start in spans]
+        self._reader.look_up(pair for path, ids, _ in paths for pair in zip(path, ids, strict=False))
         read = self._reader.span_log_probs
-        return [read(path, span.ids, self.eos_ids if span.ends else None) for path, span in paths]
+        return [read(path, ids, self.eos_ids if ends else None) for path, ids, ends in paths]
 
     def forget_logits(self, prompt_index: int) -> None:
         """Below a prompt's prefix keep of what has been read only the numbers that have left the device: scores of

@@ -62,12 +62,13 @@ class SparseReader:
     def add_prompts(self, processors: Sequence[Any]) -> None:
         """No logits processor acts on a member behind a server."""
 
-    def missing(self, path: list[Node], tokens: Sequence[int]) -> list[Node]:
+    def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
         """Of the nodes above these tokens, each above its own, and one more where the text ends after them, those of
-        which the token, or the end, is not known; it will be asked for."""
+        which the token, or the end, is not known; it will be asked for. The first `start` tokens are not: a server
+        reads what is before a node with the node."""
         wanted = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
         missing = []
-        for node, after in zip(path, wanted, strict=False):
+        for node, after in [*zip(path, wanted, strict=False)][start:]:
             lacking = [token for token in after if token not in (node.snapshot or ())]
             if lacking:
                 self._wanted.setdefault(node, set()).update(lacking)

@@ -108,7 +108,8 @@ def _format_table(committed: AdaFuseRound) -> list[str]:
 def _cells(candidate: AdaFuseCandidate) -> list[str]:
     note = f"dropped: {candidate.dropped}" if candidate.dropped else ""
     lossy = f"not exact for {' '.join(map(str, candidate.lossy))}" if candidate.lossy and not note else ""
-    note = ", ".join(part for part in (note, candidate.note, lossy) if part)
+    rated = f"rated {' '.join(map(show_nll, candidate.ratings))}" if candidate.ratings else ""
+    note = ", ".join(part for part in (note, rated, candidate.note, lossy) if part)
     nlls = map(show_nll, candidate.nlls)
     return [show_candidate(candidate), show_proposers(candidate), *nlls, show_values(candidate.decided_by), note]
 

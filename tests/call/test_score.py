@@ -13,7 +13,7 @@ from support.kinds import MODELS, model_of
 from support.reference import RefMember
 from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
-import hf_adafuse.call.score
+import hf_adafuse.decoding.long_spans
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, chat_inputs
 from hf_adafuse.trees.column_backend import ColumnBackend
 from hf_adafuse.trees.packed_backend import PackedBackend
@@ -119,8 +119,8 @@ def test_many_logits_are_read_in_several_passes(monkeypatch):
     case = random_case(3)
     ensemble = AdaFuseEnsemble(list(zip(case.models, case.tokenizers, strict=True)))
     whole = ensemble.score(case.prompts, [ANSWERS] * len(case.prompts), ends=True)
-    monkeypatch.setattr(hf_adafuse.call.score, "_MOST_LOGITS", 1)
-    monkeypatch.setattr(hf_adafuse.call.score, "_LEAST_TOKENS", 3)
+    monkeypatch.setattr(hf_adafuse.decoding.long_spans, "_MOST_LOGITS", 1)
+    monkeypatch.setattr(hf_adafuse.decoding.long_spans, "_LEAST_TOKENS", 3)
     parts = ensemble.score(case.prompts, [ANSWERS] * len(case.prompts), ends=True)
     for one, other in zip(sum(whole, []), sum(parts, []), strict=True):
         for values, others in zip(one.log_probs, other.log_probs, strict=True):

@@ -21,8 +21,14 @@ from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy
 NAMES = list(TOKENIZERS)
 BUILT_IN = [name for name in STRATEGIES if STRATEGIES[name].__module__.startswith("hf_adafuse.")]
 PEERS = [name for name in BUILT_IN if name != "adafuse"]
+WHOLE_ANSWERS = ("majority", "rerank", "blender", "select", "peer-review")
 OVER_TOKENS = ("unite", "gac", "deepen")
-OPTIONS = {"sweetspan": {"num_words": 2}, "spans": {"unit": "paragraph", "num_words": 4}, "specfuse": {"num_tokens": 4}}
+OPTIONS = {
+    "sweetspan": {"num_words": 2},
+    "spans": {"unit": "paragraph", "num_words": 4},
+    "specfuse": {"num_tokens": 4},
+    "peer-review": {"max_score": 3, "rubric": "Rate."},  # the tiny tokenizers have no 5, their contexts 512 tokens
+}
 
 
 def config_of(method, **fields):
@@ -115,10 +121,13 @@ def test_a_stop_string_ends_the_text(method):
     case.prompts = case.prompts[:1]
     whole = case.tokenizers[0].decode(new_ids(case, case.fast()), skip_special_tokens=True)
     stop = whole[4:7]
-    stopped = case.tokenizers[0].decode(new_ids(case, case.fast(stop_strings=[stop])), skip_special_tokens=True)
+    output = case.fast(stop_strings=[stop])
+    stopped = case.tokenizers[0].decode(new_ids(case, output), skip_special_tokens=True)
+    if method == "peer-review":  # which rates what is left of the answers, and takes one without the string here
+        stopped = next(one.text for one in output.rounds[0][0].candidates if stop in one.text)
     assert stop in stopped
     assert len(stopped) < len(whole)
-    if method not in ("majority", "rerank", "blender", "select"):  # which may choose another answer then
+    if method not in WHOLE_ANSWERS:  # which may choose another answer then
         assert whole.startswith(stopped)
 
 
@@ -199,13 +208,13 @@ class Counts(StoppingCriteria):
         return torch.full((len(input_ids),), self.calls >= 3)
 
 
-@pytest.mark.parametrize("method", ["majority", "rerank", "select"])
+@pytest.mark.parametrize("method", WHOLE_ANSWERS)
 def test_whole_answers_refuse_criteria_that_remember(method):
     with pytest.raises(ValueError, match=r"`stopping_criteria` must be functions of the ids .+, but \['Counts'\]"):
         case_of(method, 1500).fast(stopping_criteria=StoppingCriteriaList([Counts()]))
 
 
-@pytest.mark.parametrize("method", [name for name in PEERS if name not in ("majority", "rerank", "blender", "select")])
+@pytest.mark.parametrize("method", [name for name in PEERS if name not in WHOLE_ANSWERS])
 def test_criteria_that_remember_are_asked_token_by_token(method):
     case = case_of(method, 1600)
     case.prompts = case.prompts[:1]
@@ -239,6 +248,13 @@ def test_sampling_is_refused():
         ({"method": "select", "calibration": "no-such-file.json"}, "`calibration`"),
         ({"method": "select", "with_features": 1}, "`with_features`"),
         ({"method": "select", "num_samples": 2}, "num_samples"),
+        ({"method": "select", "with_ratings": 1}, "`with_ratings`"),
+        ({"method": "select", "max_score": 3}, "`with_ratings`"),
+        ({"method": "peer-review", "max_score": 10}, "`max_score`"),
+        ({"method": "peer-review", "max_score": 1}, "`max_score`"),
+        ({"method": "peer-review", "max_score": 4.0}, "`max_score`"),
+        ({"method": "peer-review", "rubric": " "}, "`rubric`"),
+        ({"method": "peer-review", "rubric": 3}, "`rubric`"),
     ],
     ids=str,
 )

@@ -24,6 +24,7 @@ OPTIONS = {
     "majority": {"pattern": (None, r"\w+", r"[a-z](\w)")},
     "anchor": {"alpha": (0.5, 0.1, 0.9, 1.0), "beta": (0.5, 0.0, 2.0, 30.0), "num_words": (4, 1)},
     "select": {},
+    "peer-review": {"rubric": ("Rate.", "Rate.", "1 is bad,\n4 good", None), "max_score": (2, 3, 4)},
 }
 
 
@@ -33,6 +34,7 @@ SAMPLED = {
     "majority": {"num_samples": (1, 2, 5), "pattern": (None, r"[a-z](\w)")},
     "blender": {"num_samples": (1, 3)},
     "select": {},
+    "peer-review": {"num_samples": (1, 3), "rubric": ("Rate.",), "max_score": (2, 3)},
 }
 
 

@@ -256,6 +256,13 @@ class SpecFuse:
         return [-sum(w * row[i] for w, row in zip(weights, table)) / sum(weights) for i in range(len(entries))]
 
 
+RUBRIC = """You are an expert reviewer. Rate how well a response answers the question.
+1: the response does not answer the question, or its answer is certainly wrong.
+MOST: the answer is certainly right, and nothing that was asked for is missing.
+Between them: the more likely the answer is right, the higher the rating.
+Neither the order of the responses nor their length matters."""
+
+
 class Rerank:
     options, propose = None, staticmethod(answer)
 
@@ -488,6 +495,75 @@ class Select(Rerank):
         return found
 
 
+class PeerReview(Rerank):
+    """The answer of the highest mean rating; each rating prompt is read whole, and alone."""
+
+    def __init__(self, rubric=None, max_score=5, num_samples=1):
+        super().__init__(num_samples)
+        self.rubric, self.most, self.first = rubric or RUBRIC.replace("MOST", str(max_score)), max_score, None
+
+    def told(self, members, prompts):
+        self.members = members
+
+    def turn(self, m, content):
+        if not m.tokenizer.chat_template:
+            return f"### User:\n{content}\n\n### Assistant:\n"
+        return m.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+
+    def rating_prompt(self, m, answers, rated):
+        """The ids before the reply; what answers say holds no special token."""
+        request = f"\n\nRate Response {'ABC'[rated]}. Reply with one whole number from 1 to {self.most}, "
+        request += "and with nothing else."
+        head = f"{self.rubric}\n\nQuestion:\n{self.source}\n\nResponse A:\n"
+        said = "".join(f"\n\nResponse {letter}:\n{text}" for letter, text in zip("ABC", answers))
+        middle = m.encode(said.removeprefix("\n\nResponse A:\n") + request)[0]
+        before = self.turn(m, head + "@@").split("@@")[0]
+        own = self.turn(m, "hf-adafuse" + request)
+        start, after = own[: own.rindex(request) + len(request)], own[own.rindex(request) + len(request) :]
+        if not m.tokenizer.chat_template:
+            return m.tokenizer(before).input_ids + middle + m.encode(after)[0]
+        plain = lambda text: m.tokenizer(text, add_special_tokens=False).input_ids  # noqa: E731
+        whole, part = plain(own), plain(start)
+        return plain(before) + middle + (whole[len(part) :] if whole[: len(part)] == part else plain(after))
+
+    def reply(self, m, ids):
+        """The expected digit, whose probability is that of all ways to write it."""
+        likely = []
+        for score in range(1, self.most + 1):
+            ways = {tuple(m.encode(text)[0]) for text in (str(score), f" {score}") if m.encode(text)[1]}
+            likely.append(sum(math.exp(sum(token_log_probs(m, ids, list(way), False))) for way in ways))
+        return sum(score * value for score, value in enumerate(likely, start=1)) / sum(likely)
+
+    def rating(self, m, texts):
+        """Of each text; `None` where a prompt and a reply outgrow the context."""
+        count, found = len(texts), {text: [] for text in texts}
+        ring = [[texts[(i + j) % count] for j in range(min(count, 3))] for i in range(count)]
+        orders = {tuple(order) for order in ring} | {tuple(order[::-1]) for order in ring}
+        shown = [(order, at, self.rating_prompt(m, order, at)) for order in sorted(orders) for at in range(len(order))]
+        ways = [m.encode(text) for n in range(1, self.most + 1) for text in (str(n), f" {n}")]
+        longest = max(len(ids) for ids, is_exact in ways if is_exact)
+        if m.max_length is not None and any(len(ids) + longest > m.max_length for _, _, ids in shown):
+            return dict.fromkeys(texts)
+        for order, at, ids in shown:
+            found[order[at]].append(self.reply(m, ids))
+        return {text: sum(values) / len(values) for text, values in found.items()}
+
+    def pick(self, entries, weights):
+        texts = sorted({(self.so_far + entry["text"]).strip() for entry in entries})
+        ratings = [self.rating(m, texts) for m in self.members]
+        self.first = self.first or [{text: of[text] for text in texts} for of in ratings]
+        fused = [weighted(entry["nlls"], weights) for entry in entries]
+        if all(of_member[texts[0]] is None for of_member in ratings):
+            means = [0.0] * len(entries)
+        else:
+            own = [[of_member[(self.so_far + e["text"]).strip()] for of_member in ratings] for e in entries]
+            means = [weighted(row, weights) for row in own]
+        best = [i for i, mean in enumerate(means) if mean >= max(means) - TIE]
+        return entries[next(i for i in best if fused[i] <= min(fused[j] for j in best) + TIE)]
+
+
 METHODS = {
     "sweetspan": SweetSpan,
     "cool-fusion": CoolFusion,
@@ -498,6 +574,7 @@ METHODS = {
     "blender": Blender,
     "anchor": Anchor,
     "select": Select,
+    "peer-review": PeerReview,
 }
 
 
@@ -538,7 +615,8 @@ def decode_by_method(members, prompts, config, max_new_tokens, numbers=None, **w
             method.options = max_new_tokens - len(new)
             if not isinstance(method, Rerank):
                 extra = write_together(members, prefixes, config, method.options)
-        if isinstance(method, Select):
+        method.so_far = "".join(spans)
+        if hasattr(method, "told"):
             method.told(members, prefixes)
         winner = method.alone(members, prefixes, config) if hasattr(method, "alone") else None
         winner = winner or one_round(members, prefixes, method, config, extra, drafters=drafters)

@@ -14,6 +14,7 @@ from .cool_fusion import CoolFusion
 from .deepen import DeePEn
 from .gac import GaC
 from .majority import Majority, WholeAnswers
+from .peer_review import PeerReview
 from .selection import Select
 from .specfuse import SpecFuse
 from .strategy import SpanStrategy
@@ -34,6 +35,7 @@ STRATEGIES: dict[str, type[Any]] = {
     "majority": Majority,
     "rerank": WholeAnswers,
     "select": Select,
+    "peer-review": PeerReview,
     "blender": Blender,
     "anchor": Anchor,
 }

@@ -21,6 +21,7 @@ from ...confidence.features import (
     filled,
 )
 from ...confidence.word_confidence import word_log_confidences
+from ...members.rating_prompts import Rubric
 from ...members.vocabulary import Vocabulary
 from ..fusion import END, Choice, ScoredSpan
 from .majority import WholeAnswers
@@ -39,19 +40,31 @@ class Select(WholeAnswers):
             that holds it as `calibration`. It is of as many members, in the same order.
         with_features (`bool`, *optional*, defaults to `False`): whether candidates in `rounds` have their `features`,
             those of `hf_adafuse.confidence.features`, also without a calibration.
+        with_ratings (`bool`, *optional*, defaults to `False`): whether the members rate the answers as with the method
+            `peer-review`, and their ratings are features too. The calibration must have been fitted with them.
+        rubric (`str`, *optional*), max_score (`int`, *optional*, defaults to 5): as of `peer-review`.
     """
 
     num_samples: int = field(default=1, init=False)
     highest_wins = True
     calibration: Mapping[str, Any] | str | None = None
     with_features: bool = False
+    with_ratings: bool = False
+    rubric: str | None = None
+    max_score: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.with_features, bool):
+        for name in ("with_features", "with_ratings"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"`{name}` must be True or False, but is {value!r}. Leave it out for the default.")
+        rubric = Rubric(self.rubric, self.max_score)
+        if not self.with_ratings and rubric != Rubric():
             raise ValueError(
-                f"`with_features` must be True or False, but is {self.with_features!r}. Leave it out for the default."
+                "`with_ratings` must be True with `rubric` or `max_score`, but is False. Set it, or leave these out."
             )
+        self.rated_by = rubric if self.with_ratings else None
         self._values = None if self.calibration is None else _read(self.calibration)
         self._calibration = None if self._values is None else Calibration.from_dict(self._values)
         self.needs_prompt = self._calibration is not None or self.with_features
@@ -68,13 +81,22 @@ class Select(WholeAnswers):
             )
 
     def check_members(self, vocabularies: Sequence[Vocabulary]) -> None:
+        if self.rated_by is not None:
+            self.rated_by.check_members(vocabularies)
         if self._calibration is None or self._values is None:
             return
-        names, fitted = feature_names(len(vocabularies)), self._values.get("features")
+        names, fitted = feature_names(len(vocabularies), self.with_ratings), self._values.get("features")
         if self._calibration.num_candidates != len(vocabularies):
             raise ValueError(
                 f"`calibration` must be of as many members as there are, {len(vocabularies)}, but is of "
                 f"{self._calibration.num_candidates}. Fit it with these members, in this order."
+            )
+        others = feature_names(len(vocabularies), not self.with_ratings)
+        if self._calibration.num_features == len(others):
+            raise ValueError(
+                f"`with_ratings` must be as in the fit of `calibration`, {not self.with_ratings}, but is "
+                f"{self.with_ratings}: it is of {len(others)} features, and there are {len(names)}. Set it so, or fit "
+                "again."
             )
         if self._calibration.num_features != len(names) or (fitted is not None and list(fitted) != names):
             raise ValueError(
@@ -107,7 +129,7 @@ class Select(WholeAnswers):
             for k in candidates[index].proposers:
                 texts[k] = candidates[index].text
         facts = [
-            AnswerFacts(one.text, one.log_probs, sum(one.num_bytes), tuple(sorted(set(one.proposers))))
+            AnswerFacts(one.text, one.log_probs, sum(one.num_bytes), tuple(sorted(set(one.proposers))), one.ratings)
             for one in (candidates[index] for index in possible)
         ]
         prompt = self.prompt_facts or PromptFacts(*[[None] * len(weights)] * 3)

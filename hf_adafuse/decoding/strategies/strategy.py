@@ -16,6 +16,7 @@ import torch
 from ...confidence.features import PromptFacts
 from ...config import AdaFuseConfig
 from ...members.member import Member
+from ...members.rating_prompts import Rubric
 from ...members.vocabulary import Vocabulary
 from ...outputs import AdaFuseRound
 from ...trees.nodes import Node
@@ -28,6 +29,7 @@ from ..words import WordRule
 # The criterion of rounds in which the main model's words are committed without asking the others.
 ALONE = "NLL under the main model, which is certain"
 _NO_FACTS: PromptFacts | None = None
+_NOT_RATED: Rubric | None = None
 
 
 class Strategy:
@@ -42,6 +44,8 @@ class Strategy:
         samples (`str`, *optional*): what `do_sample=True` does: `"words"` are the members' by lot; `"drafts"`: what
             members propose is drawn, by proposers that are [`DraftedText`]. `None`: it is refused.
         needs_prompt (`bool`): whether `prompt_facts` are needed.
+        rated_by (`Rubric`, *optional*): by what the members rate whole answers before `choose` is called, for
+            `ScoredSpan.ratings`; `None`: they do not.
         prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
     """
 
@@ -54,6 +58,7 @@ class Strategy:
     samples: ClassVar[str | None] = None
     needs_prompt = False
     prompt_facts = _NO_FACTS
+    rated_by = _NOT_RATED
 
     def prepare(self, device: torch.device) -> None:
         """

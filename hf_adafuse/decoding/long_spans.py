@@ -1,0 +1,34 @@
+"""Reads long spans, of which nothing is kept but what was asked for: their logits would fill the memory. Called where
+given answers are scored, and where answers are rated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..members.member import Member, Span
+from .requests import ForwardRequest, Requests
+
+# Logits of spans held at a time, over all prompts: 256 MB in float32. Of a prompt at least so many tokens are read.
+_MOST_LOGITS, _LEAST_TOKENS = 2**26, 16
+
+
+def long_log_probs(
+    member_index: int, member: Member, prompt_index: int, spans: Sequence[Span]
+) -> Requests[list[list[float]]]:
+    """
+    Per span, the log-probabilities (nats) of its ids, and of the end where it ends the text: in one pass, unless that
+    would hold too many logits. Beginnings that spans have in common are read once.
+
+    Args:
+        member_index (`int`): of the member among those of the scheduler.
+        member (`Member`), prompt_index (`int`)
+        spans (`list[Span]`): all that will be asked for below the prompt.
+    """
+    most = max(_LEAST_TOKENS, _MOST_LOGITS // (member.vocabulary.vocab_size or 1) // max(1, member.num_active))
+    # All spans have their nodes before any is read, so their scores leave the device with each reading. A pass may have
+    # read drafts along, so what is left is asked for anew.
+    while needed := member.needed_to_score(prompt_index, spans):
+        yield ForwardRequest(member_index, needed[:most])
+        member.forget_logits(prompt_index)
+    return member.log_probs(prompt_index, spans)

@@ -1,0 +1,110 @@
+"""Members rate whole answers: each reads rating prompts beside the prompts that are decoded, and its reply is the mean
+over the digits that it could write. Knows members, pools and rating prompts; chooses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..members.member import Member, Span
+from ..members.node_logprobs import log_sum
+from ..members.rating_prompts import RatingPrompts, orders_of
+from .long_spans import long_log_probs
+from .pool import Pool
+from .progress import Prompt
+from .requests import Requests, SideBySide
+from .selector import Scored
+
+
+class Reviews:
+    """
+    Has answers rated.
+
+    Args:
+        raters (`list[Member]`): the members once more, the main model first, with trees of their own and no prompts
+            yet. Those of the scheduler stand behind the members.
+        forms (`list[RatingPrompts]`): of the members.
+    """
+
+    def __init__(self, raters: Sequence[Member], forms: Sequence[RatingPrompts]) -> None:
+        self.raters, self._forms = list(raters), forms
+        self._heads: list[list[list[int]]] = [[] for _ in raters]
+
+    def start(self, questions: Sequence[str]) -> None:
+        """Give the raters the prompts of a call, by what these ask. None is read before the raters' `read_prompts`."""
+        for k, rater in enumerate(self.raters):
+            rater.start(self._add_heads(k, questions), [], num_top=2)
+
+    def add(self, question: str) -> None:
+        """A further prompt, while others go on."""
+        for k, rater in enumerate(self.raters):
+            rater.add_prompts(self._add_heads(k, [question]), [])
+
+    def rate(self, prompt: Prompt, pool: Pool, scored: Scored) -> Requests[None]:
+        """
+        Give the candidates of a prompt that can be committed their ratings. Equal texts, but for space around them, are
+        rated once. They are shown in an order that follows from what they say, and not from who has proposed them.
+
+        Args:
+            prompt (`Prompt`), pool (`Pool`)
+            scored (`list[dict]`): as of [`Selector`]; what a member gives no probability is not rated.
+        """
+        candidates = {
+            candidate: (prompt.text + candidate.text).strip()
+            for candidate in pool.ranked()
+            if candidate.dropped is None and all(-math.inf not in of_member[candidate] for of_member in scored)
+        }
+        texts = sorted(set(candidates.values()))
+        if not texts:
+            return
+        parts = [self._rate(k, prompt, texts) for k in range(len(self.raters))]
+        if len({rater.device_key for rater in self.raters}) > 1:
+            found: list[list[float | None]] = yield SideBySide(parts)
+        else:
+            found = []
+            for part in parts:
+                found.append((yield from part))
+        for candidate, text in candidates.items():
+            candidate.ratings = [of_rater[texts.index(text)] for of_rater in found]
+
+    def _rate(self, k: int, prompt: Prompt, texts: Sequence[str]) -> Requests[list[float | None]]:
+        """A member's rating of each text: the mean over the orders in which it is shown. `None` of all where one of the
+        prompts does not fit into the member's context."""
+        rater, form = self.raters[k], self._forms[k]
+        shown = [(order, place) for order in orders_of(len(texts)) for place in range(len(order))]
+        tails = [form.tail([texts[at] for at in order], place) for order, place in shown]
+        replies = [(score, ids) for score, of_score in enumerate(form.replies, start=1) for ids in of_score]
+        longest = max(map(len, tails)) + max(len(ids) for _, ids in replies)
+        if not self._fits(k, len(self._heads[k][prompt.index]) + longest):
+            return [None] * len(texts)
+        spans = [Span([*tail, *ids], False, len(tail)) for tail in tails for _, ids in replies]
+        log_probs = yield from long_log_probs(len(self.raters) + k, rater, prompt.index, spans)
+        ratings: list[list[float]] = [[] for _ in texts]
+        for number, (order, place) in enumerate(shown):
+            found = log_probs[number * len(replies) : (number + 1) * len(replies)]
+            pairs = [(score, math.fsum(values)) for (score, _), values in zip(replies, found, strict=True)]
+            ratings[order[place]].append(expected_score(pairs))
+        return [math.fsum(of_text) / len(of_text) for of_text in ratings]
+
+    def _add_heads(self, k: int, questions: Sequence[str]) -> list[list[int]]:
+        """A member's prompts to these questions, as far as it reads them now: of one that outgrows its context a single
+        token, below which nothing will be read."""
+        heads = [self._forms[k].head(question) for question in questions]
+        self._heads[k] += heads
+        return [ids if self._fits(k, len(ids)) else ids[:1] for ids in heads]
+
+    def _fits(self, k: int, length: int) -> bool:
+        max_length = self.raters[k].max_length
+        return max_length is None or length <= max_length
+
+
+def expected_score(log_probs: Sequence[tuple[int, float]]) -> float:
+    """
+    The mean of scores by their probabilities, which are normalised: `[(1, log 0.1), (5, log 0.3)]` gives 4.
+
+    Args:
+        log_probs (`list[tuple[int, float]]`): scores and log-probabilities (nats); a score may come several times.
+    """
+    total = log_sum([value for _, value in log_probs])
+    return math.fsum(score * math.exp(value - total) for score, value in log_probs)
