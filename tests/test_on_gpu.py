@@ -44,6 +44,7 @@ def test_without_a_gpu_the_script_says_so(tmp_path, capsys, monkeypatch):
     assert "`--device` must be cpu, but is cuda" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_needs_an_extra_is_left_out_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(on_gpu, "HAS_ICU", False)
     monkeypatch.setattr(on_gpu, "METHODS", ("unite", "spans"))

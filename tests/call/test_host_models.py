@@ -140,6 +140,7 @@ def test_offloaded_and_dispatched_models(how, role, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_runs_all_passes_but_the_prompt_s_compiled():
     """What changes from pass to pass, the columns and the number of tokens, needs no graph of its own."""
     compiled_passes = []

@@ -168,6 +168,7 @@ def test_a_schema_that_cannot_be_used(command, kind, files, capsys, no_models):
 UNIQUE = {"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
 
 
+@pytest.mark.slow
 def test_keywords_that_are_not_enforced(files):
     """A warning beside the text, which is by the rest of the schema."""
     (files / "schema.json").write_text(json.dumps(UNIQUE), encoding="utf-8")

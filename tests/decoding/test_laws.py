@@ -179,6 +179,7 @@ def test_8_nothing_of_the_callers_is_changed():
         assert disable_adafuse(case.models[0]) is case.models[0]
 
 
+@pytest.mark.slow
 def test_the_context_is_where_a_text_ends(monkeypatch):
     """Members with little room: words end, candidates drop out and prompts stop as the oracle says."""
     stopped, rooms = 0, {}  # most of these models have rotary positions, which set no limit

@@ -73,6 +73,7 @@ def test_rules_and_methods_give_the_local_text(pair, servers, config, which):
     assert output.sequences.tolist() == expected.sequences.tolist()
 
 
+@pytest.mark.slow
 def test_an_ensemble_with_no_member_here(pair, servers):
     here, away = (AdaFuseEnsemble(members, {"num_branches": 3}) for members in (pair, servers[0]))
     assert away.texts(PROMPTS[:2], max_new_tokens=9) == here.texts(PROMPTS[:2], max_new_tokens=9)

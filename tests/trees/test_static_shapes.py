@@ -93,6 +93,7 @@ def test_a_model_may_be_compiled_otherwise(how, accelerator):
     assert graphs.num_runs == num_parts * graphs.num_steps > 8
 
 
+@pytest.mark.slow
 def test_on_cpu_a_pass_is_not_filled_up():
     """There it costs by the token: what torch compiles is for any number of them."""
     plain = case_of(tiny_model("llama", "byte_level"), batch=1, n=12)
@@ -121,6 +122,7 @@ def test_nothing_is_recorded_when_prompts_in_rows_of_their_own_are_decoded_again
     assert all(3 in {shape[0] for shape in shapes_of(graph)} for graph in graphs)
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_when_a_text_that_outgrew_its_tensors_is_decoded_again(monkeypatch, accelerator):
     monkeypatch.setattr(Policy, "least_static_columns", 16)
     graphs = assert_recorded_once(case_of(tiny_model("llama", "byte_level"), batch=1, n=32))
