@@ -1,7 +1,8 @@
-"""`hf-adafuse serve` under load, with the members of the demo. Run by hand; `serve/test_load.py` runs it with small
-numbers.
+"""`hf-adafuse serve` under load, with the members of the demo or others. Run by hand; `serve/test_load.py` runs it with
+small numbers.
 
     python tests/check_serve_load.py --requests 500 --clients 32 --faults 200 --more 2000
+    python tests/check_serve_load.py --members FOLDER FOLDER --parts load speed --requests 40
 
 1. Many requests of mixed settings at once, streamed and not: each is answered once, with the text that `generate()`
    gives for it alone. Prints the seconds to the first text and to the end.
@@ -43,7 +44,7 @@ from support.stand_in import serving as standing
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.call.answering import cut_at
-from hf_adafuse.demo import NAMES, data, load_pair
+from hf_adafuse.demo import NAMES, data, load_member
 
 MODEL, DYING = "ensemble", "dying"
 BATCH = 8
@@ -54,29 +55,33 @@ STOPS = [["a"], ["e", "or"], [" "]]
 
 class Server:
     """
-    `hf-adafuse serve` in a process of its own: an ensemble of the demo's first two members, and one in which the second
-    is behind a server that may die.
+    `hf-adafuse serve` in a process of its own: an ensemble of two members, and one in which the second is behind a
+    server that may die.
+
+    Args:
+        members (`list[str]`, *optional*): the folders of two models; the demo's first two by default.
 
     Attributes:
         url (`str`), pid (`int`)
         log (`str`): what it has written so far.
     """
 
-    def __init__(self, max_waiting=512):
+    def __init__(self, members=None, max_waiting=512):
         self._stack = contextlib.ExitStack()
-        self._max_waiting = max_waiting
+        self._members, self._max_waiting = members, max_waiting
 
     def __enter__(self):
         with self._stack:
             models = self._stack.enter_context(as_file(files("hf_adafuse.demo") / "models"))
-            self.pair = load_pair()
+            members = self._members or [str(models / name) for name in NAMES[:2]]
+            self.pair = [load_member(one) for one in members]
             self.member_server = self._stack.enter_context(MortalServer(StandIn(*self.pair[1])))
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            members = [str(models / name) for name in NAMES[:2]]
             dying = {"members": [members[0], f"vllm:{self.member_server.url}"]}
             (folder / "file.yaml").write_text(json.dumps({"ensembles": {MODEL: {"members": members}, DYING: dying}}))
             self._log = self._stack.enter_context((folder / "log").open("w+"))
             command = [sys.executable, "-m", "hf_adafuse", "serve", "--ensembles", str(folder / "file.yaml")]
+            command += ["--dtype", "float32"]  # the demo saves fewer bits
             command += ["--port", "0", "--max-batch-size", str(BATCH), "--max-waiting", str(self._max_waiting)]
             command += ["--prefix-cache-mib", "16", "--served-tokenizer", members[1]]
             for option in ("deadline=1", "timeout=1", "retries=0"):
@@ -512,9 +517,11 @@ def main():
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--more", type=int, default=2000, help="requests over which the memory is read")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--members", nargs=2, metavar="FOLDER", help="two models (default: the demo's first two)")
+    parser.add_argument("--parts", nargs="+", default=["load", "speed", "faults", "memory"], help="(default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with Server() as server:
+    with Server(args.members) as server:
         alone = Alone(server.pair)
         parts = {
             "load": lambda: check_load(server, alone, args.requests, args.clients, args.seed),
@@ -522,8 +529,8 @@ def main():
             "faults": lambda: check_faults(server, alone, args.faults, args.clients, args.seed),
             "memory": lambda: check_memory(server, args.more, args.clients, args.seed),
         }
-        for name, part in parts.items():
-            for key, value in part().items():
+        for name in args.parts:
+            for key, value in parts[name]().items():
                 print(f"{name:8} {key}: {json.dumps(value)}", flush=True)
 
 
