@@ -84,7 +84,8 @@ class Server:
             command += ["--dtype", "float32"]  # the demo saves fewer bits
             command += ["--port", "0", "--max-batch-size", str(BATCH), "--max-waiting", str(self._max_waiting)]
             command += ["--prefix-cache-mib", "16", "--served-tokenizer", members[1]]
-            for option in ("deadline=1", "timeout=1", "retries=0"):
+            seconds = 1 if self._members is None else 60
+            for option in (f"deadline={seconds}", f"timeout={seconds}", "retries=0"):
                 command += ["--served-option", option]
             # Matrices this small are as fast on one thread.
             environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
