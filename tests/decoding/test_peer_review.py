@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, chat_inputs, enable_adafuse, export_adafuse
 from hf_adafuse.call.run import planning
 from hf_adafuse.call.running_batch import RunningBatch
+from hf_adafuse.cli import main
 from hf_adafuse.confidence import Calibration
 from hf_adafuse.confidence.features import feature_names
 from hf_adafuse.decoding.reviews import expected_score
@@ -342,10 +343,10 @@ def test_a_template_that_refuses_is_refused_before_any_pass():
 
 
 def test_the_members_stay_as_they_are():
-    main, assistant = enable_adafuse(own()), own("gpt2", "characters")
-    before, state = (state_of(main), state_of(assistant)), torch.get_rng_state()
-    main.generate(**arguments(assistant_models=[assistant], adafuse_config={"method": "peer-review", **SHORT}))
-    assert (state_of(main), state_of(assistant)) == before
+    model, assistant = enable_adafuse(own()), own("gpt2", "characters")
+    before, state = (state_of(model), state_of(assistant)), torch.get_rng_state()
+    model.generate(**arguments(assistant_models=[assistant], adafuse_config={"method": "peer-review", **SHORT}))
+    assert (state_of(model), state_of(assistant)) == before
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -359,6 +360,12 @@ def test_an_exported_ensemble_rates_too(tmp_path):
     output = case.fast()
     assert output.sequences.tolist() == expected.sequences.tolist()
     assert shown(output.rounds[0]).keys() == shown(expected.rounds[0]).keys() and shown(output.rounds[0])
+
+
+def test_the_shell_takes_it(capsys):
+    assert main(["generate", "--trace", "--method", "peer-review", "What is the capital of Peru?"]) == 0
+    shown_text = capsys.readouterr().out
+    assert "the highest mean rating wins" in shown_text and "rated " in shown_text
 
 
 # As features of `select`.
