@@ -97,7 +97,7 @@ class AdaFuseConfig:
             `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
             the call of `generate()` asks for `do_sample=True`; a model's own default does not.
         method (`str`, *optional*, defaults to `"adafuse"`):
-            How the members decode together: AdaFuse, a peer (README lists them), or one of your own
+            How the members decode together: AdaFuse, a method of `docs/methods.md`, or one of your own
             ([`register_strategy`]). These have options of their own; fields that are of no use with them are refused.
         method_options (`dict`, *optional*):
             The options of a peer by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
@@ -148,12 +148,13 @@ class AdaFuseConfig:
     @classmethod
     def robust(cls) -> AdaFuseConfig:
         """
-        The settings that came nearest to the better member on few-shot tasks, whichever is the main one: words are
-        compared by the root mean of the members' probabilities, and the more one member counts alone, the more by what
-        sets them apart; the examples of the prompt say whom to trust, and so, more slowly, does what has been
-        committed; no habit of one among equals leaves the text empty. Without examples a member that cannot do the task
-        costs more (README, Quality). `adafuse_config="robust"`, `adafuse_config=True` and no `adafuse_config` at all
-        are the same.
+        The settings that came nearest to the better member on few-shot tasks, whichever is the main one. Words are
+        compared by the root mean of the members' probabilities. The members' weights follow from how well each predicts
+        the examples in the prompt, and more slowly from how well each predicts the text so far; the more one weight
+        outgrows the others, the more of a word is judged by the tokens that tell the candidates apart. A word that ends
+        the text at once wins only where all members that count find it likeliest. Without examples in the prompt a
+        member that cannot do the task costs more (`docs/quality.md`). `adafuse_config="robust"`, `adafuse_config=True`
+        and no `adafuse_config` at all are the same.
         """
         return cls(**PRESETS["robust"])
 
@@ -203,24 +204,33 @@ class AdaFuseConfig:
         settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
         if not isinstance(settings, Mapping):
             raise ValueError(f"{rule}, but {os.fspath(path)!r} has no JSON object of them. Write one.")
-        preset = cls.coerce(settings.get("preset"))
-        fields = {name: value for name, value in settings.items() if name != "preset"}
-        config = cls.from_dict(fields) if preset is None else preset.changed(fields)
-        return config, list(found.get("members") or [])
+        return cls._over_preset(settings), list(found.get("members") or [])
+
+    @classmethod
+    def _over_preset(cls, settings: Mapping[str, Any]) -> AdaFuseConfig:
+        """Fields over those of the `preset` that stands beside them; else over the paper's values."""
+        name = settings.get("preset")
+        fields = {field: value for field, value in settings.items() if field != "preset"}
+        if name is None:
+            return cls.from_dict(fields)
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling.")
+        return cls(**PRESETS[name]).changed(fields)
 
     @classmethod
     def coerce(
         cls, value: AdaFuseConfig | Mapping[str, Any] | str | os.PathLike[str] | bool | None
     ) -> AdaFuseConfig | None:
         """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the recommended preset, a
-        name its preset, a dict the fields that it names over the paper's values, and the name of a file in JSON what is
-        in it ([`~AdaFuseConfig.from_file`])."""
+        name its preset, a dict the fields that it names over those of the preset that it names (`{"preset": "robust",
+        "num_branches": 1}`), else over the paper's values, and the name of a file in JSON what is in it
+        ([`~AdaFuseConfig.from_file`])."""
         if value is None or isinstance(value, bool):
             return cls.robust() if value else None
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
-            return cls.from_dict(value)
+            return cls._over_preset(value)
         if isinstance(value, str) and value in PRESETS:
             return cls(**PRESETS[value])
         if is_file(value):

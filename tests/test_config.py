@@ -290,3 +290,13 @@ def test_settings_that_are_changed_take_what_they_alone_use_with_them():
     assert AdaFuseConfig(exploration="beam").changed({"commitment": "fixed"}) == AdaFuseConfig(commitment="fixed")
     with pytest.raises(ValueError, match=r"^`word_mean` must be "):
         robust.changed({"fusion": "span", "word_mean": "geometric"})
+
+
+def test_a_dict_may_change_a_preset():
+    """The same as `--preset robust --branches 1` in the shell."""
+    changed = AdaFuseConfig.coerce({"preset": "robust", "num_branches": 1})
+    assert changed == dataclasses.replace(AdaFuseConfig.robust(), num_branches=1)
+    assert AdaFuseConfig.coerce({"preset": "paper", "num_branches": 1}) == AdaFuseConfig(num_branches=1)
+    assert AdaFuseConfig.coerce({"num_branches": 1}) == AdaFuseConfig(num_branches=1)
+    with pytest.raises(ValueError, match=r"`preset` must be one of \['paper', 'robust'\], but is 'best'\. Check the"):
+        AdaFuseConfig.coerce({"preset": "best"})

@@ -72,8 +72,13 @@ class FileJob:
             processes.wait()  # what is written from here on is this run's
             report = _Report(self, answers.num_written, processes.index == 0)
             report.add(answers.collect())
-            with prefix_caching():  # few-shot examples are the same in every batch
-                has_stopped = self._ask_all(left, answers, processes, report)
+            try:
+                with prefix_caching():  # few-shot examples are the same in every batch
+                    has_stopped = self._ask_all(left, answers, processes, report)
+            except KeyboardInterrupt:
+                report.say("interrupted; the same command goes on from here")
+                report.close()
+                raise
             if not has_stopped:
                 processes.wait()
                 report.add(answers.finish())

@@ -86,7 +86,7 @@ def _defaults(config: Any) -> dict[str, Any]:
 def _check_method(config: Any) -> None:
     method = config.method
     if not isinstance(method, str) or not method:
-        raise ValueError(f"`method` must be the name of a method, but is {method!r}. README lists them.")
+        raise ValueError(f"`method` must be the name of a method, but is {method!r}. The page on methods lists them.")
     if not isinstance(config.method_options, dict):
         raise ValueError(f"`method_options` must be a dict, but is {config.method_options!r}. Name each option in it.")
     if method == "adafuse":

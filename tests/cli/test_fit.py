@@ -187,7 +187,7 @@ def test_killed_and_started_again(fit, asked, monkeypatch):
     lines = [line for line in first.err.splitlines() if "hf-adafuse: " in line]
     assert "up to about 144 passes of a member, 3 prompts each" in lines[0]
     assert "3 of 3 first members' answers" in lines[1] and "3 of 3 first fused answers" in lines[2]
-    assert "price: about " in lines[3] and len(lines) == 4
+    assert "price: about " in lines[3] and "interrupted; the same command goes on" in lines[4] and len(lines) == 6
     rounds, prompts = EnsembleSpec.rounds, []
     monkeypatch.setattr(
         EnsembleSpec, "rounds", lambda self, some, **how: prompts.extend(some) or rounds(self, some, **how)

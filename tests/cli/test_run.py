@@ -19,6 +19,7 @@ from support.jobs import (
     SETTINGS,
     answers_to,
     direct,
+    killed_after,
     left_over,
     lines_of,
     questions,
@@ -229,3 +230,12 @@ def test_two_processes_go_on_from_what_two_killed_ones_left(job):
     assert job.output.read_bytes() == whole
     assert left_over(job) == {"answers.jsonl.settings.json"}
     assert done.stderr.count("14 of 14 answers") == 1
+
+
+def test_interrupted_it_says_what_is_kept(job, capsys):
+    with killed_after(3):
+        assert job("--batch-size", "1") == 130
+    said = capsys.readouterr().err
+    assert "hf-adafuse: interrupted; the same command goes on from here\n" in said
+    assert f"hf-adafuse: 3 of {len(questions())} answers in {job.output}, 3 new" in said
+    assert job() == 0 and [record["line"] for record in lines_of(job.output)] == list(range(1, 1 + len(questions())))
