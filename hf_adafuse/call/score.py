@@ -93,7 +93,9 @@ class _Scores:
     def __init__(
         self, plan: CallPlan, answers: Answers, ends: bool, on_scores: Callable[[int, list[AnswerScore]], None] | None
     ) -> None:
-        self._plan, self._answers, self._on_scores = plan, answers, on_scores
+        self._plan = plan
+        self._answers = answers
+        self._on_scores = on_scores
         self._prompts = make_prompts(plan)
         self._members = make_members(plan)
         self._vocabularies = [member.vocabulary for member in self._members]

@@ -10,7 +10,8 @@ from ..members.member import Member, Span
 from .requests import ForwardRequest, Requests
 
 # Logits of spans held at a time, over all prompts: 256 MB in float32. Of a prompt at least so many tokens are read.
-_MOST_LOGITS, _LEAST_TOKENS = 2**26, 16
+_MOST_LOGITS = 2**26
+_LEAST_TOKENS = 16
 
 
 def long_log_probs(

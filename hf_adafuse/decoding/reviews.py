@@ -1,5 +1,5 @@
 """Members rate whole answers: each reads rating prompts beside the prompts that are decoded, and its reply is the mean
-over the digits that it could write. Knows members, pools and rating prompts; chooses nothing.
+over the digits that it could write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Reviews:
     """
 
     def __init__(self, raters: Sequence[Member], forms: Sequence[RatingPrompts]) -> None:
-        self.raters, self._forms = list(raters), forms
+        self.raters = list(raters)
+        self._forms = forms
         self._heads: list[list[list[int]]] = [[] for _ in raters]
 
     def start(self, questions: Sequence[str]) -> None:

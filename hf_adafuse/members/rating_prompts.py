@@ -1,5 +1,5 @@
 """How a member is asked to rate answers: a rubric, the question and the answers, in the member's own chat template, and
-the ids with which it may reply. Knows tokenizers; runs no model. Used by `decoding.reviews`.
+the ids with which it may reply. Used by `decoding.reviews`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class RatingPrompts:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: Vocabulary, rubric: Rubric) -> None:
-        self._tokenizer, self._vocabulary, self._max_score = tokenizer, vocabulary, rubric.max_score
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._max_score = rubric.max_score
         self._rubric = _RUBRIC.format(max_score=rubric.max_score) if rubric.text is None else rubric.text.strip()
         self.replies = [_replies(vocabulary, score) for score in range(1, rubric.max_score + 1)]
         # What the template puts behind the message, as it tokenizes it there.

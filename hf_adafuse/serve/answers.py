@@ -30,14 +30,17 @@ class GrowingText:
 
     def __init__(self, stops: Sequence[str], members: Sequence[str], offer: Offer | None = None) -> None:
         self.rounds: list[AdaFuseRound] = []
-        self._stops, self._members, self._offer = list(stops), members, offer
+        self._stops = list(stops)
+        self._members = members
+        self._offer = offer
         self._answer: tuple[str, list[ToolCall]] | None = None
         self._text = ""
         self._sent = self._num_words_sent = 0
 
     def restart(self) -> None:
         """The rounds begin anew; what has been sent remains."""
-        self.rounds, self._text = [], ""
+        self.rounds = []
+        self._text = ""
 
     def add(self, rounds: Sequence[AdaFuseRound]) -> str:
         """New rounds; returns what may be sent: all but what may yet be the beginning of a text to stop at."""

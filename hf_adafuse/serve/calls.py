@@ -118,7 +118,8 @@ class Call(Job):
         self.log_probs: list[TokenLogProb] = []
         self.num_prompt_tokens = len(plan.inputs.prompts[0])
         self.num_tokens = 0
-        self._num_top, self._num_seen = num_top, 0
+        self._num_top = num_top
+        self._num_seen = 0
         self._vocabulary = plan.members[0].participant.vocabulary
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
@@ -141,7 +142,8 @@ class Call(Job):
 
     def restart(self) -> None:
         super().restart()
-        self._num_seen, self.log_probs = 0, []
+        self._num_seen = 0
+        self.log_probs = []
         self._tell([])
 
     def on_rounds(self, prompt: Prompt) -> None:
@@ -216,7 +218,8 @@ def make_plan(
         turns.most_tokens = max(served.lengths)
         seeded = Seeded(seed) if call["do_sample"] else None
         if seeded is not None:
-            turns.hold, turns.resume = seeded.hold, seeded.resume
+            turns.hold = seeded.hold
+            turns.resume = seeded.resume
         with planning() as plans, thinking_at(turns), seeded or nullcontext():
             served.ensemble.generate(inputs, **call)
     except (ValueError, ImportError, AdaFuseDecodingError, ServerError) as error:

@@ -61,7 +61,8 @@ class Job:
     """
 
     def __init__(self, plan: CallPlan, client: str = "") -> None:
-        self.plan, self.client = plan, client
+        self.plan = plan
+        self.client = client
         self.is_cancelled = False
         self._streams = copy.deepcopy(plan.streams)  # random numbers are used up
 
@@ -102,7 +103,8 @@ class Turns:
         self.resume: Callable[[], None] = lambda: None
         self.most_tokens: int | None = None
         self._engine = engine
-        self._given, self._is_over = threading.Semaphore(0), threading.Semaphore(0)
+        self._given = threading.Semaphore(0)
+        self._is_over = threading.Semaphore(0)
         self._error: Exception | None = None
 
     def begin(self, num_tokens: int) -> None:
@@ -161,7 +163,8 @@ class _Lane:
 
     def __init__(self, job: Job, is_alone: bool, on_leave: Callable[[Job], None]) -> None:
         self.jobs: dict[int, Job] = {0: job}
-        self.is_alone, self._on_leave = is_alone, on_leave
+        self.is_alone = is_alone
+        self._on_leave = on_leave
         self.batch = RunningBatch(job.plan, self._on_rounds, self._on_end)
 
     def takes(self, plan: CallPlan) -> bool:
@@ -212,7 +215,9 @@ class Engine:
         max_prefix_bytes: int = MAX_PREFIX_BYTES,
         main: Engine | None = None,
     ) -> None:
-        self.max_batch_size, self.max_waiting, self._main = max_batch_size, max_waiting, main
+        self.max_batch_size = max_batch_size
+        self.max_waiting = max_waiting
+        self._main = main
         self._beside: dict[frozenset[str], Engine] = {}
         self.num_passes = self.num_jobs = self.num_refused = 0
         self._waiting: FairQueue[Job] = FairQueue()

@@ -25,7 +25,11 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = headers
 
     @property
     def body(self) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class FairPool:
     """
 
     def __init__(self, number: int, name: str) -> None:
-        self._pool, self._lock = ThreadPoolExecutor(number, name), threading.Lock()
+        self._pool = ThreadPoolExecutor(number, name)
+        self._lock = threading.Lock()
         self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue()
 
     def submit(self, client: str, work: Callable[[], T]) -> Future[T]:

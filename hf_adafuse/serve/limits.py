@@ -41,8 +41,11 @@ class Gate:
     def __init__(
         self, app: Any, most_bytes: int, most_seconds: float, key: str | None, open_paths: tuple[str, ...]
     ) -> None:
-        self._app, self._most_bytes, self._most_seconds = app, most_bytes, most_seconds
-        self._key, self._open_paths = None if key is None else key.encode(), open_paths
+        self._app = app
+        self._most_bytes = most_bytes
+        self._most_seconds = most_seconds
+        self._key = None if key is None else key.encode()
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -43,7 +43,8 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self.prompt_tokens = self.tokens = self.words = self.disconnects = 0
-        self.first_token, self.duration = Histogram(), Histogram()
+        self.first_token = Histogram()
+        self.duration = Histogram()
 
     def text(self, gauges: dict[str, int]) -> str:
         """

@@ -32,7 +32,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._service, self._on_ready = service, on_ready
+        self._service = service
+        self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer."""

@@ -91,7 +91,9 @@ class Service:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"The names of what is served must differ, but two are {twice!r}. Choose another name.")
-        self.served, self.engine, self.default_tokens = {one.name: one for one in served}, engine, default_tokens
+        self.served = {one.name: one for one in served}
+        self.engine = engine
+        self.default_tokens = default_tokens
         self.metrics = Metrics()
         for one in served:
             engine.of(one.servers)

@@ -90,7 +90,8 @@ class ServerApi(ABC):
     most_answers = 1024  # queries times tokens: each query is told of every token that its request asks for
 
     def __init__(self, connection: Connection, model: str | None = None) -> None:
-        self.connection, self.model = connection, model
+        self.connection = connection
+        self.model = model
         self.traffic = Traffic()
         self.known: Fingerprint | None = None
         self._num_seen = 0  # absences after which it was found to be the same one
@@ -110,7 +111,8 @@ class ServerApi(ABC):
 
     def trust(self, known: Fingerprint, num_absences: int) -> None:
         """Take it as known from here on; `num_absences`: those before it was asked."""
-        self.known, self._num_seen = known, num_absences
+        self.known = known
+        self._num_seen = num_absences
 
     def check_same(self) -> None:
         """

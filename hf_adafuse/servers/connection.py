@@ -29,7 +29,8 @@ T = TypeVar("T")
 _PASSING = frozenset({408, 425, 429})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
 # Seconds in which a server that is there answers something; after a deadline, in which an attempt may say why
-_SHORT, _GRACE = 5.0, 0.5
+_SHORT = 5.0
+_GRACE = 0.5
 
 # `turn(end)`: entered before an attempt and left after it; raises where it is not its turn until then.
 Turn = Callable[[float], AbstractContextManager[None]]
@@ -53,7 +54,9 @@ class Connection:
     def __init__(
         self, url: str, api_key_env: str | None = None, patience: RetryPolicy = PATIENCE, allow_http: bool = False
     ) -> None:
-        self.url, self.api_key_env, self.patience = checked_url(url, allow_http), api_key_env, patience
+        self.url = checked_url(url, allow_http)
+        self.api_key_env = api_key_env
+        self.patience = patience
         self._httpx = _httpx()
         self._client: Any = None
         self._lock = threading.Lock()

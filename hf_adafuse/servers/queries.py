@@ -19,7 +19,8 @@ class ServerError(OSError):
 
     def __init__(self, message: str, status: int | None = None, is_away: bool = False) -> None:
         super().__init__(message)
-        self.status, self.is_away = status, is_away
+        self.status = status
+        self.is_away = is_away
 
 
 def server_error(error: BaseException | None) -> ServerError | None:

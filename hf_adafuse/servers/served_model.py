@@ -115,8 +115,10 @@ class ServedModel(PreTrainedModel, GenerationMixin):
                 name_or_path=f"{kind}:{connection.url}#{about.model}",
             )
         )  # fmt: skip
-        self.api, self.tokenizer = api, tokenizer
-        self._num_parameters, self.num_steps = num_parameters or _UNKNOWN_SIZE, num_steps
+        self.api = api
+        self.tokenizer = tokenizer
+        self._num_parameters = num_parameters or _UNKNOWN_SIZE
+        self.num_steps = num_steps
         self.most_difference = most_difference
         self._take_generation_config(source, eos_token_id)
         self.register_buffer("_adafuse_here", torch.empty(0, device="cpu"), persistent=False)

@@ -121,7 +121,8 @@ class TextUnits(DraftedText):
         num_words: int,
     ) -> None:
         super().__init__(member_index, member, config, rule)
-        self._is_unit, self._num_words = is_unit, num_words
+        self._is_unit = is_unit
+        self._num_words = num_words
 
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         so_far = self.proposal(words).text

@@ -1,6 +1,4 @@
-"""LLM-PeerReview (arXiv 2512.23213): the members rate each other's whole answers. Knows texts, scores and ratings; how
-ratings come about is in `decoding.reviews`.
-"""
+"""LLM-PeerReview (arXiv 2512.23213): the members rate each other's whole answers."""
 
 from __future__ import annotations
 
