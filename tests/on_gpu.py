@@ -48,7 +48,7 @@ from hf_adafuse import AdaFuseEnsemble, demo
 from hf_adafuse.demo.tables import aligned
 from hf_adafuse.lab.benchmarks import instruments, report
 from hf_adafuse.lab.benchmarks import members as prose
-from hf_adafuse.lab.benchmarks.measuring import GREEDY, METHODS, Job
+from hf_adafuse.lab.benchmarks.measuring import GREEDY, METHODS, BenchJob
 from hf_adafuse.lab.benchmarks.results import OURS
 from hf_adafuse.lab.benchmarks.workload import Combination, Workload
 
@@ -358,7 +358,7 @@ def methods_speed(place: Place) -> Iterator[Row]:
 # What they have in common.
 
 
-def measure(job: Job) -> float:
+def measure(job: BenchJob) -> float:
     """Measure a job without counting its passes, for which the host would wait; the seconds of the warm-up."""
     job.ensemble.meter.is_on = False
     start = time.perf_counter()
@@ -368,7 +368,7 @@ def measure(job: Job) -> float:
     return seconds
 
 
-def figures(job: Job) -> dict[str, Any]:
+def figures(job: BenchJob) -> dict[str, Any]:
     """What an ensemble takes, in seconds and in times of what it is held against."""
     warm_up = measure(job)
     m, ensemble = job.result, job.ensemble

@@ -20,7 +20,7 @@ from .questions import Question
 Record = dict[str, Any]
 
 
-class Answers:
+class AnswersFile:
     """
     The output of one process.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..demo.job_progress import Progress
-from .answers import Answers, Record
+from .answers import AnswersFile, Record
 from .questions import Question
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class FileJob:
 
         if processes.count > 1 and self.source == "-":
             raise ValueError("The questions must be a file with several processes, but are `-`. Write them to a file.")
-        answers = Answers(self.path, self.questions, processes.index, processes.count, self.is_same)
+        answers = AnswersFile(self.path, self.questions, processes.index, processes.count, self.is_same)
         with closing(answers):
             if processes.index == 0:
                 answers.prepare(self.settings, self.overwrite)
@@ -85,7 +85,7 @@ class FileJob:
             report.close()
         return has_stopped
 
-    def _ask_all(self, left: list[Question], answers: Answers, processes: Processes, report: _Report) -> bool:
+    def _ask_all(self, left: list[Question], answers: AnswersFile, processes: Processes, report: _Report) -> bool:
         """Ask this process's share of the questions; whether it has stopped at an error."""
         from ..call.answering import BATCHES_A_CALL
 
@@ -99,7 +99,7 @@ class FileJob:
 class _Share:
     """Asks questions and writes what comes of them."""
 
-    def __init__(self, job: FileJob, answers: Answers, report: _Report) -> None:
+    def __init__(self, job: FileJob, answers: AnswersFile, report: _Report) -> None:
         self._job = job
         self._answers = answers
         self._report = report

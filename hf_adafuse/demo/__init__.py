@@ -9,7 +9,7 @@ from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data import Question
+    from .data import DemoQuestion
 
 __all__ = ["load_member", "load_members", "load_pair", "test_questions"]
 
@@ -40,7 +40,7 @@ def load_pair() -> list[tuple[Any, Any]]:
     return load_members(2)
 
 
-def test_questions(num_questions: int | None = None) -> list[Question]:  # noqa: PT028
+def test_questions(num_questions: int | None = None) -> list[DemoQuestion]:  # noqa: PT028
     """The test set: questions in phrasings that no member was trained on. All, or the first `num_questions`."""
     from . import data
 

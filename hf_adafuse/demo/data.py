@@ -77,7 +77,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Question:
+class DemoQuestion:
     """A question as the members see it, with its answer and the fact behind it."""
 
     prompt: str
@@ -214,13 +214,13 @@ def training_lines(member: int, num_lines: int) -> list[tuple[str, str]]:
     return lines
 
 
-def held_out(num_questions: int | None = None) -> list[Question]:
+def held_out(num_questions: int | None = None) -> list[DemoQuestion]:
     """The test set: one question for each fact, in phrasings that training never uses, shuffled."""
     rng = random.Random(f"{SEED} test")
     styles = phrasings()
     questions = []
     for fact in facts():
         prompt = ask(fact, rng.choice(styles[fact.relation]["test"]), rng.choice(styles["frame"]["test"]))
-        questions.append(Question(prompt, fact.answer, fact))
+        questions.append(DemoQuestion(prompt, fact.answer, fact))
     rng.shuffle(questions)
     return questions[:num_questions]

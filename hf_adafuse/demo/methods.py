@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import AdaFuseConfig, enable_adafuse
-from .data import Question
+from .data import DemoQuestion
 from .paired import paired
 
 Member = tuple[Any, Any]  # a model and its tokenizer
@@ -85,7 +85,7 @@ def methods(num_members: int) -> list[Method]:
 def answer(
     method: Method,
     members: list[Member],
-    questions: list[Question],
+    questions: list[DemoQuestion],
     batch_size: int = 64,
     num_alone: int = NUM_ALONE,
     on_batch: Callable[[int], None] = lambda number: None,
@@ -117,7 +117,7 @@ def _answers(method: Method, members: list[Member], prompts: list[str], tally: _
     return _greedy(taking[0], prompts, tally)
 
 
-def _result(method: Method, questions: list[Question], answers: list[str], tally: _Tally, seconds: float) -> Result:
+def _result(method: Method, questions: list[DemoQuestion], answers: list[str], tally: _Tally, seconds: float) -> Result:
     right = [given.strip() == question.answer for given, question in zip(answers, questions, strict=True)]
     share = sum(right) / max(len(right), 1)
     sizes = tally.rounds

@@ -62,7 +62,7 @@ def run_demo(
     return report
 
 
-def measure(members: list[Member], asked: list[data.Question]) -> list[Result]:
+def measure(members: list[Member], asked: list[data.DemoQuestion]) -> list[Result]:
     """Every method on every question, with progress on standard error."""
     lines = methods(len(members))
     bar, results = Progress(len(lines) * len(asked), "questions"), []
@@ -73,7 +73,7 @@ def measure(members: list[Member], asked: list[data.Question]) -> list[Result]:
     return results
 
 
-def choose_example(members: list[Member], asked: list[data.Question]) -> dict[str, Any]:
+def choose_example(members: list[Member], asked: list[data.DemoQuestion]) -> dict[str, Any]:
     """
     One question with the members' own answers and the rounds of AdaFuse. Of those given, the one that shows most:
     AdaFuse right, fewest members right alone, most rounds.
@@ -137,7 +137,7 @@ def show_table(results: list[Result], num_questions: int) -> str:
     return "\n".join([title, "", *aligned(rows, left=2)])
 
 
-def show_differences(results: list[Result], asked: list[data.Question]) -> str:
+def show_differences(results: list[Result], asked: list[data.DemoQuestion]) -> str:
     """What the table cannot tell: differences taken question by question, and where B = 3 gains."""
     torn = [row for row, question in enumerate(asked) if question.fact.levels[:2] == ("torn", "torn")]
     others = [row for row in range(len(asked)) if row not in set(torn)]

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PrefixConstraine
 from ..transformers_compat import make_processors, set_prepared_eos_ids
 from .forks import check_forks
 from .histories import has_history, is_per_row
-from .processors import PromptProcessors, Step
+from .processors import ProcessorStep, PromptProcessors
 
 # Flags that name no ids of the main vocabulary, so that they mean the same to every member.
 _SHARED_FLAGS = (
@@ -94,10 +94,10 @@ def main_processors(
             config.min_length = config.min_length - num_padding
         replaced = {type(processor) for processor in request.custom}
         flags = [one for one in _from_flags(model, config, prompt, device) if type(one) not in replaced]
-        steps = [Step(processor, [prompt]) for processor in [*([] if grammar is None else [grammar]), *flags]]
+        steps = [ProcessorStep(processor, [prompt]) for processor in [*([] if grammar is None else [grammar]), *flags]]
         if request.prefix_allowed_tokens_fn is not None:
             allowed = PrefixConstrainedLogitsProcessor(_for_row(request.prefix_allowed_tokens_fn, index), 1)
-            steps.append(Step(allowed, [row]))
+            steps.append(ProcessorStep(allowed, [row]))
         steps += _custom(request.custom, padded, index)
         made.append(PromptProcessors(steps, len(prompt)))
     return made
@@ -128,17 +128,17 @@ def assistant_processors(
     made = []
     for index, prompt in enumerate(prompts):
         flags = _from_flags(model, config, prompt, device)
-        steps = [Step(processor, [prompt]) for processor in [*([] if grammar is None else [grammar]), *flags]]
+        steps = [ProcessorStep(processor, [prompt]) for processor in [*([] if grammar is None else [grammar]), *flags]]
         made.append(PromptProcessors([*steps, *_custom(custom, padded, index)], len(prompt)))
     return made
 
 
-def _custom(processors: Sequence[Any], padded: list[list[int]], index: int) -> list[Step]:
+def _custom(processors: Sequence[Any], padded: list[list[int]], index: int) -> list[ProcessorStep]:
     """The user's processors for one prompt: those that may be made for the whole batch are called with it."""
     steps = []
     for one in _each(processors):
         needs_batch = has_history(one) or is_per_row(one)
-        steps.append(Step(one, padded, index) if needs_batch else Step(one, [padded[index]]))
+        steps.append(ProcessorStep(one, padded, index) if needs_batch else ProcessorStep(one, [padded[index]]))
     return steps
 
 

@@ -25,7 +25,7 @@ class ProcessorError(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
+class ProcessorStep:
     """
     One logits processor as it acts on one prompt.
 
@@ -62,14 +62,14 @@ class PromptProcessors:
     The processors of one prompt under one member.
 
     Args:
-        steps (`list[Step]`): in the order in which they act.
+        steps (`list[ProcessorStep]`): in the order in which they act.
         num_prompt_tokens (`int`): of the prompt, without padding.
 
     Attributes:
         has_history (`bool`): whether the order and number of calls matters to one of them.
     """
 
-    def __init__(self, steps: Iterable[Step] = (), num_prompt_tokens: int = 0) -> None:
+    def __init__(self, steps: Iterable[ProcessorStep] = (), num_prompt_tokens: int = 0) -> None:
         self.steps = list(steps)
         self._num_prompt_tokens = num_prompt_tokens
         self.has_history = any(has_history(step.processor) for step in self.steps)
@@ -104,13 +104,13 @@ class PromptProcessors:
                 reached.append(None)
         return scores[0], reached
 
-    def _rows(self, step: Step, ids: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
+    def _rows(self, step: ProcessorStep, ids: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
         """The texts as a processor sees them: after the prompt's padding."""
         padding = step.batch[step.row][: step.padding - self._num_prompt_tokens]
         return torch.tensor([padding + row for row in ids], device=scores.device)
 
 
-def _asked(step: Step, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def _asked(step: ProcessorStep, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Call a processor that is a function of the ids; with each text in as many rows as it may have been made for."""
     size, shortest = len(step.batch), _SHORTEST.get(type(step.processor))
     if shortest is not None and scores.is_cpu and _is_list_of_ids(step.processor.eos_token_id):
@@ -135,7 +135,9 @@ def _without(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return scores.index_fill(-1, tokens[is_known], -math.inf)
 
 
-def _called(step: Step, state: StepState | None, token: int, scores: torch.Tensor) -> tuple[torch.Tensor, StepState]:
+def _called(
+    step: ProcessorStep, state: StepState | None, token: int, scores: torch.Tensor
+) -> tuple[torch.Tensor, StepState]:
     """
     Call a processor with a history with as many rows as it was made for. The other rows cannot be those of the other
     prompts, which are at other lengths: they go on with the best token that the processor lets them have.

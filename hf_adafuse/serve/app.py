@@ -23,7 +23,7 @@ from .ensembles import Served
 from .errors import ApiError
 from .limits import Gate
 from .requests import ChatRequest, CompletionRequest
-from .service import Answer, ClientGoneError, Service
+from .service import ClientGoneError, Reply, Service
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ async def _answer(service: Service, body: ChatRequest | CompletionRequest, reque
     if body.stream:
         answer = await _unless_gone(service.begin(body, client), request)
         return StreamingResponse(_events(service, answer, request), media_type="text/event-stream")
-    begun: list[Answer] = []
+    begun: list[Reply] = []
 
     async def whole() -> dict[str, Any]:
         begun.append(await service.begin(body, client))
@@ -169,7 +169,7 @@ async def _answer(service: Service, body: ChatRequest | CompletionRequest, reque
     return JSONResponse(made)
 
 
-async def _events(service: Service, answer: Answer, request: Request) -> AsyncIterator[bytes]:
+async def _events(service: Service, answer: Reply, request: Request) -> AsyncIterator[bytes]:
     """Server-sent events of a streamed answer. When the client goes its calls are given up at once."""
     gone = asyncio.ensure_future(_disconnect(request))
     gone.add_done_callback(lambda task: None if task.cancelled() else service.abandon(answer))

@@ -31,7 +31,7 @@ class ClientGoneError(Exception):
 
 
 @dataclass(eq=False)
-class Choice:
+class ReplyChoice:
     """
     One choice of an answer; several where they are alike.
 
@@ -48,15 +48,15 @@ class Choice:
 
 
 @dataclass
-class Answer:
+class Reply:
     """
     The calls that an answer is made of.
 
     Args:
         id (`str`), created (`int`): of the answer.
         request (`ChatRequest` or `CompletionRequest`), served (`Served`): what was asked of what.
-        choices (`list[Choice]`)
-        alone (`list[Choice]`): of each member by itself, where they were asked for.
+        choices (`list[ReplyChoice]`)
+        alone (`list[ReplyChoice]`): of each member by itself, where they were asked for.
         began (`float`): when the request came.
     """
 
@@ -64,8 +64,8 @@ class Answer:
     created: int
     request: Request
     served: Served
-    choices: list[Choice]
-    alone: list[Choice]
+    choices: list[ReplyChoice]
+    alone: list[ReplyChoice]
     began: float
 
     @property
@@ -112,7 +112,7 @@ class Service:
             raise ApiError(404, f"`model` must be one of {known}, but is {name[:100]!r}.", "model_not_found", "model")
         return self.served[name]
 
-    async def begin(self, request: Request, client: str = "") -> Answer:
+    async def begin(self, request: Request, client: str = "") -> Reply:
         """
         Make the calls of a request, and put them into the queue.
 
@@ -137,9 +137,9 @@ class Service:
         choices = await self._submit(request, client, [*targets, *alone])
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         parts = choices[: len(targets)], choices[len(targets) :]
-        return Answer(name, int(time.time()), request, served, *parts, began)
+        return Reply(name, int(time.time()), request, served, *parts, began)
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
+    async def whole(self, answer: Reply) -> dict[str, Any]:
         """
         The body of an answer.
 
@@ -152,7 +152,7 @@ class Service:
         body = {**_head(answer, ""), "choices": sorted(choices, key=lambda one: one["index"]), "usage": _usage(answer)}
         return _plain(body)
 
-    async def chunks(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, answer: Reply) -> AsyncIterator[dict[str, Any]]:
         """
         The chunks of a streamed answer.
 
@@ -198,7 +198,7 @@ class Service:
         if answer.request.includes_usage:
             yield {**_head(answer, ".chunk"), "choices": [], "usage": _usage(answer)}
 
-    def abandon(self, answer: Answer) -> None:
+    def abandon(self, answer: Reply) -> None:
         """Nobody waits for the answer any more: its calls leave before the next pass."""
         for call in answer.calls:
             if call.rounds is None:
@@ -214,13 +214,13 @@ class Service:
 
     async def _submit(
         self, request: Request, client: str, targets: Sequence[tuple[Served, Any, int, list[int]]]
-    ) -> list[Choice]:
+    ) -> list[ReplyChoice]:
         most = self.engine.max_batch_size + self.engine.max_waiting
         engines = Counter(self.engine.of(served.servers) for served, *_ in targets)
         if (number := max(engines.values())) > most:
             raise ApiError(400, f"A request must be of at most {most} texts here, but is of {number}. Ask for less.")
         _reserve(engines, client)
-        choices, turns = list[Choice](), Turns(self.engine)
+        choices, turns = list[ReplyChoice](), Turns(self.engine)
         try:
             for served, prompt, seed, indices in targets:
                 is_long = takes_long(served, request)
@@ -232,7 +232,7 @@ class Service:
                     echo = prompt if isinstance(prompt, str) else served.ensemble.tokenizers[0].decode(prompt)
                 call = Call(plan, served, request.num_top, client)
                 offer = request.offer if isinstance(request, ChatRequest) else None
-                choices.append(Choice(indices, echo, call, GrowingText(request.stops, served.members, offer)))
+                choices.append(ReplyChoice(indices, echo, call, GrowingText(request.stops, served.members, offer)))
         except BaseException:
             turns.cancel()
             _release(engines, client)
@@ -245,7 +245,7 @@ class Service:
         with unchanged_models(self.engine.facts):
             return make_plan(*arguments)
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: Reply) -> None:
         self.metrics.duration.add(time.monotonic() - answer.began)
         for call in answer.calls:
             self.metrics.prompt_tokens += call.num_prompt_tokens
@@ -275,13 +275,13 @@ def _release(engines: Counter[Engine], client: str) -> None:
         engine.release(number, client)
 
 
-async def _finish(choice: Choice) -> None:
+async def _finish(choice: ReplyChoice) -> None:
     async for rounds in choice.call.events():
         _take(choice, rounds)
     choice.text.end(choice.call.rounds)
 
 
-async def _stream(choice: Choice, queue: asyncio.Queue[Any]) -> None:
+async def _stream(choice: ReplyChoice, queue: asyncio.Queue[Any]) -> None:
     """Put the text of a choice into a queue, as it comes."""
     start = num_log_probs = 0
     async for rounds in choice.call.events():
@@ -296,24 +296,24 @@ async def _stream(choice: Choice, queue: asyncio.Queue[Any]) -> None:
         queue.put_nowait((choice, start, text, words, choice.call.log_probs[num_log_probs:]))
 
 
-def _take(choice: Choice, rounds: list[Any]) -> str:
+def _take(choice: ReplyChoice, rounds: list[Any]) -> str:
     if not rounds:
         choice.text.restart()
         return ""
     return choice.text.add(rounds)
 
 
-def _head(answer: Answer, suffix: str) -> dict[str, Any]:
+def _head(answer: Reply, suffix: str) -> dict[str, Any]:
     kind = f"chat.completion{suffix}" if isinstance(answer.request, ChatRequest) else "text_completion"
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.served.name}
 
 
-def _chunk(answer: Answer, choice: dict[str, Any]) -> dict[str, Any]:
+def _chunk(answer: Reply, choice: dict[str, Any]) -> dict[str, Any]:
     usage = {"usage": None} if answer.request.includes_usage else {}
     return {**_head(answer, ".chunk"), "choices": [choice], **usage}
 
 
-def _whole_choice(answer: Answer, choice: Choice, index: int) -> dict[str, Any]:
+def _whole_choice(answer: Reply, choice: ReplyChoice, index: int) -> dict[str, Any]:
     content, reason = choice.text.content, _reason(choice)
     found: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
     adafuse = _adafuse(answer, choice)
@@ -330,7 +330,7 @@ def _whole_choice(answer: Answer, choice: Choice, index: int) -> dict[str, Any]:
 
 
 def _part(
-    answer: Answer, choice: Choice, index: int, start: int, text: str, words: list[Any], log_probs: list[Any]
+    answer: Reply, choice: ReplyChoice, index: int, start: int, text: str, words: list[Any], log_probs: list[Any]
 ) -> dict[str, Any]:
     """The choice of a chunk with new text, behind so many characters of the answer."""
     found: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
@@ -344,7 +344,7 @@ def _part(
     return {**found, "text": (choice.prompt if start == 0 else "") + text, **more}
 
 
-def _last_part(answer: Answer, choice: Choice, index: int) -> dict[str, Any]:
+def _last_part(answer: Reply, choice: ReplyChoice, index: int) -> dict[str, Any]:
     adafuse = _adafuse(answer, choice)
     found = {"index": index, "finish_reason": _reason(choice), "logprobs": None, "adafuse": adafuse}
     if isinstance(answer.request, ChatRequest):
@@ -352,18 +352,18 @@ def _last_part(answer: Answer, choice: Choice, index: int) -> dict[str, Any]:
     return {**found, "text": "" if choice.text.content else choice.prompt}
 
 
-def _adafuse(answer: Answer, choice: Choice) -> dict[str, Any]:
+def _adafuse(answer: Reply, choice: ReplyChoice) -> dict[str, Any]:
     alone = {one.call.served.name: one.text.content for one in answer.alone} if answer.request.options.alone else None
     rounds, served = choice.call.rounds, answer.served
     return adafuse_field(choice.text, served.members, rounds, answer.request.options.rounds, alone)
 
 
-def _reason(choice: Choice) -> str:
+def _reason(choice: ReplyChoice) -> str:
     reason = getattr(choice.call.rounds, "finish_reason", None) or "stop"
     return "tool_calls" if choice.text.calls and reason == "stop" else reason
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: Reply) -> dict[str, int]:
     calls = [one.call for one in answer.choices]
     read = sum(call.num_prompt_tokens for call in calls)
     written = sum(one.call.num_tokens * len(one.indices) for one in answer.choices)

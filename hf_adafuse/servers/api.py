@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from .connection import Connection
 from .daemon_threads import map_at_once
-from .queries import Query, ServerError, Step, difference
+from .queries import GreedyStep, Query, ServerError, difference
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class ServerApi(ABC):
         """
 
     @abstractmethod
-    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[GreedyStep]]:
         """
         The steps of each query: as many as it has, at least one, or fewer where the text ends; the tokens that it asks
         for are known of the first.

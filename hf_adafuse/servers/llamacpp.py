@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .api import ServerApi, ServerInfo
-from .queries import BadAnswer, Query, ServerError, Step, make_step
+from .queries import BadAnswer, GreedyStep, Query, ServerError, make_step
 from .request_gate import request_gate
 
 # Tokens asked for at first: most of what other members propose is among them, and an answer stays small.
@@ -72,9 +72,9 @@ class LlamaCppApi(ServerApi):
         self._letter = self.tokenize("a")[-1]
         return ServerInfo(name, name, length)
 
-    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[GreedyStep]]:
         most = min(self._vocab_size, max(num_top, _MANY if any(query.tokens for query in queries) else 1))
-        found: list[list[Step]] = [[] for _ in queries]
+        found: list[list[GreedyStep]] = [[] for _ in queries]
         walks = [index for index, query in enumerate(queries) if query.num_steps > 1]
         for index, steps in zip(walks, self._ask([queries[index] for index in walks], most), strict=True):
             found[index] = steps
@@ -92,7 +92,7 @@ class LlamaCppApi(ServerApi):
         body = {"content": text, "add_special": False, "parse_special": False}
         return self.connection.post("/tokenize", body, lambda answer, _: [int(token) for token in answer["tokens"]])
 
-    def _add_named(self, queries: Sequence[Query], found: list[list[Step]]) -> None:
+    def _add_named(self, queries: Sequence[Query], found: list[list[GreedyStep]]) -> None:
         """Tokens that are asked for and are not among the most likely ones."""
         missing = [
             [token for token in query.tokens if token not in steps[0].log_probs]
@@ -111,10 +111,10 @@ class LlamaCppApi(ServerApi):
             ((step,),) = self._ask([_first(queries[index])], self._vocab_size, self._letter)
             found[index][0] = _with(found[index][0], step, missing[index])
 
-    def _ask(self, queries: Sequence[Query], most: int, forced: int | None = None) -> list[list[Step]]:
+    def _ask(self, queries: Sequence[Query], most: int, forced: int | None = None) -> list[list[GreedyStep]]:
         """Steps with so many of the most likely tokens, up to the first that ends within a character; with a token that
         it is made to go on with, one step, which knows that token too."""
-        found: list[list[Step]] = [[] for _ in queries]
+        found: list[list[GreedyStep]] = [[] for _ in queries]
         for indices, group in self._groups(queries):
             body: dict[str, Any] = {
                 "prompt": [list(query.ids) for query in group],
@@ -129,7 +129,7 @@ class LlamaCppApi(ServerApi):
             if forced is not None:
                 body["logit_bias"] = [[forced, _FORCED]]
 
-            def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[Step]]:
+            def read(answer: Any, request_id: str, group: list[Query] = group) -> list[list[GreedyStep]]:
                 return self._read(answer, request_id, group, most, forced)
 
             def turn(end: float, sizes: Sequence[int] = tuple(map(_size, group))) -> AbstractContextManager[None]:
@@ -151,7 +151,7 @@ class LlamaCppApi(ServerApi):
 
     def _read(
         self, answer: Any, request_id: str, group: list[Query], most: int, forced: int | None
-    ) -> list[list[Step]]:
+    ) -> list[list[GreedyStep]]:
         answers = answer if isinstance(answer, list) else [answer]
         answers = sorted(answers, key=lambda one: int(one["index"]))
         sent = [len(query.ids) for query in group]
@@ -179,12 +179,12 @@ def _first(query: Query) -> Query:
     return replace(query, tokens=(), num_steps=0)
 
 
-def _with(step: Step, other: Step, tokens: Sequence[int]) -> Step:
+def _with(step: GreedyStep, other: GreedyStep, tokens: Sequence[int]) -> GreedyStep:
     """A step that knows these tokens too, as another of the same text does."""
     return replace(step, log_probs={**{token: other.log_probs[token] for token in tokens}, **step.log_probs})
 
 
-def _steps(one: Any, query: Query, most: int, forced: int | None) -> list[Step]:
+def _steps(one: Any, query: Query, most: int, forced: int | None) -> list[GreedyStep]:
     tokens = [int(token) for token in one["tokens"]]
     if not 1 <= len(tokens) <= max(1, query.num_steps) or (forced is not None and tokens != [forced]):
         raise BadAnswer("it goes on otherwise than asked")

@@ -56,7 +56,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Step:
+class GreedyStep:
     """
     What is known of the token after a text.
 
@@ -83,7 +83,7 @@ def check_log_probs(values: Iterable[float]) -> None:
         raise BadAnswer("its numbers are no log-probabilities")
 
 
-def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: int, chosen: int) -> Step:
+def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: int, chosen: int) -> GreedyStep:
     """
     A step of an answer, looked at.
 
@@ -104,4 +104,4 @@ def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: 
     best = sorted(log_probs, key=lambda token: (-log_probs[token], token))
     if log_probs.get(chosen, -math.inf) < log_probs[best[0]] - 1e-3:
         raise BadAnswer("it went on with a token that is not the most likely one")
-    return Step(tuple(best[:num_top]), dict(log_probs), chosen)
+    return GreedyStep(tuple(best[:num_top]), dict(log_probs), chosen)

@@ -20,7 +20,7 @@ from .api import ServerApi
 from .connection import Connection
 from .daemon_threads import map_at_once
 from .llamacpp import LlamaCppApi
-from .queries import Query, Step
+from .queries import GreedyStep, Query
 from .retry_policy import RetryPolicy
 from .sglang import SglangApi
 from .vllm import VllmApi
@@ -151,7 +151,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             found.eos_token_id = eos_token_id if isinstance(eos_token_id, int) else list(eos_token_id)
         self.generation_config = found
 
-    def ask(self, queries: Sequence[tuple[tuple[int, ...], tuple[int, ...], int]], num_top: int) -> list[list[Step]]:
+    def ask(
+        self, queries: Sequence[tuple[tuple[int, ...], tuple[int, ...], int]], num_top: int
+    ) -> list[list[GreedyStep]]:
         """As of [`ServerApi.ask`]; a query is the ids of a text, the tokens that are asked for, and greedy steps. An
         answer of a server that has been away is taken only if it is the same one."""
         found = self.api.ask([Query(*query) for query in queries], num_top)

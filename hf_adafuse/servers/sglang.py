@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .api import GREEDY, ServerApi, ServerInfo
-from .queries import BadAnswer, Query, ServerError, Step, check_log_probs, make_step
+from .queries import BadAnswer, GreedyStep, Query, ServerError, check_log_probs, make_step
 
 
 class SglangApi(ServerApi):
@@ -28,9 +28,9 @@ class SglangApi(ServerApi):
             self.model or name, source, settings.get("max_req_input_len") or settings.get("context_length")
         )
 
-    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
-        def post(group: list[Query], tokens: list[int]) -> list[list[Step]]:
-            found: list[list[Step]] = self._post(
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[GreedyStep]]:
+        def post(group: list[Query], tokens: list[int]) -> list[list[GreedyStep]]:
+            found: list[list[GreedyStep]] = self._post(
                 group, num_top, lambda answer, request_id: self._steps(answer, request_id, group, num_top)
             )
             return found
@@ -62,7 +62,7 @@ class SglangApi(ServerApi):
             body["token_ids_logprob"] = [list(query.tokens) for query in group]
         return self.connection.post("/generate", body, read, name_requests=_name_requests)
 
-    def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:
+    def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[GreedyStep]]:
         infos = [one["meta_info"] for one in _answers(answer, request_id, len(group))]
         steps = [_read(info, query, num_top) for info, query in zip(infos, group, strict=True)]
         cached = sum(int(info.get("cached_tokens") or 0) for info in infos)
@@ -89,7 +89,7 @@ def _answers(answer: Any, request_id: str, count: int) -> list[Any]:
     return answer
 
 
-def _read(info: dict[str, Any], query: Query, num_top: int) -> list[Step]:
+def _read(info: dict[str, Any], query: Query, num_top: int) -> list[GreedyStep]:
     chosen = [int(token) for _, token, *_ in info["output_token_logprobs"]]
     best = info["output_top_logprobs"]
     asked = info.get("output_token_ids_logprobs") if query.tokens else [[]] * len(chosen)

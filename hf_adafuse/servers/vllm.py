@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from .api import GREEDY, ServerApi, ServerInfo
-from .queries import BadAnswer, Query, ServerError, SpoiltAnswer, Step, check_log_probs, make_step
+from .queries import BadAnswer, GreedyStep, Query, ServerError, SpoiltAnswer, check_log_probs, make_step
 from .request_gate import request_gate
 
 # The log-probability of what has been forgotten.
@@ -39,7 +39,7 @@ class VllmApi(ServerApi):
         base = next((one for one in models if one["id"] == entry.get("parent")), entry)  # of an adapter
         return ServerInfo(name, str(entry.get("root") or name), entry.get("max_model_len") or base.get("max_model_len"))
 
-    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[Step]]:
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[GreedyStep]]:
         # Asked for named tokens, it says nothing of the most likely ones but the first: two requests.
         alone = [replace(query, tokens=()) for query in queries if query.num_steps]
         named = [part for query in queries for part in self._parts(query)]
@@ -61,7 +61,7 @@ class VllmApi(ServerApi):
         starts = range(0, len(query.tokens), self.most_tokens)
         return [replace(query, tokens=query.tokens[at : at + self.most_tokens], num_steps=0) for at in starts]
 
-    def _post(self, group: list[Query], tokens: list[int], num_top: int) -> list[list[Step]]:
+    def _post(self, group: list[Query], tokens: list[int], num_top: int) -> list[list[GreedyStep]]:
         """A request for the most likely tokens alone, or for named ones alone."""
         body: dict[str, Any] = {
             "model": self.model,
@@ -96,7 +96,7 @@ class VllmApi(ServerApi):
 
         return self.connection.post("/v1/completions", body, read)
 
-    def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[Step]]:
+    def _steps(self, answer: Any, request_id: str, group: list[Query], num_top: int) -> list[list[GreedyStep]]:
         choices = _choices(answer, request_id, len(group))
         steps = [_read(choice, query, num_top) for choice, query in zip(choices, group, strict=True)]
         usage = answer.get("usage") or {}
@@ -122,7 +122,7 @@ def _choices(answer: Any, request_id: str, count: int) -> list[Any]:
     return choices
 
 
-def _read(choice: Any, query: Query, num_top: int) -> list[Step]:
+def _read(choice: Any, query: Query, num_top: int) -> list[GreedyStep]:
     logprobs = choice["logprobs"]
     entries = [{_token(name): float(value) for name, value in entry.items()} for entry in logprobs["top_logprobs"]]
     chosen = [_token(name) for name in logprobs["tokens"]]

@@ -9,7 +9,7 @@ from support.hosts import Forbid, ensemble, new_ids, oracle
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_adafuse import AdaFuseDecodingError
-from hf_adafuse.members.processors import ProcessorError, PromptProcessors, Step
+from hf_adafuse.members.processors import ProcessorError, ProcessorStep, PromptProcessors
 
 MEMBERS = ("llama/byte_level/0", "qwen3/sentencepiece/1")
 DTYPES = [torch.float64, torch.float16, torch.bfloat16]
@@ -159,7 +159,7 @@ class FirstRowIsNan(LogitsProcessor):
 def test_the_rows_beside_a_text_are_nobodys():
     prompts, scores = [[1, 2], [3, 4]], torch.zeros(5)
     for row, prompt in enumerate(prompts):
-        processors = PromptProcessors([Step(FirstRowIsNan(), prompts, row)], 2)
+        processors = PromptProcessors([ProcessorStep(FirstRowIsNan(), prompts, row)], 2)
         if row == 0:
             with pytest.raises(ProcessorError, match="FirstRowIsNan returned NaN"):
                 processors.begin(prompt, scores)

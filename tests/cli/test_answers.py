@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.jobs import lines_of, record_of, rewrite
 
-from hf_adafuse.cli.answers import Answers
+from hf_adafuse.cli.answers import AnswersFile
 from hf_adafuse.cli.job_settings import check_settings, keep_settings
 from hf_adafuse.cli.questions import Question
 
@@ -80,7 +80,7 @@ def test_an_answer_that_is_none_is_refused(job, capsys):
 
 
 def test_one_run_at_a_time(job, tmp_path, capsys):
-    other = Answers(job.output, [])
+    other = AnswersFile(job.output, [])
     other.prepare({})
     assert job() == 2
     assert "must be written by one run at a time" in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_any_number_of_processes_killed_at_any_time(seed, tmp_path):
     made = []
     for _ in range(30):
         count = rng.randint(1, 4)
-        processes = [Answers(path, asked, index, count) for index in range(count)]
+        processes = [AnswersFile(path, asked, index, count) for index in range(count)]
         processes[0].prepare({"model": "a"})
         shares = [answers.load()[index::count] for index, answers in enumerate(processes)]
         processes[0].collect()
@@ -126,7 +126,7 @@ def test_any_number_of_processes_killed_at_any_time(seed, tmp_path):
 def test_a_process_that_stops_does_not_stop_the_order(tmp_path):
     asked = [Question(line, {}, f"prompt {line}") for line in range(1, 6)]
     path = tmp_path / "answers"
-    processes = [Answers(path, asked, index, 2) for index in range(2)]
+    processes = [AnswersFile(path, asked, index, 2) for index in range(2)]
     processes[0].prepare({})
     for answers in processes:
         answers.load()
@@ -134,7 +134,7 @@ def test_a_process_that_stops_does_not_stop_the_order(tmp_path):
     processes[1].write({**record_of(asked[1]), "error": "no", "stopped": True})
     assert processes[0].write(record_of(asked[2])) == []  # waits for the second, which the next run asks again
     processes[0].close()
-    again = Answers(path, asked)
+    again = AnswersFile(path, asked)
     again.prepare({})
     assert [question.line for question in again.load()] == [2, 4, 5]
     again.close()

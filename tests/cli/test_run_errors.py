@@ -130,7 +130,7 @@ def test_an_answer_that_cannot_be_written_is_no_failure_of_a_question(job, monke
     def refuse(self, record):
         raise ValueError("the disk is full")
 
-    monkeypatch.setattr("hf_adafuse.cli.answers.Answers.write", refuse)
+    monkeypatch.setattr("hf_adafuse.cli.answers.AnswersFile.write", refuse)
     assert job("--on-error", "skip") == 2
     assert "error: the disk is full" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ import torch
 
 from hf_adafuse.members import logits_reader
 from hf_adafuse.members.logits_reader import LogitsReader
-from hf_adafuse.members.processors import PromptProcessors, Step
+from hf_adafuse.members.processors import ProcessorStep, PromptProcessors
 from hf_adafuse.trees.nodes import TokenTree
 
 PROMPT = [1, 2]
@@ -40,7 +40,7 @@ class Tree:
 
     def __init__(self, cls):
         self.tree, self.seen = TokenTree(0, list(PROMPT)), []
-        processors = PromptProcessors([Step(cls(self.seen), [PROMPT])], len(PROMPT))
+        processors = PromptProcessors([ProcessorStep(cls(self.seen), [PROMPT])], len(PROMPT))
         self.reader = LogitsReader([processors], 2, self.tree.ids_to)
         self.read(self.tree.root)
 

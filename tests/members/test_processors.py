@@ -11,7 +11,7 @@ from support.hosts import CHARACTERS, PAD_IS_EOS, PROMPTS, Forbid, eager_to_end,
 from support.tiny import eos_ids
 from transformers import generation as host
 
-from hf_adafuse.members.processors import PromptProcessors, Step
+from hf_adafuse.members.processors import ProcessorStep, PromptProcessors
 
 
 def test_a_user_logits_processor_is_never_violated():
@@ -138,11 +138,14 @@ def test_what_may_not_end_yet_is_as_transformers_has_it(make, ends, num_rows, dt
         scores = torch.randn(num_rows, 10).to(dtype)
         expected, before = processor(torch.tensor(ids), scores), scores.clone()
         looks.clear()
-        found = PromptProcessors([Step(processor, [prompt])], len(prompt))(ids, scores)
+        found = PromptProcessors([ProcessorStep(processor, [prompt])], len(prompt))(ids, scores)
         assert torch.equal(found, expected) and found.dtype is dtype and bool(looks) == (ends == [])
         assert torch.equal(scores, before)
         looks.clear()
-        assert torch.equal(PromptProcessors([Step(derived, [prompt])], len(prompt))(ids, scores), expected) and looks
+        assert (
+            torch.equal(PromptProcessors([ProcessorStep(derived, [prompt])], len(prompt))(ids, scores), expected)
+            and looks
+        )
 
 
 def test_min_length_counts_each_prompt_as_it_is_alone():

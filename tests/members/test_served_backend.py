@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_adafuse.members.served_backend import ServedBackend
-from hf_adafuse.servers.queries import Step
+from hf_adafuse.servers.queries import GreedyStep
 
 
 class Counting:
@@ -25,7 +25,7 @@ class Counting:
         self.asked += [(len(ids), steps) for ids, _, steps in queries]
         assert all(1 <= steps <= max(1, self.room(len(ids))) for ids, _, steps in queries)
         walks = [range(ids[-1] + 1, ids[-1] + 1 + steps) for ids, _, steps in queries]
-        return [[Step((token, 0), {token: -0.1, 0: -3.0}, token) for token in walk] for walk in walks]
+        return [[GreedyStep((token, 0), {token: -0.1, 0: -3.0}, token) for token in walk] for walk in walks]
 
 
 def backend_of(model, prompts=((7, 8),)):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_adafuse import demo, enable_adafuse
-from hf_adafuse.cli.answers import Answers
+from hf_adafuse.cli.answers import AnswersFile
 from hf_adafuse.cli.questions import Question
 from hf_adafuse.demo.data import PROMPT
 
@@ -76,7 +76,7 @@ def read_json(path: Path):
 @contextlib.contextmanager
 def killed_after(left):
     """A job is interrupted once it has written so many records."""
-    write = Answers.write
+    write = AnswersFile.write
 
     def killed(self, record):
         nonlocal left
@@ -86,5 +86,5 @@ def killed_after(left):
         return write(self, record)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Answers, "write", killed)
+        patch.setattr(AnswersFile, "write", killed)
         yield

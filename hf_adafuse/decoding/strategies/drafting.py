@@ -129,7 +129,7 @@ class TextUnits(DraftedText):
         return len(words) >= self._num_words or self._is_unit(so_far, following.decode("utf-8", "replace"))
 
 
-class Answers(DraftedText):
+class AnswerProposer(DraftedText):
     """
     Words to the end of the text, or until a stopping criterion of the call would end it.
 
@@ -164,10 +164,10 @@ class Answers(DraftedText):
 
 def answers_of(
     member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordRule, num_samples: int = 1
-) -> Answers:
+) -> AnswerProposer:
     """How one of these members, the main model first, answers."""
     member = members[member_index]
-    answers = Answers(member_index, member, config, rule, member.vocabulary.is_same_as(members[0].vocabulary))
+    answers = AnswerProposer(member_index, member, config, rule, member.vocabulary.is_same_as(members[0].vocabulary))
     answers.num_samples = num_samples
     return answers
 

@@ -14,7 +14,7 @@ from ...demo.threads import threads as computing_on
 from ...kernels.autotuner import Autotuner
 from . import instruments
 from .contenders import Ensemble, Prompts
-from .results import NAIVE, OURS, Measurement, Sample, TextResult
+from .results import NAIVE, OURS, Measurement, TextResult, TimedRun
 from .variants import VARIANTS
 
 GREEDY = "greedy"
@@ -26,7 +26,7 @@ DEFAULT_AGAINST = (GREEDY, *VARIANTS)
 _MOST_WARM_UPS = 4
 
 
-class Job:
+class BenchJob:
     """
     One combination to measure.
 
@@ -91,7 +91,7 @@ class Job:
         meter.reset()
         instruments.reset_peak_memory(device)
         seconds, ids = instruments.timed(device, run)
-        sample = Sample(
+        sample = TimedRun(
             contender=name,
             text=text,
             repeat=repeat,
@@ -162,7 +162,7 @@ def check_against(against: Sequence[str]) -> None:
         raise ValueError(f"`against` must be of {list(known)}, but has {unknown}. Check the spelling.")
 
 
-def measure_all(jobs: Sequence[Job], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:
+def measure_all(jobs: Sequence[BenchJob], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:
     """Warm up every job, then go round them `repeats` times, so that what changes on the machine meets all alike."""
     started = time.perf_counter()
     for repeat in range(-1, repeats):
@@ -210,5 +210,5 @@ def measure(
         ensemble = Ensemble(members)
         longest = max(len(row) for batch in batches for row in ensemble.prompts(batch)[0])
         result = ensemble.measurement(longest, len(batches[0]), branches, new_tokens)
-        measure_all([Job(ensemble, result, batches, against)], repeats)
+        measure_all([BenchJob(ensemble, result, batches, against)], repeats)
     return result

@@ -16,7 +16,7 @@ _FIGURES = (
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedRun:
     """
     One run of one contender on one batch of prompts.
 
@@ -76,7 +76,7 @@ class Measurement:
         weight_bytes (`list[int]`): per member, what one forward pass reads of its weights.
         bandwidth (`float`): bytes per second of a large copy on the main model's device.
         texts (`list[TextResult]`): per batch of prompts.
-        samples (`list[Sample]`): raw, in the order in which they were taken.
+        samples (`list[TimedRun]`): raw, in the order in which they were taken.
         same_text (`dict[str, bool]`): per variant and for the naive implementation: whether it wrote what ours wrote.
         own_words (`dict[tuple[str, int], int]`): of other methods, by name and text: how many words they wrote.
     """
@@ -89,7 +89,7 @@ class Measurement:
     weight_bytes: list[int]
     bandwidth: float
     texts: list[TextResult] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TimedRun] = field(default_factory=list)
     same_text: dict[str, bool] = field(default_factory=dict)
     own_words: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class Measurement:
     def contenders(self) -> list[str]:
         return list(dict.fromkeys(sample.contender for sample in self.samples))
 
-    def of(self, contender: str, text: int | None = None) -> list[Sample]:
+    def of(self, contender: str, text: int | None = None) -> list[TimedRun]:
         return [s for s in self.samples if s.contender == contender and text in (None, s.text)]
 
     def texts_of(self, contender: str) -> list[int]:

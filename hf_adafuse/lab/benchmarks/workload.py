@@ -13,7 +13,7 @@ import torch
 
 from .contenders import Ensemble
 from .enlarge import enlarge
-from .measuring import Job
+from .measuring import BenchJob
 
 Members = list[tuple[Any, Any]]
 DEFAULT_PARAMETERS = (80_000_000,)
@@ -73,7 +73,7 @@ class Workload:
         self.num_texts = num_texts
         self._ensembles: dict[tuple[int, ...], Ensemble] = {}
 
-    def job(self, combination: Combination) -> Job:
+    def job(self, combination: Combination) -> BenchJob:
         """The combination, ready to be measured."""
         ensemble = self._ensemble(combination.parameters)
         tokens = combination.prompt_tokens
@@ -82,7 +82,7 @@ class Workload:
         num_batches = self.num_texts * math.ceil(combination.num_prompts / batch)
         texts = [[cut(tokens, text * batch + row) for row in range(batch)] for text in range(num_batches)]
         result = ensemble.measurement(tokens, batch, combination.branches, self.new_tokens)
-        return Job(ensemble, result, texts, combination.against)
+        return BenchJob(ensemble, result, texts, combination.against)
 
     def _ensemble(self, parameters: tuple[int, ...]) -> Ensemble:
         if parameters not in self._ensembles:

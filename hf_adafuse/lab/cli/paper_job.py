@@ -11,7 +11,7 @@ from typing import Any
 from ... import __version__
 from ...demo.job_progress import Progress
 from ...rounds.plain_json import with_nulls
-from ..evaluation.candidates import Candidate
+from ..evaluation.candidates import Contestant
 from ..evaluation.responses import Responses
 from ..paper.clock import Clock, summarize
 from ..paper.plots import save_parting, save_scores, save_times
@@ -73,7 +73,7 @@ class PaperJob:
         cells = experiment.cells(list(questions.tasks))
         bar.expect(sum(len(questions.prompts[task]) for task, _ in cells))
         report = self._report(experiment, list(questions.tasks), {}, left_out)
-        scores: dict[tuple[str, Candidate], Scores] = {}
+        scores: dict[tuple[str, Contestant], Scores] = {}
         try:
             for task, candidate in cells:
                 bar.note(f"{experiment.name}: {report.label(candidate)}, {task}")
@@ -125,7 +125,7 @@ class PaperJob:
         self,
         experiment: Experiment,
         tasks: Sequence[str],
-        scores: Mapping[tuple[str, Candidate], Scores],
+        scores: Mapping[tuple[str, Contestant], Scores],
         left_out: Mapping[str, str],
     ) -> Report:
         names = self._names[: 1 + max(member for one in experiment.candidates for member in one.members)]

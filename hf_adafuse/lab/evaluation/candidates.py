@@ -57,7 +57,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Contestant:
     """
     One choice.
 

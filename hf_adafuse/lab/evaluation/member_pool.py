@@ -25,7 +25,7 @@ from ...members.chat import chat_inputs
 from ...members.prompt_inputs import text_inputs
 from ...members.vocabulary import vocabulary_of
 from ...transformers_compat import execution_device
-from .candidates import Candidate
+from .candidates import Contestant
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MemberPool:
         if asking.chat:
             self._inputs(["?"], [tokenizer for _, tokenizer in members])
 
-    def ask(self, candidate: Candidate, prompts: Sequence[str]) -> list[str]:
+    def ask(self, candidate: Contestant, prompts: Sequence[str]) -> list[str]:
         """The texts that a candidate answers a batch of prompts with."""
         taking = [self._members[member] for member in candidate.members]
         (model, tokenizer), *assistants = taking

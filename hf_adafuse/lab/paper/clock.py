@@ -15,7 +15,7 @@ from ...generation import disable_adafuse
 from ...members.prompt_inputs import pad_left
 from ..benchmarks.contenders import Ensemble, Prompts
 from ..benchmarks.instruments import timed
-from ..evaluation.candidates import Candidate
+from ..evaluation.candidates import Contestant
 from ..evaluation.contexts import prompt_rows
 from ..evaluation.responses import Responses
 from .values import slug
@@ -47,7 +47,7 @@ class Clock:
 
     Args:
         members (`list[tuple]`): each a model and its tokenizer, the main one first; not changed.
-        candidates (`list[Candidate]`): every member alone among them, and ensembles of all members.
+        candidates (`list[Contestant]`): every member alone among them, and ensembles of all members.
         known (`Responses`): what was timed before, by prompt and candidates.
         on_prompts (`Callable`): is told how many prompts were timed, and whether they were known.
     """
@@ -55,7 +55,7 @@ class Clock:
     def __init__(
         self,
         members: Sequence[tuple[Any, Any]],
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Contestant],
         known: Responses,
         on_prompts: Callable[[int, bool], None] = lambda number, known: None,
     ) -> None:
@@ -86,7 +86,7 @@ class Clock:
     def _each(self, prompt: str) -> Seconds:
         return {slug(candidate): self._run(candidate, prompt) for candidate in self._candidates}
 
-    def _run(self, candidate: Candidate, prompt: str) -> float:
+    def _run(self, candidate: Contestant, prompt: str) -> float:
         ensemble, config = self._ensemble, candidate.config
         prompts = self._rows(prompt)
         if config is None:
@@ -107,7 +107,7 @@ class Clock:
         return [[ids if room is None else ids[-room:]] for ids, room in zip(rows, rooms, strict=True)]
 
 
-def summarize(taken: Sequence[Mapping[str, float]], candidates: Sequence[Candidate]) -> dict[Candidate, Timing]:
+def summarize(taken: Sequence[Mapping[str, float]], candidates: Sequence[Contestant]) -> dict[Contestant, Timing]:
     """The means over prompts of what [`Clock.time`] gives."""
     own = [sum(seconds[slug(one)] for one in candidates if one.is_alone) for seconds in taken]
     found = {}

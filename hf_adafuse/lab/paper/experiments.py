@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..evaluation.candidates import Candidate
+from ..evaluation.candidates import Contestant
 from .values import TASKS, Contrast, Experiment, Peers, adafuse, usable_peers
 
 BRANCHES = (1, 2, 3, 4, 5)
@@ -38,12 +38,12 @@ def make_experiment(name: str, num_members: int, peers: Peers | None = None) -> 
     return _MAKERS[name](tuple(range(num_members)), usable_peers()[0] if peers is None else peers)
 
 
-def _alone(members: Sequence[int]) -> list[Candidate]:
-    return [Candidate((member,)) for member in members]
+def _alone(members: Sequence[int]) -> list[Contestant]:
+    return [Contestant((member,)) for member in members]
 
 
-def _peers(members: Sequence[int], peers: Peers) -> list[Candidate]:
-    return [Candidate(tuple(members), label, settings) for label, settings in peers.items()]
+def _peers(members: Sequence[int], peers: Peers) -> list[Contestant]:
+    return [Contestant(tuple(members), label, settings) for label, settings in peers.items()]
 
 
 def _table1(members: tuple[int, ...], peers: Peers) -> Experiment:
@@ -150,7 +150,7 @@ def _figure7(members: tuple[int, ...], peers: Peers) -> Experiment:
     )
 
 
-def _fixed(members: Sequence[int], number: int) -> Candidate:
+def _fixed(members: Sequence[int], number: int) -> Contestant:
     label = f"{number} word{'s' * (number > 1)}"
     return adafuse(members, label, commitment="fixed", max_words=number, num_branches=1)
 

@@ -11,7 +11,7 @@ from ...demo.paired import Mean
 from ...outputs import AdaFuseRound
 from ...rounds.trace_html import COLOURS
 from ...rounds.trace_text import ranking, show_candidate
-from ..evaluation.candidates import Candidate
+from ..evaluation.candidates import Contestant
 from .clock import Timing
 from .report import METRIC_NAMES, Report
 from .rounds import Parting
@@ -41,7 +41,7 @@ def save_scores(report: Report, path: Path) -> None:
     _save(figure, report.experiment.title, path)
 
 
-def save_times(title: str, labels: Mapping[Candidate, str], timings: Mapping[Candidate, Timing], path: Path) -> None:
+def save_times(title: str, labels: Mapping[Contestant, str], timings: Mapping[Contestant, Timing], path: Path) -> None:
     """The time of each candidate over that of the members alone together, as a PNG."""
     figure, (ax,) = _figure(1, 1, (7.2, 1.4 + 0.42 * len(timings)))
     names = [labels[candidate] for candidate in timings]
@@ -163,7 +163,7 @@ def _about(report: Report) -> str:
     return f"{', '.join(metrics)}; n = {shown}; with standard errors"
 
 
-def _row_name(report: Report, task: str, candidate: Candidate) -> str:
+def _row_name(report: Report, task: str, candidate: Contestant) -> str:
     return TASKS[task] if len(report.tasks) > 1 else report.label(candidate)
 
 
@@ -174,7 +174,7 @@ def _share(shares: Mapping[int, float], size: int | None) -> float:
     return 100 * sum(share for known, share in shares.items() if known not in SHARES)
 
 
-def _colour(index: int, number: int, candidate: Candidate) -> str:
+def _colour(index: int, number: int, candidate: Contestant) -> str:
     """Members alone are grey, the last row is ours."""
     if candidate.is_alone:
         return ("#c7c7c7", "#9a9a9a", "#6e6e6e")[index % 3]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...demo.paired import Mean
-from ..evaluation.candidates import Candidate
+from ..evaluation.candidates import Contestant
 from .clock import Timing
 from .scores import SHARES, Gain, Scores, average, best
 from .values import TASKS, Contrast, Experiment, slug
@@ -42,21 +42,21 @@ class Report:
     experiment: Experiment
     names: Sequence[str]
     tasks: Sequence[str]
-    scores: Mapping[tuple[str, Candidate], Scores]
+    scores: Mapping[tuple[str, Contestant], Scores]
     left_out: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def label(self, candidate: Candidate) -> str:
+    def label(self, candidate: Contestant) -> str:
         """What the candidate is called in the table."""
         return (
             f"{candidate.members[0] + 1}: {self.names[candidate.members[0]]}" if candidate.is_alone else candidate.rule
         )
 
-    def of_task(self, task: str) -> dict[Candidate, Scores]:
+    def of_task(self, task: str) -> dict[Contestant, Scores]:
         """The scores of each candidate that was asked this task."""
         return {candidate: scores for (known, candidate), scores in self.scores.items() if known == task}
 
-    def gain(self, task: str, contrast: Contrast) -> tuple[Gain, Candidate] | None:
+    def gain(self, task: str, contrast: Contrast) -> tuple[Gain, Contestant] | None:
         """A difference, and over whom; `None` where one of them was not asked."""
         found = self.of_task(task)
         if any(one not in found for one in (contrast.candidate, *contrast.others)):
@@ -116,7 +116,7 @@ class Report:
             "differences": [one for task in self.tasks for one in self._differences(task)],
         }
 
-    def _cell(self, task: str, candidate: Candidate) -> dict[str, Any]:
+    def _cell(self, task: str, candidate: Contestant) -> dict[str, Any]:
         scores = self.scores[task, candidate]
         return {
             "task": task,
@@ -169,7 +169,7 @@ def table(rows: Rows) -> list[str]:
     return lines
 
 
-def time_rows(labels: Mapping[Candidate, str], timings: Mapping[Candidate, Timing]) -> Rows:
+def time_rows(labels: Mapping[Contestant, str], timings: Mapping[Contestant, Timing]) -> Rows:
     """The table of what each candidate took."""
     rows = [["", "seconds / prompt", "time / members' own", "tokens/s"]]
     for candidate, timing in timings.items():
@@ -178,7 +178,7 @@ def time_rows(labels: Mapping[Candidate, str], timings: Mapping[Candidate, Timin
     return rows
 
 
-def times_json(labels: Mapping[Candidate, str], timings: Mapping[Candidate, Timing]) -> list[dict[str, Any]]:
+def times_json(labels: Mapping[Contestant, str], timings: Mapping[Contestant, Timing]) -> list[dict[str, Any]]:
     """The same as plain JSON values, but NaN."""
     return [
         {

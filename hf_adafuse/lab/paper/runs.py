@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation import harness
-from ..evaluation.candidates import Candidate
+from ..evaluation.candidates import Contestant
 from ..evaluation.language_model import AdaFuseLM
 from ..evaluation.local_data import DEMO, find_files
 from ..evaluation.responses import Responses
@@ -113,7 +113,7 @@ class PaperRun:
         self._batch_size = batch_size
         self._on_answers = on_answers
 
-    def ask(self, task: str, candidate: Candidate) -> list[Sample]:
+    def ask(self, task: str, candidate: Contestant) -> list[Sample]:
         """The samples of a candidate, as the harness has them."""
         tasks, plan = self._questions.tasks[task]
         folder = self._folder / slug(candidate)
@@ -124,11 +124,11 @@ class PaperRun:
         harness.write_samples(folder, {"samples": samples})
         return list(samples[task])
 
-    def samples_file(self, task: str, candidate: Candidate) -> Path:
+    def samples_file(self, task: str, candidate: Contestant) -> Path:
         """Where the samples are, below the folder."""
         return Path(slug(candidate)) / f"samples_{task}.jsonl"
 
-    def _language_model(self, candidate: Candidate, responses: Responses) -> AdaFuseLM:
+    def _language_model(self, candidate: Contestant, responses: Responses) -> AdaFuseLM:
         (main, tokenizer), *others = [self._members[member] for member in candidate.members]
         return AdaFuseLM(
             main,

@@ -12,7 +12,7 @@ from typing import Any
 from ...config import AdaFuseConfig
 from ...decoding.strategies.registry import STRATEGIES, make_strategy
 from ...decoding.strategies.strategy import SpanStrategy
-from ..evaluation.candidates import Candidate
+from ..evaluation.candidates import Contestant
 
 TASKS = {
     "nq": "NQ",
@@ -36,13 +36,13 @@ class Contrast:
 
     Attributes:
         label (`str`)
-        candidate (`Candidate`): whose gain it is.
-        others (`list[Candidate]`): over the best of these, of each task.
+        candidate (`Contestant`): whose gain it is.
+        others (`list[Contestant]`): over the best of these, of each task.
     """
 
     label: str
-    candidate: Candidate
-    others: Sequence[Candidate]
+    candidate: Contestant
+    others: Sequence[Contestant]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Experiment:
         name (`str`): `"table1"`.
         title (`str`), about (`str`): what it shows, and how.
         tasks (`list[str]`): of `TASKS`, the paper's.
-        candidates (`list[Candidate]`): the rows.
+        candidates (`list[Contestant]`): the rows.
         contrasts (`list[Contrast]`)
-        few (`list[Candidate]`): those asked of `few_tasks` alone; empty: all are asked of all tasks.
+        few (`list[Contestant]`): those asked of `few_tasks` alone; empty: all are asked of all tasks.
         few_tasks (`list[str]`)
     """
 
@@ -64,12 +64,12 @@ class Experiment:
     title: str
     about: str
     tasks: Sequence[str]
-    candidates: Sequence[Candidate]
+    candidates: Sequence[Contestant]
     contrasts: Sequence[Contrast] = ()
-    few: Sequence[Candidate] = field(default=())
+    few: Sequence[Contestant] = field(default=())
     few_tasks: Sequence[str] = ()
 
-    def cells(self, tasks: Sequence[str]) -> list[tuple[str, Candidate]]:
+    def cells(self, tasks: Sequence[str]) -> list[tuple[str, Contestant]]:
         """Which of these tasks each candidate is asked, candidate by candidate."""
         pairs = [(task, candidate) for candidate in self.candidates for task in tasks]
         return [(task, one) for task, one in pairs if one not in self.few or task in self.few_tasks]
@@ -112,20 +112,20 @@ def _peer_label(name: str, options: Mapping[str, Any]) -> str:
     return f"{label}, by NLL" if name == "blender" and "ranker" not in options else label
 
 
-def adafuse(members: Sequence[int], label: str, **settings: Any) -> Candidate:
+def adafuse(members: Sequence[int], label: str, **settings: Any) -> Contestant:
     """AdaFuse with the settings that are not the defaults: the same settings are the same candidate everywhere."""
     changed = {name: value for name, value in settings.items() if value != _DEFAULTS[name]}
-    return Candidate(tuple(members), label, changed)
+    return Contestant(tuple(members), label, changed)
 
 
-def has_spans(candidate: Candidate) -> bool:
+def has_spans(candidate: Contestant) -> bool:
     """Whether the candidate writes in rounds of several words: no member alone, no tokens, no whole answers."""
     method = STRATEGIES.get(str(candidate.settings.get("method", "adafuse")))
     is_of_spans = method is not None and issubclass(method, SpanStrategy) and not method.is_whole
     return is_of_spans and not candidate.is_alone
 
 
-def slug(candidate: Candidate) -> str:
+def slug(candidate: Contestant) -> str:
     """The candidate as the name of a folder: `1_alone`, `1+2_adafuse_num_branches=1`."""
     members = "+".join(str(member + 1) for member in candidate.members)
     if candidate.is_alone:

@@ -11,12 +11,12 @@ from support.tiny import TOKENIZERS
 from hf_adafuse.lab.benchmarks import members as benchmark_members
 from hf_adafuse.lab.benchmarks import report, targets, workload
 from hf_adafuse.lab.benchmarks.measuring import measure_all
-from hf_adafuse.lab.benchmarks.results import Measurement, Sample, TextResult
+from hf_adafuse.lab.benchmarks.results import Measurement, TextResult, TimedRun
 
 
 def made_up(seconds):
     samples = [
-        Sample(name, text, repeat, value, [value * 0.4, value * 0.5], [3, 2], [5, 6], 130, None)
+        TimedRun(name, text, repeat, value, [value * 0.4, value * 0.5], [3, 2], [5, 6], 130, None)
         for name, texts in seconds.items()
         for text, values in enumerate(texts)
         for repeat, value in enumerate(values)

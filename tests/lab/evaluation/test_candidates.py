@@ -7,7 +7,7 @@ import pytest
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.config import PRESETS
 from hf_adafuse.decoding.strategies.registry import STRATEGIES
-from hf_adafuse.lab.evaluation.candidates import RULES, Candidate, fitted, rules_named
+from hf_adafuse.lab.evaluation.candidates import RULES, Contestant, fitted, rules_named
 
 
 def test_rules_by_name():
@@ -26,6 +26,6 @@ def test_rules_are_valid_and_unlike():
 
 
 def test_how_they_are_shown():
-    assert Candidate((1, 0), "span").show(["a", "b"]) == "b + a: span"
-    assert Candidate((0,)).show(["a", "b"]) == "a alone" and Candidate((0,)).config is None
-    assert Candidate((0, 1), "w", {"fusion": "word"}).config == AdaFuseConfig(fusion="word")
+    assert Contestant((1, 0), "span").show(["a", "b"]) == "b + a: span"
+    assert Contestant((0,)).show(["a", "b"]) == "a alone" and Contestant((0,)).config is None
+    assert Contestant((0, 1), "w", {"fusion": "word"}).config == AdaFuseConfig(fusion="word")

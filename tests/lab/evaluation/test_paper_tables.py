@@ -11,7 +11,7 @@ import pytest
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding.strategies.registry import STRATEGIES
 from hf_adafuse.demo.paired import Mean
-from hf_adafuse.lab.evaluation.candidates import Candidate
+from hf_adafuse.lab.evaluation.candidates import Contestant
 from hf_adafuse.lab.paper.experiments import NAMES, THRESHOLDS, make_experiment
 from hf_adafuse.lab.paper.report import Report, table
 from hf_adafuse.lab.paper.rounds import read_round
@@ -52,12 +52,12 @@ def test_the_settings_of_the_figures():
 
 
 def test_the_same_settings_are_the_same_folder():
-    assert slug(Candidate((1,))) == "2_alone"
+    assert slug(Contestant((1,))) == "2_alone"
     assert slug(adafuse((0, 1), "x", num_branches=3, margin_threshold=0.7)) == "1+2_adafuse"
     assert slug(adafuse((0, 1), "y", num_branches=1)) == "1+2_adafuse_num_branches=1"
-    assert slug(Candidate((0, 1), "z", {"method": "sweetspan"})) == "1+2_sweetspan"
+    assert slug(Contestant((0, 1), "z", {"method": "sweetspan"})) == "1+2_sweetspan"
     ranked = {"method": "blender", "method_options": {"ranker": "models/Pair RM", "num_fused": 2}}
-    assert slug(Candidate((0, 1), "z", ranked)) == "1+2_blender_num_fused=2_ranker=models-Pair-RM"
+    assert slug(Contestant((0, 1), "z", ranked)) == "1+2_blender_num_fused=2_ranker=models-Pair-RM"
 
 
 def test_peers_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch):
@@ -78,8 +78,8 @@ def test_a_blender_without_its_ranker_is_not_called_one():
 
 def test_what_has_rounds_of_words():
     pair = (0, 1)
-    assert has_spans(adafuse(pair, "x")) and has_spans(Candidate(pair, "x", {"method": "sweetspan"}))
-    assert not has_spans(Candidate((0,))) and not has_spans(Candidate(pair, "x", {"method": "rerank"}))
+    assert has_spans(adafuse(pair, "x")) and has_spans(Contestant(pair, "x", {"method": "sweetspan"}))
+    assert not has_spans(Contestant((0,))) and not has_spans(Contestant(pair, "x", {"method": "rerank"}))
 
 
 def samples(scores, sizes=()):
@@ -116,7 +116,7 @@ def test_an_average_over_tasks():
 
 
 def report(tasks=("nq", "squad")):
-    alone, other, ours = Candidate((0,)), Candidate((1,)), adafuse((0, 1), "ours", num_branches=1)
+    alone, other, ours = Contestant((0,)), Contestant((1,)), adafuse((0, 1), "ours", num_branches=1)
     experiment = replace(make_experiment("table1", 2, {}), candidates=[alone, other, ours])
     experiment = replace(experiment, contrasts=[replace(experiment.contrasts[0], candidate=ours)])
     values = {"nq": ([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]), "squad": ([1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0])}
@@ -151,12 +151,14 @@ def test_markdown_and_json():
 
 
 def test_cells_that_were_not_asked():
-    few = Experiment("x", "x", "x", ("nq", "squad"), [Candidate((0,)), Candidate((1,))], (), [Candidate((1,))], ("nq",))
+    few = Experiment(
+        "x", "x", "x", ("nq", "squad"), [Contestant((0,)), Contestant((1,))], (), [Contestant((1,))], ("nq",)
+    )
     assert few.cells(["nq", "squad"]) == [
-        ("nq", Candidate((0,))), ("squad", Candidate((0,))), ("nq", Candidate((1,)))
+        ("nq", Contestant((0,))), ("squad", Contestant((0,))), ("nq", Contestant((1,)))
     ]  # fmt: skip
     made = report()
-    left = {pair: scores for pair, scores in made.scores.items() if pair != ("squad", Candidate((1,)))}
+    left = {pair: scores for pair, scores in made.scores.items() if pair != ("squad", Contestant((1,)))}
     rows = replace(made, scores=left).score_rows()
     assert rows[3][2:] == ["-", "-"] and rows[-1][2:] == ["-", "-"] and rows[3][1] != "-"
 
