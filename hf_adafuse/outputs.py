@@ -67,7 +67,7 @@ class AdaFuseRound:
         num_tokens (`int`): the main model's tokens committed, the end-of-sequence token included.
         is_whole (`bool`): whether the winner was committed to its end.
         weights (`list[float]`): how much each member counted, as shares of 1.
-        criterion (`str`): the quantity by which the winner was found: `"fused NLL"`, `"mean probability"`.
+        criterion (`str`): the quantity by which the winner was found: `"fused NLL"`, `"root mean probability"`.
         highest_wins (`bool`): whether the highest value of it wins, else the lowest.
         confidences (`list[float]`): per word committed, the weighted mean of the members' probabilities of the word,
             from 0 to 1; `None` of a word that no member has scored. Where tokens are fused, of the token.

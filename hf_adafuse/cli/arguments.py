@@ -181,12 +181,15 @@ def read_text_arguments(args: argparse.Namespace) -> None:
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """One flag per field of `AdaFuseConfig`. Not given: as in the main model's generation config, or the default."""
     group = parser.add_argument_group("settings of AdaFuse")
-    defaults = AdaFuseConfig()
+    robust, paper = AdaFuseConfig.robust(), AdaFuseConfig()
+
+    def shown(config: AdaFuseConfig, field: str) -> Any:
+        value = getattr(config, field)
+        return {"model_weights": "equal", "certainty_gate": "none"}[field] if value is None else value
 
     def add(flag: str, field: str, help: str, **options: Any) -> None:
-        default = getattr(defaults, field)
-        default = {"model_weights": "equal", "certainty_gate": "none"}.get(field, default)
-        help += f" (default: {default})"
+        default, of_paper = shown(robust, field), shown(paper, field)
+        help += f" (default: {default}{f'; with --preset paper: {of_paper}' if of_paper != default else ''})"
         group.add_argument(flag, dest=field, help=help, choices=CHOICES.get(field), **options)
 
     group.add_argument(

@@ -12,7 +12,7 @@ import pytest
 
 import hf_adafuse
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.cli import _parser
+from hf_adafuse.cli import _parser, main
 from hf_adafuse.cli.arguments import adafuse_config, as_flags
 from hf_adafuse.config import PRESETS
 from hf_adafuse.lab.evaluation.candidates import RULES
@@ -91,3 +91,11 @@ def test_no_two_jobs_declare_the_same_flag():
         assert len(added) > 3
         declared.update(ast.unparse(call) for call in added)
     assert [call for call, number in declared.items() if number > 1] == []
+
+
+def test_help_shows_the_defaults_of_the_preset_in_use(capsys):
+    """Without `--preset` the settings are those of `robust`."""
+    assert main(["generate", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(default: word; with --preset paper: span)" in shown and "(default: 1.0; with --preset paper: 0.0)" in shown
+    assert "tried at an uncertain word (default: 3)" in shown

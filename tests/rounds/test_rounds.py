@@ -286,6 +286,23 @@ def test_what_a_trace_shows_is_what_decided(rule):
     assert num_contested >= 2
 
 
+@pytest.mark.parametrize(
+    ("settings", "criterion"),
+    [
+        ({}, "fused NLL"),
+        ({"fusion": "word"}, "mean probability"),
+        ({"fusion": "word", "word_mean": "geometric"}, "geometric mean probability"),
+        ({"preset": "robust"}, "root mean probability"),
+    ],
+)
+def test_a_trace_names_the_mean_that_decided(settings, criterion):
+    models = [tiny_model("llama", "byte_level", 0), tiny_model("gpt2", "sentencepiece", 1)]
+    tokenizers = [TOKENIZERS["byte_level"](), TOKENIZERS["sentencepiece"]()]
+    ((first, *_),) = Case(models, tokenizers, AdaFuseConfig.coerce(settings), ["Once upon a time"], 4).fast().rounds
+    assert first.criterion == criterion
+    assert criterion in format_round(1, first)
+
+
 def test_a_word_that_lost_shows_where():
     """By hand: both begin with " a"; then " b" at 0.9 of one member and 0.5 of the other beats " c"."""
 

@@ -32,7 +32,11 @@ class AdaFuse(SpanStrategy):
 
     @property
     def criterion(self) -> str:  # type: ignore[override]
-        return "mean probability" if self.highest_wins else "fused NLL"
+        if not self.highest_wins:
+            return "fused NLL"
+        return {"arithmetic": "", "root": "root ", "geometric": "geometric "}[
+            self.config.word_mean
+        ] + "mean probability"
 
     @property
     def highest_wins(self) -> bool:  # type: ignore[override]
