@@ -3,11 +3,11 @@
 ```python
 >>> from hf_adafuse.demo import load_pair
 >>> from hf_adafuse.lab.evaluation.member_pool import GenerationArgs, MemberPool
->>> from hf_adafuse.lab.evaluation.candidates import Candidate
+>>> from hf_adafuse.lab.evaluation.candidates import Contestant
 
 >>> pool = MemberPool(load_pair(), GenerationArgs(max_new_tokens=16))
 >>> prompt = "Question: What is the capital of Peru?\\nAnswer:"
->>> pool.ask(Candidate((1,)), [prompt]), pool.ask(Candidate((1, 0), "word", {"fusion": "word"}), [prompt])
+>>> pool.ask(Contestant((1,)), [prompt]), pool.ask(Contestant((1, 0), "word", {"fusion": "word"}), [prompt])
 ([' Nairobi'], [' Lima'])
 
 ```
