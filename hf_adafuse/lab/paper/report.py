@@ -34,7 +34,7 @@ class Report:
         experiment (`Experiment`)
         names (`list[str]`): of the members, the main one first.
         tasks (`list[str]`): of the columns.
-        scores (`dict[tuple[str, Candidate], Scores]`): by task and candidate.
+        scores (`dict[tuple[str, Contestant], Scores]`): by task and candidate.
         left_out (`dict[str, str]`): what is not in the table, and why.
         settings (`dict`): how it was asked, for the records.
     """
