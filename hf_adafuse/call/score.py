@@ -107,7 +107,7 @@ class _Scores:
         ]
         self._check_lengths()
         self._found: list[list[AnswerScore]] = [[] for _ in answers]
-        self._places = BatchSlots(self._members, self._prompts, plan.max_batch_size, self._tell, False)
+        self._slots = BatchSlots(self._members, self._prompts, plan.max_batch_size, self._tell, False)
 
     def run(self) -> list[list[AnswerScore]]:
         """All of them."""
@@ -131,8 +131,8 @@ class _Scores:
                         )
 
     def _move_on(self, paused: Iterable[int] = ()) -> Mapping[int, Requests[None]]:
-        self._places.leave(paused)
-        return {prompt.index: self._scoring(prompt) for prompt in self._places.fill()}
+        self._slots.leave(paused)
+        return {prompt.index: self._scoring(prompt) for prompt in self._slots.fill()}
 
     def _scoring(self, prompt: Prompt) -> Requests[None]:
         """Every member reads all answers to a prompt."""

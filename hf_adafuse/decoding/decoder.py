@@ -82,8 +82,8 @@ class Decoder:
         self._speakers_of_main = [k for k, one in enumerate(others, start=1) if one.is_same_as(main)]
         self._committer = Committer(self.members, self.should_stop, self.on_commit)
         self._selector = Selector(self._vocabularies, self.config, self.strategies, rule, self.prompt_nlls)
-        self._turns = RoundRunner(self.members, self._proposers, self._prefetchers, method.needs_logits)
-        self._fused_answers = FusedAnswers(self.members, self._turns, self._selector)
+        self._runner = RoundRunner(self.members, self._proposers, self._prefetchers, method.needs_logits)
+        self._fused_answers = FusedAnswers(self.members, self._runner, self._selector)
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
             sampling = self.prompts[0].sampling
@@ -93,8 +93,8 @@ class Decoder:
                 proposer.looks_ahead = False
         self._fused_drafts = self._make_fused_drafts(rule)
         raters = [] if self.reviews is None else self.reviews.raters
-        places = self.max_batch_size, self.on_answer, self.keep_cache
-        self._places = BatchSlots(self.members, self.prompts, *places, raters)
+        slots = self.max_batch_size, self.on_answer, self.keep_cache
+        self._slots = BatchSlots(self.members, self.prompts, *slots, raters)
         likely = [one.add_likely_nodes for one in self._prefetchers] or [nothing_likely] * len(self.members)
         likely += [nothing_likely] * len(raters)
         readers = [*self.members, *raters]
@@ -109,8 +109,8 @@ class Decoder:
         if not methods:
             return None
         proposers = [methods[0].make_proposer(index, self.members, rule) for index in range(len(self.members))]
-        judge = Selector(self._vocabularies, self.config, methods, rule, self.prompt_nlls)
-        return FusedDrafts(self.members, proposers, judge, self._answer_stops())
+        selector = Selector(self._vocabularies, self.config, methods, rule, self.prompt_nlls)
+        return FusedDrafts(self.members, proposers, selector, self._answer_stops())
 
     def run(self) -> None:
         """As of `steps`, to the end."""
@@ -128,7 +128,7 @@ class Decoder:
         try:
             yield from self._scheduler.steps(self._move_on())
         except MemberError as error:
-            served = [] if self._places.is_reading else self._scheduler.served
+            served = [] if self._slots.is_reading else self._scheduler.served
             number = max((len(self.prompts[index].rounds) + 1 for index in served), default=0)
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
 
@@ -138,7 +138,7 @@ class Decoder:
         self.strategies.append(strategy)
         if (method := _draft_method(strategy)) is not None:
             self._draft_methods.append(method)
-        self._places.add(prompt)
+        self._slots.add(prompt)
 
     def leave_out(self, prompt: Prompt) -> bool:
         """Between two passes: a prompt is decoded no further. Whether it could be done now; see [`Scheduler`]."""
@@ -160,12 +160,12 @@ class Decoder:
 
     def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:
         """Of these prompts, those that are finished leave; what those that come in their place do."""
-        self._places.leave(paused)
+        self._slots.leave(paused)
         return self._begin_waiting()
 
     def _begin_waiting(self) -> dict[int, Requests[None]]:
         """What prompts do that have found a place."""
-        return {prompt.index: self._decoding(prompt) for prompt in self._places.fill()}
+        return {prompt.index: self._decoding(prompt) for prompt in self._slots.fill()}
 
     def _decoding(self, prompt: Prompt) -> Requests[None]:
         """What one prompt does, by the method."""
@@ -181,11 +181,11 @@ class Decoder:
             if (yield from self._commit_certain(prompt)):
                 continue
             pool = Pool(self._vocabularies)
-            first = yield from self._turns.propose(prompt, pool)
+            first = yield from self._runner.propose(prompt, pool)
             if self._fused_drafts is not None:
                 yield from self._fused_drafts.add(prompt, pool)
-            self._turns.drop_unfit(prompt, pool)
-            scored = yield from self._turns.score(prompt, pool)
+            self._runner.drop_unfit(prompt, pool)
+            scored = yield from self._runner.score(prompt, pool)
             self._tell_facts(prompt)
             if self.reviews is not None:
                 yield from self.reviews.rate(prompt, pool, scored)
@@ -195,7 +195,7 @@ class Decoder:
             else:
                 winner = yield from self._fused_answers.replace(prompt, pool, winner)
             if winner is not None:
-                self._turns.record.add(pool.margins[first][-1], winner is pool.best_of(first))
+                self._runner.record.add(pool.margins[first][-1], winner is pool.best_of(first))
                 self._committer.commit(prompt, pool, winner)
                 self._selector.learn(prompt, winner, scored)
 
@@ -219,7 +219,7 @@ class Decoder:
         """The rounds of one prompt where words are sampled: one member's word, committed by all."""
         weights, draws = self._selector.trust(prompt).weights, sampling.draws
         sampler = WordSampler(prompt.index, self._proposers, weights, draws, sampling.is_greedy, sampling.numbers)
-        rounds = SampledRounds(self.members, self._proposers, sampler, self._turns.drop_unfit)
+        rounds = SampledRounds(self.members, self._proposers, sampler, self._runner.drop_unfit)
         while self._has_room(prompt):
             pool, winner = yield from rounds.draw(prompt)
             if winner.dropped is None:
@@ -238,7 +238,7 @@ class Decoder:
         (winner,) = sure.ranked()
         # Members with the same tokenizer take its ids, as if they had proposed them: copies of a model stay copies.
         winner.ids |= {k: list(span.ids) for k in self._speakers_of_main}
-        self._turns.drop_unfit(prompt, sure)
+        self._runner.drop_unfit(prompt, sure)
         if winner.dropped is not None:
             return False
         scored = Span(winner.ids[0], winner.ends)
@@ -266,7 +266,7 @@ class Decoder:
 
     def _unfit(self, prompt: Prompt, pool: Pool, candidate: Candidate) -> list[Member]:
         """The members into whose context a candidate does not fit."""
-        return [member for k, member in enumerate(self.members) if not self._turns.fits(k, prompt, pool, candidate)]
+        return [member for k, member in enumerate(self.members) if not self._runner.fits(k, prompt, pool, candidate)]
 
     def _has_room(self, prompt: Prompt, end_of: Callable[[int], Node | None] | None = None) -> bool:
         """Whether the prompt goes on; one that has filled a member's context, by where the text ends for it, is

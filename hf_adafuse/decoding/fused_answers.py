@@ -21,13 +21,13 @@ class FusedAnswers:
 
     Args:
         members (`list[Member]`): the main model first.
-        turns (`RoundRunner`), judge (`Selector`)
+        runner (`RoundRunner`), selector (`Selector`)
     """
 
-    def __init__(self, members: Sequence[Member], turns: RoundRunner, judge: Selector) -> None:
+    def __init__(self, members: Sequence[Member], runner: RoundRunner, selector: Selector) -> None:
         self._members = members
-        self._turns = turns
-        self._selector = judge
+        self._runner = runner
+        self._selector = selector
 
     def replace(self, prompt: Prompt, pool: Pool, winner: Candidate) -> Requests[Candidate]:
         """What is committed in the place of a winner; the winner itself where nothing is written, or where that cannot
@@ -42,8 +42,8 @@ class FusedAnswers:
         if not text:
             fused.dropped = "nothing was written"
             return winner
-        self._turns.drop_unfit(prompt, pool)
+        self._runner.drop_unfit(prompt, pool)
         if fused.dropped is not None:
             return winner
-        scored = yield from self._turns.score(prompt, pool, [fused])
+        scored = yield from self._runner.score(prompt, pool, [fused])
         return fused if self._selector.admits(prompt, fused, scored) else winner

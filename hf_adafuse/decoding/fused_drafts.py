@@ -21,16 +21,16 @@ class FusedDrafts:
 
     Args:
         members (`list[Member]`): the main model first.
-        proposers (`list[Proposer]`), judge (`Selector`): of the method that writes them.
+        proposers (`list[Proposer]`), selector (`Selector`): of the method that writes them.
         stops (`AnswerStops`): where an answer ends.
     """
 
     def __init__(
-        self, members: Sequence[Member], proposers: Sequence[Proposer], judge: Selector, stops: AnswerStops
+        self, members: Sequence[Member], proposers: Sequence[Proposer], selector: Selector, stops: AnswerStops
     ) -> None:
         self._members = members
         self._proposers = proposers
-        self._selector = judge
+        self._selector = selector
         self._stops = stops
 
     def add(self, prompt: Prompt, pool: Pool) -> Requests[None]:
