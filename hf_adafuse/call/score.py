@@ -14,7 +14,7 @@ from ..decoding.long_spans import long_log_probs
 from ..decoding.member_weights import MemberWeights
 from ..decoding.pool import Candidate, Pool
 from ..decoding.progress import AdaFuseDecodingError, Prompt
-from ..decoding.requests import Requests, SideBySide
+from ..decoding.requests import Requests, of_each
 from ..decoding.scheduler import Scheduler, nothing_likely
 from ..decoding.selector import confidences_of
 from ..decoding.words import WordRule
@@ -138,12 +138,7 @@ class _Scores:
         """Every member reads all answers to a prompt."""
         candidates = list(dict.fromkeys(self._candidates[prompt.index]))
         parts = [self._reading(k, prompt, candidates) for k in range(len(self._members))]
-        if len({member.device_key for member in self._members}) > 1:
-            found: list[list[list[float]]] = yield SideBySide(parts)
-        else:
-            found = []
-            for part in parts:
-                found.append((yield from part))
+        found = yield from of_each(parts, [member.device_key for member in self._members])
         nlls = [of_member[prompt.index] for of_member in prompt_nlls(self._plan, self._members)]
         weights = MemberWeights(self._plan.config, nlls, len(self._members)).weights
         scores = {

@@ -7,7 +7,7 @@ for one pass.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,6 +46,23 @@ class SideBySide:
 
 # Yields requests, and returns a `T` in the end.
 Requests = Generator[ForwardRequest | SideBySide, Any, T]
+
+
+def of_each(parts: Sequence[Requests[T]], device_keys: Iterable[Any]) -> Requests[list[T]]:
+    """
+    What the requests of the members return: at the same time where the members work in several places, else in turn.
+
+    Args:
+        parts (`list[Requests]`): one of each member.
+        device_keys (`list`): the members' `device_key`.
+    """
+    if len(set(device_keys)) > 1:
+        side_by_side: list[T] = yield SideBySide(parts)
+        return side_by_side
+    found = []
+    for part in parts:
+        found.append((yield from part))
+    return found
 
 
 def together(member_index: int, requests: Sequence[Requests[T]]) -> Requests[list[T]]:

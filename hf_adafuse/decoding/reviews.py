@@ -13,7 +13,7 @@ from ..members.rating_prompts import RatingPrompts, orders_of
 from .long_spans import long_log_probs
 from .pool import Pool
 from .progress import Prompt
-from .requests import Requests, SideBySide
+from .requests import Requests, of_each
 from .selector import Scored
 
 
@@ -60,12 +60,7 @@ class Reviews:
         if not texts:
             return
         parts = [self._rate(k, prompt, texts) for k in range(len(self.raters))]
-        if len({rater.device_key for rater in self.raters}) > 1:
-            found: list[list[float | None]] = yield SideBySide(parts)
-        else:
-            found = []
-            for part in parts:
-                found.append((yield from part))
+        found = yield from of_each(parts, [rater.device_key for rater in self.raters])
         for candidate, text in candidates.items():
             candidate.ratings = [of_rater[texts.index(text)] for of_rater in found]
 

@@ -17,7 +17,7 @@ from .pool import Candidate, Pool
 from .prefetcher import Prefetcher
 from .progress import Prompt
 from .proposer import Proposals, Proposer
-from .requests import ForwardRequest, Requests, SideBySide, with_sizes
+from .requests import ForwardRequest, Requests, SideBySide, of_each, with_sizes
 from .selector import Scored
 from .speculation import AcceptanceStats, propose_ahead
 
@@ -137,12 +137,7 @@ class RoundRunner:
         if candidates is None:
             candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         parts = [self._score(k, prompt, pool, candidates) for k in range(len(self.members))]
-        if len(set(self._devices)) > 1:
-            scored: Scored = yield SideBySide(parts)
-        else:
-            scored = []
-            for part in parts:
-                scored.append((yield from part))
+        scored = yield from of_each(parts, self._devices)
         if self._needs_logits:
             for candidate in candidates:
                 spans = [Span(pool.encode_for(k, candidate), candidate.ends) for k in range(len(self.members))]

@@ -18,7 +18,8 @@ Members were trained on different chat formats: a prompt that one template made 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import BatchEncoding
@@ -149,15 +150,9 @@ def rendered_turn(tokenizer: Any, content: str, **variables: Any) -> tuple[str, 
     has_template = bool(_template(tokenizer))
     options = (variables or {"enable_thinking": False}) if has_template else {"chat_template": PLAIN_TEMPLATE}
     messages = [{"role": "user", "content": content}]
-    try:
+    rule = f"The chat template of every member must take a user's message, but that of {_name(tokenizer)} refuses it"
+    with _refusing(rule, "Change that `chat_template`, or leave it out."):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
-    except ImportError:
-        raise  # the template engine is missing: its message says what to install
-    except Exception as error:  # a template says no with whatever exception it likes
-        raise ValueError(
-            f"The chat template of every member must take a user's message, but that of {_name(tokenizer)} refuses it: "
-            f"{error}. Change that `chat_template`, or leave it out."
-        ) from error
     return str(text), has_template
 
 
@@ -325,19 +320,27 @@ def _render(
         "add_generation_prompt": not continues if opens is None else opens,
         "continue_final_message": continues,
     }
-    try:
+    rule = (
+        f"The messages must suit every member's chat template, but that of `tokenizers[{index}]` ({_name(tokenizer)}) "
+        "refuses them"
+    )
+    with _refusing(rule, "Change the messages, or that member's `chat_template`."):
         if options.get("chat_template") is PLAIN_TEMPLATE:
             text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
             return vocabulary_of(tokenizer).encode_prompt(text)
         rendered = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True, **options)
+    return list(rendered["input_ids"])
+
+
+@contextmanager
+def _refusing(rule: str, advice: str) -> Iterator[None]:
+    """Within this context what a template says no with is a `ValueError` of the rule, the reason and what to do."""
+    try:
+        yield
     except ImportError:
         raise  # the template engine is missing: its message says what to install
     except Exception as error:  # a template says no with whatever exception it likes
-        raise ValueError(
-            f"The messages must suit every member's chat template, but that of `tokenizers[{index}]` "
-            f"({_name(tokenizer)}) refuses them: {error}. Change the messages, or that member's `chat_template`."
-        ) from error
-    return list(rendered["input_ids"])
+        raise ValueError(f"{rule}: {error}. {advice}") from error
 
 
 def _name(tokenizer: Any) -> str:

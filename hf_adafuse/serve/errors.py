@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 
@@ -30,6 +31,12 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = headers
+
+    def as_bytes(self) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """The body, and the headers of an answer after which the connection is closed."""
+        body = json.dumps(self.body).encode()
+        length = str(len(body)).encode()
+        return body, [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
 
     @property
     def body(self) -> dict[str, Any]:

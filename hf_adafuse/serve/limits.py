@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -91,9 +90,7 @@ class Gate:
 
     async def _refuse(self, receive: Receive | None, send: Send, error: ApiError) -> None:
         """Answer, then drop what comes; nothing where it is `None`."""
-        body = json.dumps(error.body).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers.append((b"connection", b"close"))
+        body, headers = error.as_bytes()
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": True})
         if receive is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -78,9 +77,7 @@ class _Connection(H11Protocol):
             self.transport.close()
             return
         reason = "The request must be HTTP/1.1 with less than 64 KiB of headers, but is other. Correct it."
-        body = json.dumps(ApiError(400, reason, "invalid_http").body).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers.append((b"connection", b"close"))
+        body, headers = ApiError(400, reason, "invalid_http").as_bytes()
         start = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         for event in (start, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
