@@ -1,4 +1,6 @@
-"""What a user asks an ensemble for, where that is looked for, and who takes part then. Runs no model."""
+"""The arguments of a call of `generate()`: where each setting may be kept, and the ensemble that they make, loaded and
+checked. `generation.py` calls this before anything is run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The cache that a call returns, and what a later call takes from it to go on as one longer call would."""
+"""The cache that a call returns, and what a later call takes from it: each member goes on with its own ids, keys and
+values, as in one longer call.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The plan of a call: one frozen value that holds, per member, its ids, its cache and its settings. Runs no model, but
-for the self-test that chooses a backend.
+"""Makes the plan of a call: one frozen value with each member's ids, cache, processors and backend. After this point no
+input is refused.
 """
 
 from __future__ import annotations

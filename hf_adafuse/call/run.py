@@ -1,4 +1,4 @@
-"""From a plan to an output: makes the members, has them read the prompts, decodes. Checks nothing of the inputs."""
+"""Carries out a plan: makes the members, has them read the prompts, runs the decoder, returns the output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a call asks for sampling, and with which settings.
+"""Whether a call asks for sampling, with which settings, and how a member's tokens are drawn.
 
-`do_sample=True` reaches a decoding method unasked: most chat models have it in their generation config. So what the
-call says counts here, and what the model's own generation config says does not.
+Most chat models have `do_sample=True` in their own generation config. So the call counts here, and the model's own
+generation config does not.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reads what one member's trees have run: makes readings of logits, after its logits processors, in which tokens may be
-forbidden. Calls no model and knows no cache.
+"""Makes [`NodeLogprobs`] of the logits of a forward pass, for one local member: calls its logits processors, then reads
+off the best tokens and the log-probabilities.
 """
 
 from __future__ import annotations

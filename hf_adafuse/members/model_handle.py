@@ -1,4 +1,6 @@
-"""Who takes part: a model with its tokenizer, checked, and the backend that suits it."""
+"""`ModelHandle`: a model with its tokenizer, checked, with the backend that suits it. A call makes a [`Member`] of
+each.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a member reads off the logits of nodes, after its logits processors. Calls no model and knows no cache.
+"""The log-probabilities at one node of a token tree, after the member's logits processors.
 
-Numbers leave the device once a pass, all together: each time the host would wait for it.
+A pass copies its numbers from the device to the host once, all together: each copy makes the host wait.
 """
 
 from __future__ import annotations

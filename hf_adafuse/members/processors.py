@@ -1,4 +1,6 @@
-"""The logits processors of one prompt under one member, as they are asked: of many texts at once, or once a token."""
+"""Calls the logits processors of one prompt under one member: functions of the ids for many texts at once, stateful
+ones once a token.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Texts as each member's own ids: what `generate()` takes for the main model and for its assistants. Chats are rendered
-in `chat`.
+"""Encodes texts for all members: `input_ids` for the main model, `assistant_inputs` for the others. `chat` does the
+same for conversations.
 """
 
 from __future__ import annotations

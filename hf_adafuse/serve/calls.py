@@ -1,4 +1,4 @@
-"""From a request to calls of `generate()` that the engine decodes, and what they tell of their text as it comes."""
+"""Plans the calls of `generate()` of a request, and passes on their text as it comes."""
 
 from __future__ import annotations
 

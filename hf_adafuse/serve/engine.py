@@ -1,12 +1,11 @@
-"""Decodes the calls of many clients: a thread, in which calls are admitted into running batches, run pass by pass and
-leave.
+"""`Engine`: the thread that decodes the calls of many clients in running batches, pass by pass.
 
-Calls whose settings of AdaFuse differ, and those of other ensembles, are in batches of their own, of which each runs
-one pass in turn. All batches together have `max_batch_size` places; who finds none waits. Clients take turns in getting
-one ([`~hf_adafuse.serve.fairness.FairQueue`]).
+Calls with the same ensemble and settings share a batch. Batches run one pass each in turn. All of them together hold at
+most `max_batch_size` calls, and further calls wait. Clients take turns in getting a place
+([`~hf_adafuse.serve.fairness.FairQueue`]).
 
-A server that hangs holds up the pass that waits for it. So calls whose members are behind servers are decoded by an
-engine of their own ([`Engine.of`]), one for each set of servers. It runs in turn with the main one, but for its waits.
+A server that hangs holds up the pass that waits for it. So calls with members behind servers are decoded by an engine
+of their own ([`Engine.of`]), one for each set of servers. It takes turns with the main engine, except while it waits.
 """
 
 from __future__ import annotations

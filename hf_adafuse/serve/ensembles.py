@@ -1,4 +1,4 @@
-"""What is served, by name: ensembles, and each of their members alone. Loads models; decodes nothing."""
+"""Loads what is served, by name: ensembles, and each of their members alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What an unknown network may send: headers and bodies of at most so many bytes within at most so many seconds, and
-requests with the key.
-"""
+"""`LimitMiddleware`: refuses requests without the API key, too large, or too slow to come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From a request to its answer, whole or as a stream of chunks: the calls are made, waited for and shown."""
+"""`Service`: takes a request to its reply, whole or as a stream of chunks. It makes the calls, queues them and
+waits.
+"""
 
 from __future__ import annotations
 

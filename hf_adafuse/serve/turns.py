@@ -1,4 +1,4 @@
-"""Turns in which members think for a call, or another engine runs its passes: one between two passes of the engine."""
+"""Turns between two passes of the engine: in each a member thinks for a call, or another engine runs a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of server can be asked here."""
+"""`ServerApi`, what a member asks of its server whatever its kind. Each kind of server is a subclass."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Which backend runs a model's trees: the first whose logits on a few made-up tokens are those of plain forward passes.
+"""Chooses the backend of a model: the first one whose logits on a few made-up tokens equal those of plain forward
+passes.
 
-A rule by architecture would be wrong for the next one; what a model does with a mask or a cache, it shows here.
+A list of architectures would be wrong for the next one. What a model does with a mask or a cache shows in its logits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keys and values of a caller's caches, taken in and handed out.
+"""Takes keys and values out of a caller's cache, and hands them out in one.
 
-A cache here holds every key of every layer (no sliding window drops any: the mask does the window), as tensors of shape
-`(batch_size, num_heads, num_columns, head_dim)`.
+A cache here holds every key of every layer, as tensors of shape `(batch_size, num_heads, num_columns, head_dim)`. A
+sliding window drops none: the mask does the window.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Token trees whose keys and values are kept once, in the columns of one KV cache. `tree-attention` and `branch-rows`
 share this.
 
-What was committed is never run again; what hangs below it stays. Prompts share one row of the cache, so that no pass
-runs filler, until there is so much text that attention to the columns of other prompts costs more (`pass_policy`); then
-each has a row of its own. What all prompts begin with is read once; in one row it is there once, too.
+Committed tokens are never run again, and nodes below them stay. Prompts share one row of the cache, so that no pass
+reads padding, until attention to the columns of other prompts costs more (`pass_policy`). From then on each prompt has
+a row of its own. A prefix that all prompts share is read once, and in one shared row it is stored once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The tensors of a batch of token trees: a cache whose columns are written in place. Which column holds what is known
-to `kv_slots`, not here.
-"""
+"""The tensors of the KV cache of a batch of token trees, written in place. `kv_slots` knows which column holds what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 4-D mask with which one forward pass holds a batch of token trees."""
+"""The 4-D mask of tree attention: each node sees its prompt's prefix and its own ancestors."""
 
 from __future__ import annotations
 
