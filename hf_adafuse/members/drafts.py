@@ -51,8 +51,8 @@ class Drafts:
         self._add([*last, *ids], len(last))
 
     def add_readings(self, nodes: Iterable[Node]) -> None:
-        """Take the most likely token after each of these nodes, which have just been read: remember that it follows, and
-        count whether a draft would have been right. The share of right drafts decides how many are made."""
+        """Take the most likely token after each of these nodes, which have just been read. It is remembered as what
+        follows, and compared with a draft. The share of right drafts decides how many are made."""
         for node in nodes if self._backend.can_prefetch else ():
             last, top = self._last_ids(node), node.reading.top[0]
             self._vocab_size = node.reading.row.shape[-1]
