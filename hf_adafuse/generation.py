@@ -20,7 +20,7 @@ from .call.arguments import (
     first_given,
     make_ensemble,
     places_of,
-    resolve_participants,
+    resolve_handles,
 )
 from .call.images import read_images, without_images
 from .call.inputs import GenerateInputs
@@ -30,7 +30,7 @@ from .call.run import run_call
 from .call.sampling import sampling_asked, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
 from .members.mistral_tokenizers import as_usual
-from .members.participants import inner_model_hint
+from .members.model_handle import inner_model_hint
 from .members.processor_request import ProcessorRequest
 from .transformers_compat import warn_of_untested_release, with_setting
 
@@ -137,7 +137,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
-            mode_kwargs["tokenizer"] = as_usual(ensemble.participants[0].tokenizer)  # stop strings need it
+            mode_kwargs["tokenizer"] = as_usual(ensemble.handles[0].tokenizer)  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 
@@ -214,12 +214,12 @@ def enable_adafuse(
     bound = config if is_file(adafuse_config) else adafuse_config
     arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, bound)
     if assistant_models:
-        participants = resolve_participants(model, arguments)
-        arguments.assistant_models = [participant.model for participant in participants[1:]]
-        arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
-        arguments.tokenizer = participants[0].tokenizer
-        for participant in EnsembleSpec(participants, config or AdaFuseConfig.robust()).participants:
-            participant.choose_backend()  # a model that no backend can run says so now
+        handles = resolve_handles(model, arguments)
+        arguments.assistant_models = [handle.model for handle in handles[1:]]
+        arguments.assistant_tokenizers = [handle.tokenizer for handle in handles[1:]]
+        arguments.tokenizer = handles[0].tokenizer
+        for handle in EnsembleSpec(handles, config or AdaFuseConfig.robust()).handles:
+            handle.choose_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))
     _bind(model, arguments)

@@ -120,7 +120,7 @@ class Call(Job):
         self.num_tokens = 0
         self._num_top = num_top
         self._num_seen = 0
-        self._vocabulary = plan.members[0].participant.vocabulary
+        self._vocabulary = plan.members[0].handle.vocabulary
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
 

@@ -16,7 +16,7 @@ from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
 from ..members.mistral_tokenizers import as_usual
-from ..members.participants import servers_of
+from ..members.model_handle import servers_of
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
 from .asked_settings import check_asked

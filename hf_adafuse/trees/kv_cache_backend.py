@@ -1,4 +1,5 @@
-"""Trees whose keys and values are kept once, in the columns of one cache: what the backends `packed` and `rows` share.
+"""Token trees whose keys and values are kept once, in the columns of one KV cache. `tree-attention` and `branch-rows`
+share this.
 
 What was committed is never run again; what hangs below it stays. Prompts share one row of the cache, so that no pass
 runs filler, until there is so much text that attention to the columns of other prompts costs more (`pass_policy`); then
@@ -27,7 +28,7 @@ from .tree_cache import TreeCache
 _MOST_PROMPT_LOGITS = 2**26
 
 
-class ColumnBackend(Backend):
+class KVCacheBackend(Backend):
     """Trees whose keys and values are kept once, in the columns of one cache; see [`Backend`] for the arguments."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
@@ -78,7 +79,7 @@ class ColumnBackend(Backend):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
 
-    def _take_in(self, newcomers: ColumnBackend) -> None:
+    def _take_in(self, newcomers: KVCacheBackend) -> None:
         if not self.active:
             self.columns = newcomers.columns
             self.cache = newcomers.cache
