@@ -21,7 +21,7 @@ from .members.loading import check_options, find_tokenizer, load_model, load_tok
 from .members.model_handle import ModelHandle, is_local
 from .members.prompt_inputs import padding_id, text_inputs
 from .members.thoughts import check_thinking, thinking_inputs
-from .members.tools import Offer, told
+from .members.tools import Offer, with_tools
 from .rounds.round_lists import AdaFuseRoundsBatch
 from .trees.model_call import device_of
 
@@ -149,7 +149,7 @@ class AdaFuseEnsemble:
             if offer.forced or all(map(is_local, models)):
                 kwargs["structured"] = offer.structured
         # Earlier calls and their results are texts for all members, whether tools are offered again or not.
-        chats = [told(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
+        chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
         made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, **variables)
 
         def finish(row: int, rounds: Any) -> None:

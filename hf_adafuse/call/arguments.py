@@ -1,4 +1,6 @@
-"""What a user asks an ensemble for, where that is looked for, and who takes part then. Runs no model."""
+"""The arguments of a call of `generate()`: where each setting may be kept, and the ensemble that they make, loaded and
+checked. `generation.py` calls this before anything is run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ..outputs import AdaFuseRound
 from ..trees.adapters import adapted, base_model
 from ..trees.model_call import device_of
 from .images import Images
-from .sampling import SamplingAsked
+from .sampling import SamplingRequest
 from .served_limits import check_served_settings
 
 # The arguments that `generate()` takes beyond the ordinary ones.
@@ -35,9 +37,9 @@ ARGUMENTS = (
     "on_answer",
 )
 
-# Where a setting may be kept. The first place that has it wins: the arguments of the call; the generation config passed
-# to it; a repository named in it (`custom_generate="..."`); what `enable_adafuse` has bound to the model; the model's
-# generation config; the repository that the model was loaded from.
+# Where a setting may be kept; the first of these that has it wins. "bound" is what `enable_adafuse` has bound to the
+# model. "repository of the call" is the one that `custom_generate="..."` names, "own repository" the one that the model
+# was loaded from.
 SETTING_SOURCES = (
     "call",
     "config of the call",
@@ -48,18 +50,18 @@ SETTING_SOURCES = (
 )
 
 
-def first_given(name: str, places: Mapping[str, Any]) -> tuple[str | None, Any]:
+def first_setting(name: str, sources: Mapping[str, Any]) -> tuple[str | None, Any]:
     """The first of `SETTING_SOURCES` that has a setting, and its value; `None` twice where none has."""
-    for place in SETTING_SOURCES:
-        holder = places.get(place)
+    for source in SETTING_SOURCES:
+        holder = sources.get(source)
         value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
         if value is not None:
-            return place, value
+            return source, value
     return None, None
 
 
-def places_of(model: Any, call: Mapping[str, Any], generation_config: Any = None) -> dict[str, Any]:
-    """The places that need no repository."""
+def setting_sources(model: Any, call: Mapping[str, Any], generation_config: Any = None) -> dict[str, Any]:
+    """By their names, the sources of settings that need no repository."""
     return {
         "call": call,
         "config of the call": generation_config,
@@ -70,7 +72,8 @@ def places_of(model: Any, call: Mapping[str, Any], generation_config: Any = None
 
 @dataclass
 class EnsembleArguments:
-    """What a user may bind to a model or pass to a call; a call's argument wins over a bound one."""
+    """The arguments of an ensemble, bound to a model or passed to a call. An argument of the call wins over a bound
+    one."""
 
     assistant_models: Sequence[Any] | None = None
     assistant_tokenizers: Sequence[Any] | None = None
@@ -89,7 +92,7 @@ class EnsembleArguments:
         return EnsembleArguments, ()  # they do not travel with a pickled model
 
     def over(self, bound: EnsembleArguments | None) -> EnsembleArguments:
-        """These arguments, with what they leave open taken from the bound ones."""
+        """These arguments, completed from the bound ones."""
         if bound is None:
             return self
         merged = {name: mine if mine is not None else getattr(bound, name) for name, mine in vars(self).items()}
@@ -101,7 +104,7 @@ class EnsembleArguments:
 @dataclass(frozen=True)
 class EnsembleSpec:
     """
-    Who decodes together, and how: checked.
+    The members and settings of one call, checked.
 
     Args:
         handles (`list[ModelHandle]`): the main model first.
@@ -152,10 +155,11 @@ class EnsembleSpec:
 def ensemble_arguments(
     model: Any, call: Mapping[str, Any], generation_config: Any = None
 ) -> tuple[EnsembleArguments, AdaFuseConfig] | None:
-    """What a call of `generate()` asks for, by the table of `SETTING_SOURCES`; `None` when it is an ordinary call."""
-    places = places_of(model, call, generation_config)
-    arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(places["bound"])
-    _, configured = first_given("adafuse_config", places)
+    """The ensemble that a call of `generate()` asks for, looked up in `SETTING_SOURCES`; `None` for an ordinary
+    call."""
+    sources = setting_sources(model, call, generation_config)
+    arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(sources["bound"])
+    _, configured = first_setting("adafuse_config", sources)
     is_asked = configured is not None or bool(arguments.assistant_models) or arguments.structured is not None
     if configured is False or not is_asked:
         return None
@@ -166,7 +170,7 @@ def make_ensemble(
     model: Any,
     arguments: EnsembleArguments,
     config: AdaFuseConfig,
-    asked: SamplingAsked | None = None,
+    asked: SamplingRequest | None = None,
     images: Images | None = None,
 ) -> EnsembleSpec:
     """
@@ -175,7 +179,7 @@ def make_ensemble(
     Args:
         model (`PreTrainedModel`): the main model.
         arguments (`EnsembleArguments`), config (`AdaFuseConfig`): as of [`ensemble_arguments`].
-        asked (`SamplingAsked`, *optional*): what the call says of sampling.
+        asked (`SamplingRequest`, *optional*): what the call says of sampling.
         images (`Images`, *optional*): those beside the main model's prompts. Weights that follow from the prompt are
             equal then: the other members read a part of it.
 
