@@ -1,7 +1,7 @@
-"""Rounds in which the main model drafts tokens, the other members verify them, and a token is fused where they disagree.
+"""Rounds in which the main model drafts tokens, the others verify them, and a token is fused where they disagree.
 
-A draft of three tokens in the tokens of a verifier that has other ones, with the places at which a token of the verifier
-begins where a drafted one does:
+A draft of three tokens in the tokens of a verifier with another tokenizer. At each of its places a token of the
+verifier begins where a drafted one does:
 
     draft      " pos" "ition" " is"
     verifier   " position"    " is"
@@ -112,7 +112,9 @@ class VerifiedRounds(TokenRounds):
         """As much of a draft as every verifier's context holds, but one token at least."""
         for length in range(len(draft.ids), 1, -1):
             if all(self._holds(k, draft.ids[:length]) for k in range(1, len(self._members))):
-                return draft if length == len(draft.ids) else _Draft(draft.ids[:length], draft.nodes[: length + 1], False)
+                return (
+                    draft if length == len(draft.ids) else _Draft(draft.ids[:length], draft.nodes[: length + 1], False)
+                )
         return draft if len(draft.ids) < 2 else _Draft(draft.ids[:1], draft.nodes[:2], False)
 
     def _holds(self, member_index: int, ids: list[int]) -> bool:
@@ -197,7 +199,9 @@ class VerifiedRounds(TokenRounds):
         end_token = draft.nodes[-1].reading.top[0] if draft.ends else None
 
         def record(num_taken: int, is_whole: bool) -> AdaFuseRound:
-            pairs = [(self._shown([token]), value) for token, value in zip(draft.ids[:num_taken], log_probs, strict=False)]
+            pairs = [
+                (self._shown([token]), value) for token, value in zip(draft.ids[:num_taken], log_probs, strict=False)
+            ]
             words = [text for text, _ in pairs if text]
             nll = span_nll(log_probs) or 0.0
             whole = "".join(words) if num_taken >= len(draft.ids) else main.vocabulary.text(draft.ids)

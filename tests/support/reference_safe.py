@@ -23,9 +23,14 @@ class Fused:
     def best(self, members, contexts, weights):
         """Its bytes and the main model's ids; `None` where the main model can say nothing."""
         found = [(math.exp(-score), data, ids) for score, data, ids in self.base.choose(members, contexts, weights)]
-        if self.is_gac:  # the package looks at the 64 likeliest texts
-            likeliest = sorted(found, key=lambda one: -one[0])[:64]
-            found = [one for one in found if one in likeliest]
+        if self.is_gac:  # sharpening looks at the 64 likeliest texts
+            masses = {}
+            for k, weight in enumerate(weights):
+                for data, p in self.table(k, members, contexts).items():
+                    masses[data] = masses.get(data, 0.0) + weight * p
+            masses.pop(b"", None)
+            likeliest = sorted(masses, key=masses.get, reverse=True)[:64]
+            found = [one for one in found if one[1] in likeliest]
         if not found:
             return None, False
         values = [p for p, *_ in found]

@@ -17,6 +17,8 @@ ENSEMBLES = ("unite", "gac")
 SHARPENINGS = ("prefix", "geometric", "none")
 # A fused distribution whose best token has less than this probability is sharpened (section 3.3).
 _SMOOTH = 0.5
+# UniTE's, where `top_k` is not given.
+_TOP_K = 10
 # What decided in a round of drafted tokens that were kept.
 DRAFTED = "NLL under the main model, whose draft is kept"
 _FUSED, _SHARPENED = "fused probability", "sharpened fused probability"
@@ -37,9 +39,9 @@ class SAFE(TokenStrategy):
     There the members' distributions are fused by UniTE or GaC, and the best token of the fused distribution P is
     committed. The main model then drafts anew. Where the best token has less than 0.5, P is sharpened first. With
     `sharpening="prefix"`, P(t) becomes P(t) plus the sum of P(u) over all other texts u that begin with t, for each
-    token t of the main model's with P(t) > `sharpening_threshold`. With `"geometric"`, the weighted geometric mean takes
-    the place of the arithmetic one. The end of the text is a token too; a verifier's probability of it is the sum over
-    its end-of-sequence ids.
+    token t of the main model's with P(t) > `sharpening_threshold`. With `"geometric"`, the weighted geometric mean
+    takes the place of the arithmetic one. Of GaC's texts the 64 likeliest are looked at. The end of the text is a token
+    too; a verifier's probability of it is the sum over its end-of-sequence ids.
 
     The main model drafts because it alone writes tokens that reach the caller, and because most of the text is the
     drafter's: the paper drafts with the best member, so make the best member the main model. `acceptance_threshold=0`
@@ -87,8 +89,9 @@ class SAFE(TokenStrategy):
                 f"`{name}` must be left out with `ensemble={self.ensemble!r}`, but is {value!r}. It belongs to "
                 f"`ensemble={other!r}`."
             )
-        top_k = {} if self.top_k is None else {"top_k": self.top_k}
-        self._fusion = UniTE(**top_k) if self.ensemble == "unite" else GaC(self.threshold)
+        self._fusion = (
+            GaC(self.threshold) if self.ensemble == "gac" else UniTE(_TOP_K if self.top_k is None else self.top_k)
+        )
 
     def asks(self, main: Distribution) -> bool:
         return self._fusion.asks(main)
