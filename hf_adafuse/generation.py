@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -18,22 +17,22 @@ from .call.arguments import (
     EnsembleArguments,
     EnsembleSpec,
     ensemble_arguments,
-    first_given,
+    first_setting,
     make_ensemble,
-    places_of,
-    resolve_participants,
+    resolve_handles,
+    setting_sources,
 )
 from .call.images import read_images, without_images
 from .call.inputs import GenerateInputs
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
 from .call.run import run_call
-from .call.sampling import sampling_asked
+from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
 from .members.mistral_tokenizers import as_usual
-from .members.participants import inner_model_hint
+from .members.model_handle import inner_model_hint
 from .members.processor_request import ProcessorRequest
-from .transformers_compat import user_arguments, warn_of_untested_release
+from .transformers_compat import warn_of_untested_release, with_setting
 
 warn_of_untested_release()
 
@@ -58,8 +57,10 @@ class AdaFuseGenerationMixin(GenerationMixin):
         max_batch_size (`int`, *optional*): the most prompts at a time, others wait (`max_time` is that of the call).
         on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when it has ended.
 
-    With `do_sample=True` in the call, words are sampled: for each word a member is drawn by its weight, and draws the
-    word by its own temperature, top-k and top-p (those of the call, where it names them).
+    Words are sampled where the call has the argument `do_sample=True`, where it is passed a `generation_config` with
+    `do_sample=True` that is no copy of the model's own, or where `adafuse_config` says `do_sample=True`. A default of
+    the model's own generation config does not count. For each word a member is drawn by its weight, and draws the word
+    by its own temperature, top-k and top-p (those of the call, where it names them).
 
     Raises:
         ValueError: arguments that cannot be honoured, before the first forward pass.
@@ -76,16 +77,17 @@ class AdaFuseGenerationMixin(GenerationMixin):
         given = {**dict(zip(("inputs", "generation_config"), args, strict=False)), **kwargs}
         generation_config = given.get("generation_config")
         if kwargs.get("custom_generate") is None:  # else the code that it names looks for its settings itself
-            _, configured = first_given("adafuse_config", places_of(self, kwargs, generation_config))
+            _, configured = first_setting("adafuse_config", setting_sources(self, kwargs, generation_config))
             if configured is not None:
                 kwargs["adafuse_config"] = configured
-            call, config = user_arguments(sys._getframe(1)) or (kwargs, generation_config)
-            kwargs["adafuse_asked"] = sampling_asked(call, config, self.generation_config)
+            kwargs["adafuse_sampling"] = requested_sampling(kwargs, generation_config, self.generation_config)
         if kwargs.get("cache_implementation") == "paged" and self._adafuse_arguments(kwargs):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
+        if is_ours and getattr(self, "_adafuse_bound", None) is None:
+            warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config)
         images = read_images(self, kwargs) if is_ours else None
         if images is not None:  # else transformers encodes them here, before anything has been checked
             kwargs = {**without_images(kwargs, images), "adafuse_images": images}
@@ -112,21 +114,21 @@ class AdaFuseGenerationMixin(GenerationMixin):
             if kwargs.get("adafuse_config") is False:
                 del kwargs["adafuse_config"]
             return mode_kwargs  # type: ignore[no-any-return]
-        call, asked = {name: kwargs.pop(name, None) for name in ARGUMENTS}, kwargs.pop("adafuse_asked", None)
+        call, asked = {name: kwargs.pop(name, None) for name in ARGUMENTS}, kwargs.pop("adafuse_sampling", None)
         images = kwargs.pop("adafuse_images", None)
         mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         bound = getattr(self, "_adafuse_bound", None)
         if bound is not None and bound.tokenizer is not None:
             mode_kwargs.setdefault("tokenizer", bound.tokenizer)
         mode_kwargs["adafuse_call"] = call
-        mode_kwargs["adafuse_asked"] = asked
+        mode_kwargs["adafuse_sampling"] = asked
         mode_kwargs["adafuse_images"] = images
         return mode_kwargs  # type: ignore[no-any-return]
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]
     ) -> None:
-        call, asked = mode_kwargs.pop("adafuse_call", None), mode_kwargs.pop("adafuse_asked", None)
+        call, asked = mode_kwargs.pop("adafuse_call", None), mode_kwargs.pop("adafuse_sampling", None)
         images = mode_kwargs.pop("adafuse_images", None)
         wanted = None if call is None else self._adafuse_arguments(call)
         if wanted is not None:
@@ -135,7 +137,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
-            mode_kwargs["tokenizer"] = as_usual(ensemble.participants[0].tokenizer)  # stop strings need it
+            mode_kwargs["tokenizer"] = as_usual(ensemble.handles[0].tokenizer)  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 
@@ -178,6 +180,10 @@ def enable_adafuse(
     Give a loaded causal language model the `generate()` of [`AdaFuseGenerationMixin`], by swapping in a class of the
     same name. Weights, config and `save_pretrained` stay as they are.
 
+    Where anything is bound and the model's generation config says nothing of sampling, it says `do_sample=False` from
+    then on, in a copy of its own. `generate()` means the same by both, but transformers' `text-generation` pipeline
+    samples where the generation config says nothing.
+
     Args:
         model (`PreTrainedModel`): the main model; with PEFT, the base model.
         assistant_models, assistant_tokenizers, tokenizer, adafuse_config (*optional*):
@@ -208,12 +214,12 @@ def enable_adafuse(
     bound = config if is_file(adafuse_config) else adafuse_config
     arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, bound)
     if assistant_models:
-        participants = resolve_participants(model, arguments)
-        arguments.assistant_models = [participant.model for participant in participants[1:]]
-        arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
-        arguments.tokenizer = participants[0].tokenizer
-        for participant in EnsembleSpec(participants, config or AdaFuseConfig.robust()).participants:
-            participant.choose_backend()  # a model that no backend can run says so now
+        handles = resolve_handles(model, arguments)
+        arguments.assistant_models = [handle.model for handle in handles[1:]]
+        arguments.assistant_tokenizers = [handle.tokenizer for handle in handles[1:]]
+        arguments.tokenizer = handles[0].tokenizer
+        for handle in EnsembleSpec(handles, config or AdaFuseConfig.robust()).handles:
+            handle.choose_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))
     _bind(model, arguments)
@@ -221,14 +227,29 @@ def enable_adafuse(
 
 
 def _bind(model: Any, arguments: EnsembleArguments) -> None:
-    model.__dict__.pop("_adafuse_bound", None)
+    _unbind(model)
     if any(value is not None for value in vars(arguments).values()):
         model._adafuse_bound = arguments
+        default_to_greedy(model)
+
+
+def _unbind(model: Any) -> None:
+    model.__dict__.pop("_adafuse_bound", None)
+    if model.__dict__.pop("_adafuse_is_greedy", False) and model.generation_config.do_sample is False:
+        model.generation_config = with_setting(model.generation_config, "do_sample", None)
+
+
+def default_to_greedy(model: Any) -> None:
+    """Give a model a generation config that says `do_sample=False` where its own says nothing of sampling: the
+    pipelines of transformers pass `do_sample=True` to `generate()` where that config says nothing."""
+    if model.generation_config.do_sample is None:
+        model.generation_config = with_setting(model.generation_config, "do_sample", False)
+        model._adafuse_is_greedy = True
 
 
 def disable_adafuse(model: Any) -> Any:
     """Undo [`enable_adafuse`]: the model's own class again, nothing bound. Returns the model."""
-    model.__dict__.pop("_adafuse_bound", None)
+    _unbind(model)
     base = type(model).__dict__.get("_adafuse_base")
     if base is not None:
         model.__class__ = base

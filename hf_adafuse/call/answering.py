@@ -1,4 +1,6 @@
-"""A batch of questions of which one that cannot be answered takes no other with it."""
+"""Asks a batch of questions so that one that fails takes no other with it. Called by the command line's file jobs and
+by [`AdaFusePredictor`].
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `generate()` hands over, read and checked once: ids without their padding, a caller's cache. Runs no model."""
+"""Reads and checks the inputs that `generate()` hands to its decoding method: ids without padding, a mask, a cache."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A call that gives the new ids alone, beside a cache and the attention mask of the whole text: it becomes the call
-with all ids, and its output what the caller expects, the ids that were given and those that follow. Runs no model.
+"""Calls that pass only the new ids, with a cache and the attention mask of the whole text.
+
+Such a call is made into one with all ids. Its output is made into what the caller expects: the new ids, and what
+follows them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A member's distribution of its next token, seen as text: bytes are what members of different tokenizers share."""
+"""A member's next-token distribution, with its tokens as bytes: members with different tokenizers share only bytes."""
 
 from __future__ import annotations
 

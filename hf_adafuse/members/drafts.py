@@ -1,8 +1,8 @@
-"""What has followed which tokens so far in a call: a guess at what comes next.
+"""Drafts by n-gram lookup: what followed the last tokens earlier in the call is a guess at what follows now.
 
-Prompt look-up decoding (Saxena 2023) over all that a member has read and said: texts quote their prompt, repeat
-themselves, and spell a word as they did before. A guess goes with a pass that is run anyway, and saves one where it is
-right; it never changes a result.
+Prompt lookup decoding (Saxena 2023), over all that a member has read and written. Texts quote their prompt, repeat
+themselves, and spell a word as before. A draft goes into a pass that runs anyway. A right draft saves a pass, and none
+changes a result.
 """
 
 from __future__ import annotations

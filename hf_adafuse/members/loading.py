@@ -1,4 +1,6 @@
-"""Models and tokenizers by name, each loaded once for as long as the model lives for which it was. Checks nothing."""
+"""Loads models and tokenizers by name. What is loaded for a main model is loaded once, and kept as long as that model
+lives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member whose model runs in this process."""
+"""`LocalMember`: a member whose model runs in this process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One model with its tokenizer and its token trees: read, score, commit.
+"""`Member`, the interface to one model in a call: read prompts, run tree nodes, score spans, commit.
 
-[`LocalMember`] and [`ServedMember`] say what differs by where the model runs.
+[`LocalMember`] and [`ServedMember`] implement what depends on where the model runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a member reads off the logits of nodes, after its logits processors. Calls no model and knows no cache.
+"""The log-probabilities at one node of a token tree, after the member's logits processors.
 
-Numbers leave the device once a pass, all together: each time the host would wait for it.
+A pass copies its numbers from the device to the host once, all together: each copy makes the host wait.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class NodeLogprobs:
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
         known (`dict[int, float]`): by token, scores that have left the device.
-        states (`list`, *optional*): where the processors with a history are; `None` where there are none.
+        states (`list`, *optional*): where the processors with a state are; `None` where there are none.
         is_forbidden (`bool`): whether a token on the way here has been forbidden and not committed.
     """
 

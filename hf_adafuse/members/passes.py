@@ -1,4 +1,4 @@
-"""One pass of a member: what it shall read and what goes with that, and how it is run."""
+"""Plans one forward pass of a member: the nodes that are needed, others that are useful, and how the pass is run."""
 
 from __future__ import annotations
 

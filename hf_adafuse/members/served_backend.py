@@ -1,8 +1,7 @@
-"""Trees of a model behind a server: running nodes is a request.
+"""Token trees of a model behind a server: running nodes is a request.
 
-Each node is a text of its own. Where a member goes on it is asked for the most likely tokens, and for several greedy
-ones at once, which become nodes too; where a member scores it is asked for the tokens that are scored, and no more.
-What is known of a node, by token, is its `snapshot`; its reading has the most likely tokens too.
+To propose, a member asks for the most likely tokens and for a greedy walk of several tokens, which become nodes. To
+score, it asks for the scored tokens alone. A node's `snapshot` holds the log-probabilities known so far, by token.
 """
 
 from __future__ import annotations

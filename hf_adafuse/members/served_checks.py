@@ -1,5 +1,5 @@
-"""What is compared before a server is trusted: its tokens with those of the tokenizer here, its numbers with one
-another.
+"""Checks a server before its first answer is used: its tokens against the tokenizer here, and its log-probabilities of
+one text, asked in several shapes, against each other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Structured output: a JSON schema, a regular expression or a grammar, compiled for each member's own tokenizer, so
-that all members propose valid text. Needs xgrammar, an extra.
+that all members propose valid text. Needs xgrammar (the extra `structured`).
 """
 
 from __future__ import annotations

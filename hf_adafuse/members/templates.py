@@ -1,4 +1,4 @@
-"""A record made into a prompt: a text with fields in braces."""
+"""Prompt templates: a text with fields in braces, filled from a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a call, as an answer shows it: its text, its words with who proposed them, its rounds. Values only."""
+"""The text of a call as a reply shows it: cut at stop texts, with its words, who proposed them, and its rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients take turns: one with many requests does not hold up another's single one."""
+"""Queues in which clients take turns: a client with many requests does not hold up another's single one."""
 
 from __future__ import annotations
 

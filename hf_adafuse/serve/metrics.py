@@ -1,4 +1,4 @@
-"""Counts of a server as Prometheus reads them. Values only."""
+"""Counts and durations of a server, in Prometheus' text format."""
 
 from __future__ import annotations
 

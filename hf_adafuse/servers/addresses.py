@@ -1,4 +1,4 @@
-"""Where a server is and what may be sent there: its URL, its key, what it says of when to come back. Sends nothing."""
+"""Checks a server's URL and the names of served models, keeps API keys out of messages, reads `Retry-After`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Calls in threads that nobody waits for when the process ends: a request to a server may take until its deadline."""
+"""Runs calls in daemon threads: a request to a server may take minutes, and the end of the process does not wait for
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a server, and what it answers. Values only; knows no HTTP and no kind of server."""
+"""The questions to a server and its answers as values, and the errors of servers."""
 
 from __future__ import annotations
 

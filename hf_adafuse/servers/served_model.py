@@ -1,7 +1,7 @@
-"""A model behind a server, as a member: what stands in for a loaded one.
+"""`ServedModel`: stands in for a loaded model where the model is behind a server.
 
-It is a transformers model without weights, so that everything that takes models takes it: `generate()`, pipelines, the
-commands. It cannot be called; what it would say is asked of the server.
+It is a transformers model without weights. So `generate()`, pipelines and the commands take it like any other. Its
+`forward` cannot be called: log-probabilities come from the server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Generation
 
 from .addresses import KINDS, is_served_name
 from .api import ServerApi
-from .connection import Connection
 from .daemon_threads import map_at_once
 from .llamacpp import LlamaCppApi
 from .queries import GreedyStep, Query
-from .retry_policy import RetryPolicy
 from .sglang import SglangApi
+from .transport import Connection, RetryPolicy
 from .vllm import VllmApi
 
 APIS: dict[str, type[ServerApi]] = dict(zip(KINDS, (VllmApi, SglangApi, LlamaCppApi), strict=True))

@@ -1,4 +1,4 @@
-"""What every backend does with the token trees of a batch of prompts under one model. Calls no model itself."""
+"""`Backend`, the interface of what runs the token trees of a batch of prompts under one model."""
 
 from __future__ import annotations
 

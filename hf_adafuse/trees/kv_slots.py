@@ -1,8 +1,8 @@
-"""Which column of the cache holds which token. The one owner of columns: it gives them out and takes them back.
+"""Which column of the KV cache holds which token. `KVSlots` alone allocates and frees columns.
 
 Each row of the cache holds the columns of one prompt, or of several:
 
-    columns of a row    what all begin with | rest of prompt 0's prefix | of prompt 1's | nodes, as columns were free
+    columns of a row    shared prefix | rest of prompt 0's prefix | of prompt 1's | nodes, where columns were free
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How one model is called: which arguments its `forward` takes, under which name it takes and returns its cache."""
+"""Calls a model's `forward`: which arguments it takes, and under which name it takes and returns its cache."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What follows from a model alone, found once where a caller says that models stay as they are.
+"""Facts that follow from a model alone, found once where the caller promises that models stay as they are.
 
-`hf-adafuse serve` says so: its members are its own. Elsewhere a user may move a model, hook it or change its config
+`hf-adafuse serve` promises it for its own members. Elsewhere a user may move a model, hook it or change its config
 between two calls of `generate()`, so each call looks again.
 """
 

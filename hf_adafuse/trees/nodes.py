@@ -1,4 +1,4 @@
-"""Token trees as data: nodes below a committed prefix. Calls no model; knows no cache, text or word."""
+"""Token trees as data: a committed prefix, and the nodes below it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a forward pass of one model costs on its device, by the number of tokens in it.
+"""Predicts the seconds that a forward pass of a model takes on its device, by the number of tokens in it.
 
-A small curve of seconds: as measured so far in this process, and between and before measurements by a stated prior. It
-changes which passes are run, never what is read from them.
+The curve goes through what was measured so far in this process, and follows a stated prior elsewhere. It decides which
+passes are run, and never changes what is read from them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What goes into a forward pass beside what must, whose pass is next, how far ahead is worth proposing: every decision
-that only moves costs. Pure functions over numbers and opaque nodes; the numbers are in `pass_costs`. None of it can
-change a result: a node that nobody asks for is read in vain.
+"""Decides what goes into a forward pass beside the nodes that are needed, whose pass is next, and how far ahead to
+propose. The functions take numbers and opaque nodes. They change costs, never a result: a node that nobody asks for is
+read in vain.
 """
 
 from __future__ import annotations

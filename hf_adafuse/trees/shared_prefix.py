@@ -1,5 +1,5 @@
-"""The prefix that prompts share (instructions, few-shot examples), read once: by the prompts of a batch, and within
-[`prefix_caching`] by calls one after the other. Calls no model.
+"""The prefix that prompts share (instructions, few-shot examples) is read once: by the prompts of a batch, and within
+[`prefix_caching`] by one call after another.
 """
 
 from __future__ import annotations

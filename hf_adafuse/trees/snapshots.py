@@ -1,6 +1,6 @@
-"""Snapshots of what a model remembers: caches of any kind, states. Fork, split and join them; knows no tree or model.
+"""Snapshots of what a model remembers of one sequence, a cache or a state: fork, split and join them.
 
-A snapshot belongs to one sequence: its tensors have the batch as their first dimension, of size 1.
+The tensors of a snapshot have the batch as their first dimension, of size 1.
 """
 
 from __future__ import annotations

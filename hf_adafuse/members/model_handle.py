@@ -1,4 +1,6 @@
-"""Who takes part: a model with its tokenizer, checked, and the backend that suits it."""
+"""`ModelHandle`: a model with its tokenizer, checked, with the backend that suits it. A call makes a [`Member`] of
+each.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ _WARNED_OF_DROPOUT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictio
 
 
 @dataclass(frozen=True)
-class Participant:
+class ModelHandle:
     """A model with its tokenizer; `name` is how errors call it."""
 
     name: str
@@ -107,7 +109,7 @@ class Participant:
             backend = choose_backend(base, self.device)
         except SelfTestError as error:
             raise self.unfit(str(error)) from error
-        if backend == "reencode" and base not in _WARNED:
+        if backend == "uncached" and base not in _WARNED:
             _WARNED[base] = True
             warnings.warn(
                 f"{self.name} ({type(self.model).__name__}) works with neither a 4-D mask nor a cache: it reads the "
