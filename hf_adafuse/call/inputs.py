@@ -29,7 +29,7 @@ _EXPECTED = {
 @dataclass(frozen=True)
 class GenerateInputs:
     """
-    What `generate()` hands to its decoding method.
+    The arguments that `generate()` hands to its decoding method.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): padded on the left.

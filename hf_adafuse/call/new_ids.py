@@ -20,7 +20,7 @@ from ..trees.kv_cache import AdaFuseCache
 @dataclass(frozen=True)
 class NewIds:
     """
-    The new ids of a call, and what comes before them.
+    The new ids of a call, and all ids of its text.
 
     Args:
         given (`torch.LongTensor` of shape `(batch_size, num_new)`): the new ids.
@@ -37,7 +37,7 @@ class NewIds:
         return {**call, **shown, "input_ids": self.whole}
 
     def output(self, made: Any) -> Any:
-        """What the call returns, by what the one with all ids has returned."""
+        """The output that the caller expects, made of the output of the call with all ids."""
         sequences = made if isinstance(made, torch.Tensor) else made.sequences
         given = self.given.repeat_interleave(len(sequences) // len(self.given), 0)
         sequences = torch.cat([given, sequences[:, self.whole.shape[1] :]], dim=1)

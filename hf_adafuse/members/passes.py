@@ -70,5 +70,5 @@ def planned_pass(
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:
-    """Those that have not been read, each once."""
+    """The nodes among these that have no reading, each once."""
     return list({id(node): node for node in nodes if node.reading is None}.values())

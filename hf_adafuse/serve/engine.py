@@ -33,7 +33,7 @@ MAX_PREFIX_BYTES = 512 * 2**20
 
 
 class QueueFullError(Exception):
-    """Too many calls wait already. `seconds` (`int`): when it may be tried again."""
+    """Too many calls wait already. `seconds` (`int`): when to try again."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"try again in {seconds} s")
@@ -98,7 +98,7 @@ class Engine:
 
     @property
     def all(self) -> list[Engine]:
-        """This engine, and those beside it."""
+        """This engine and the engines beside it."""
         return [self, *self._beside.values()]
 
     def start(self) -> None:
@@ -161,7 +161,7 @@ class Engine:
             del self._reserved[client]
 
     def submit(self, job: Job) -> None:
-        """A call that has a place in the queue waits for one in a batch."""
+        """Put a call that has a reserved place into the queue."""
         with self._changed:
             self._take_reserved(1, job.client)
             if job.is_cancelled:
@@ -174,7 +174,7 @@ class Engine:
         job.on_error(StoppedError("the server is shutting down"))
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for this call any more: it leaves before the next pass."""
+        """Cancel a call: it leaves before the next pass."""
         with self._changed:
             job.is_cancelled = True
             self._cancelled.add(job)
@@ -182,7 +182,7 @@ class Engine:
 
     def add_turns(self, turns: Turns) -> None:
         """
-        From now on these turns are given, one between two passes.
+        Give these turns from now on, one between two passes.
 
         Raises:
             StoppedError: the engine stops.

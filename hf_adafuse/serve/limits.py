@@ -24,8 +24,8 @@ MOST_DROPPED_BYTES = 256 * 2**20
 
 class LimitMiddleware:
     """
-    An ASGI application before another: it refuses headers and bodies that are too large, bodies that take too long to
-    come, and requests without the key. What the client sends after the refusal is read and dropped, within bounds.
+    ASGI middleware that refuses headers and bodies that are too large, bodies that take too long to come, and requests
+    without the API key. What a client sends after the refusal is read and dropped, up to a bound.
 
     Args:
         app: the application.

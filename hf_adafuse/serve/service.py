@@ -27,12 +27,12 @@ from .turns import StoppedError, Turns
 
 
 class ClientGoneError(Exception):
-    """Whoever has asked does not wait any more."""
+    """The client does not wait for its reply any more."""
 
 
 class Service:
     """
-    What answers requests.
+    Answers requests with ensembles.
 
     Args:
         served (`list[ServedEnsemble]`): each under its own name.
@@ -63,7 +63,7 @@ class Service:
             planner.close()
 
     def find(self, name: str) -> ServedEnsemble:
-        """What is served under a name."""
+        """The ensemble of a name."""
         if name not in self.served:
             known = ", ".join(self.served)
             raise ApiError(404, f"`model` must be one of {known}, but is {name[:100]!r}.", "model_not_found", "model")
@@ -98,7 +98,7 @@ class Service:
 
     async def whole(self, answer: Reply) -> dict[str, Any]:
         """
-        The body of an answer.
+        The body of a whole reply.
 
         Raises:
             ApiError: a call has failed.
@@ -111,7 +111,7 @@ class Service:
 
     async def chunks(self, answer: Reply) -> AsyncIterator[dict[str, Any]]:
         """
-        The chunks of a streamed answer.
+        The chunks of a streamed reply.
 
         Raises:
             ApiError: a call has failed.
@@ -156,7 +156,7 @@ class Service:
             yield {**head(answer, ".chunk"), "choices": [], "usage": usage(answer)}
 
     def abandon(self, answer: Reply) -> None:
-        """Nobody waits for the answer any more: its calls leave before the next pass."""
+        """The client is gone: cancel its calls."""
         for call in answer.calls:
             if call.rounds is None:
                 self.engine.of(call.served.servers).cancel(call)

@@ -51,7 +51,7 @@ class _Context:
 
 
 class LlamaCppApi(ServerApi):
-    """See [`ServerApi`]."""
+    """[`ServerApi`] of llama.cpp."""
 
     most_queries = 16
     _vocab_size, _letter, _context = 0, 0, _Context()

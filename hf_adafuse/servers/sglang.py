@@ -15,7 +15,7 @@ from .queries import BadAnswer, GreedyStep, Query, ServerError, check_log_probs,
 
 
 class SglangApi(ServerApi):
-    """See [`ServerApi`]."""
+    """[`ServerApi`] of SGLang."""
 
     def about(self) -> ServerInfo:
         info = self.connection.get("/get_model_info", _mapping)

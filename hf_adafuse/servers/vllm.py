@@ -28,7 +28,7 @@ def _of_one_kind(kinds: Sequence[Any]) -> bool:
 
 
 class VllmApi(ServerApi):
-    """See [`ServerApi`]."""
+    """[`ServerApi`] of vLLM."""
 
     def about(self) -> ServerInfo:
         models = self.connection.get("/v1/models", _models)

@@ -59,8 +59,8 @@ class SelfTestError(ValueError):
 @found_once
 def choose_backend(model: Any, device: torch.device) -> str:
     """
-    The name of the backend for a model; found by at most five forward passes where tree attention works, in half
-    precision by twelve. Remembered for all models of its class, config, dtype and attention.
+    The name of the backend for a model. The self-test takes at most five forward passes where tree attention works, and
+    twelve in half precision. Its result is remembered for all models of the same class, config, dtype and attention.
 
     Raises:
         SelfTestError: no backend works.
@@ -78,7 +78,7 @@ def choose_backend(model: Any, device: torch.device) -> str:
 
 
 def reason_not_to_test(model: Any) -> str | None:
-    """Why no backend is even tried, or `None`."""
+    """Why no backend can run a model, known without a self-test; else `None`."""
     if attention_of(model) == "flex_attention":
         return "its attention is 'flex_attention', which is compiled anew for each shape"
     return None

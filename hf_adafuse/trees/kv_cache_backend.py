@@ -30,7 +30,7 @@ _MOST_PROMPT_LOGITS = 2**26
 
 
 class KVCacheBackend(Backend):
-    """Trees whose keys and values are kept once, in the columns of one cache; see [`Backend`] for the arguments."""
+    """Token trees with one KV cache; see [`Backend`] for the arguments."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
@@ -177,7 +177,7 @@ class KVCacheBackend(Backend):
         return logits
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
-        """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
+        """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         tree = self.trees[prompt_index]
         settled = tree.commit(path)
         self.columns.promote(prompt_index, settled, tree.unsettled())
@@ -188,7 +188,7 @@ class KVCacheBackend(Backend):
         return list(self.cache.gather([[(row, column) for column in self.columns.prefix[prompt_index]]]))
 
     def drop(self, finished: set[int]) -> None:
-        """These prompts need no more passes and cost nothing from here on."""
+        """Free the columns of these finished prompts."""
         leaving = finished.intersection(self.active)
         if not leaving:
             return

@@ -69,7 +69,7 @@ def frequency_switch(config: Any) -> int | None:
 
 @found_once
 def device_of(model: Any) -> torch.device:
-    """Where a model's inputs go."""
+    """The device of a model's inputs."""
     return execution_device(model)
 
 
