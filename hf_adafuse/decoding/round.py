@@ -6,6 +6,7 @@ Start reading here. [`write`] is the loop of the algorithm, and [`Round.run`] is
 |---|---|---|
 | [`SpanRound`] | spans of words, or whole answers | `span_round` |
 | [`TokenRound`] | the next token | `token_round` |
+| [`VerifiedRound`] | tokens that the main model drafts and the others verify, or the next one | `verified_round` |
 | [`SampledRound`] | the next word of one member, drawn at random | `sampled_round` |
 | [`CertaintyGate`] | what the main model is certain of; else the round that it wraps is run | `certainty_gate` |
 

@@ -27,6 +27,7 @@ from .span_round import CommittedSpanRound, SpanRound
 from .speculation import Prefetcher
 from .strategies.strategy import SpanStrategy
 from .token_round import TokenRound, TokenText
+from .verified_round import VerifiedRound, VerifiedText
 from .words import WordRule
 
 
@@ -74,6 +75,9 @@ class RoundFactory:
         if strategy.round_kind == "token":
             token_text = TokenText(self.members, prompt, self.should_stop, self.on_commit, strategy)
             return write(TokenRound(self.members, strategy, self._weights_for(prompt)), token_text)
+        if strategy.round_kind == "verified":
+            verified_text = VerifiedText(self.members, prompt, self.should_stop, self.on_commit, strategy)
+            return write(VerifiedRound(self.members, strategy, self._weights_for(prompt)), verified_text)
         text = CommittedText(self.members, prompt, self.should_stop, self.on_commit)
         if prompt.sampling is not None and strategy.samples == "words":
             return write(self._make_sampled_round(prompt, prompt.sampling), text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from ..members.distributions import Distribution, split_character, tokens_of
 from ..members.member import Member, Span
@@ -35,6 +35,10 @@ class TokenText(CommittedText):
     Args:
         members, prompt, should_stop, on_commit: as of [`CommittedText`].
         strategy (`TokenStrategy`): of the prompt.
+
+    Attributes:
+        tails (`list[bytes]`): per member, the text that is not yet in its prefix.
+        speaks_main (`list[bool]`): per member, whether it has the main model's tokens.
     """
 
     author: ClassVar[int | None] = 0
@@ -49,10 +53,10 @@ class TokenText(CommittedText):
     ) -> None:
         super().__init__(members, prompt, should_stop, on_commit)
         self._strategy = strategy
-        self._tails = [b""] * len(members)  # per member, the text that is not yet in its prefix
+        self.tails = [b""] * len(members)
         self._unshown: list[int] = []  # the main model's last tokens, while they end inside a character
         main = members[0].vocabulary
-        self._shares = [member.vocabulary.is_same_as(main) for member in members]
+        self.speaks_main = [member.vocabulary.is_same_as(main) for member in members]
 
     def node(self, member_index: int) -> Node:
         """The end of the text in a member's tree; of its prefix, where the member cannot write the text."""
@@ -61,9 +65,9 @@ class TokenText(CommittedText):
     def end(self, member_index: int) -> Node | None:
         """The end of the text in a member's tree; `None` where the member cannot write the text."""
         member = self.members[member_index]
-        if not self._tails[member_index]:
+        if not self.tails[member_index]:
             return member.root(self.prompt.index)
-        ids = tokens_of(member.vocabulary, self._tails[member_index])
+        ids = tokens_of(member.vocabulary, self.tails[member_index])
         return None if ids is None else member.path(self.prompt.index, ids)[-1]
 
     def close(self) -> None:
@@ -79,41 +83,51 @@ class TokenText(CommittedText):
             self._unshown = []
 
     def _words_taken(self, winner: Candidate, ids: list[int], num_taken: int) -> tuple[str, list[str]]:
-        """The text that the tokens taken add, once its characters are whole."""
-        vocabulary, self._unshown = self.members[0].vocabulary, [*self._unshown, *ids[:num_taken]]
-        if is_mid_character(b"".join(map(vocabulary.piece, self._unshown))):
-            return "", []
-        text, self._unshown = vocabulary.text(self._unshown), []
+        text = self._shown(ids[:num_taken])
         return text, [text] if text else []
 
+    def _shown(self, ids: list[int]) -> str:
+        """The text that these tokens of the main model add, once its characters are whole."""
+        vocabulary, self._unshown = self.members[0].vocabulary, [*self._unshown, *ids]
+        if is_mid_character(b"".join(map(vocabulary.piece, self._unshown))):
+            return ""
+        text, self._unshown = vocabulary.text(self._unshown), []
+        return text
+
     def _extend_assistants(self, pool: Pool, winner: Candidate) -> None:
-        ids = winner.ids[0]
-        if ids:
-            data = b"".join(map(self.members[0].vocabulary.piece, ids))
-            for k in range(1, len(self.members)):
-                self._follow(k, ids, data)
+        if winner.ids[0]:
+            self._follow_all(winner.ids[0])
+
+    def data(self, ids: list[int]) -> bytes:
+        """What these tokens of the main model write."""
+        return b"".join(map(self.members[0].vocabulary.piece, ids))
+
+    def _follow_all(self, ids: list[int]) -> None:
+        """The assistants take what has been committed, in one piece."""
+        data = self.data(ids)
+        for k in range(1, len(self.members)):
+            self._follow(k, ids, data)
 
     def _follow(self, member_index: int, ids: list[int], data: bytes) -> None:
-        """An assistant takes what has been committed."""
-        if self._shares[member_index]:
+        if self.speaks_main[member_index]:
             self.members[member_index].commit(self.prompt.index, ids)
             return
-        tail = self._tails[member_index]
+        tail = self.tails[member_index]
         is_apart = bool(tail.strip()) and (data[:1].isspace() or tail[-1:].isspace())
         if (is_apart or self._is_long(member_index)) and not split_character(tail)[1]:
             self._flush_tail(member_index)
-        self._tails[member_index] += data
-        if not (self._strategy.is_retokenized or split_character(self._tails[member_index])[1]):
+        self.tails[member_index] += data
+        if not (self._strategy.is_retokenized or split_character(self.tails[member_index])[1]):
             self._flush_tail(member_index)
 
     def _is_long(self, member_index: int) -> bool:
         """Whether a tail has as many tokens as a word may have: scripts without spaces."""
-        tail = self._tails[member_index]
+        tail = self.tails[member_index]
         ids = tokens_of(self.members[member_index].vocabulary, tail) if tail else None
         return ids is not None and len(ids) >= self._strategy.config.max_word_tokens
 
     def _flush_tail(self, member_index: int) -> None:
-        tail, self._tails[member_index] = self._tails[member_index], b""
+        tail, self.tails[member_index] = self.tails[member_index], b""
         if tail:
             member = self.members[member_index]
             ids = tokens_of(member.vocabulary, tail)
@@ -122,8 +136,11 @@ class TokenText(CommittedText):
             member.commit(self.prompt.index, ids)
 
 
+T = TypeVar("T", bound=TokenText)
+
+
 @dataclass(eq=False)
-class TokenRound(Round[TokenText]):
+class TokenRound(Round[T]):
     """
     The rounds of one prompt.
 
@@ -136,17 +153,10 @@ class TokenRound(Round[TokenText]):
     strategy: TokenStrategy
     weights: Sequence[float]
 
-    def propose(self, cursor: TokenText, pool: Pool) -> Requests[None]:
+    def propose(self, cursor: T, pool: Pool) -> Requests[None]:
         """What the method makes of the members' distributions: candidates with their scores, best first."""
-        distributions: list[Distribution | None] = [None] * len(self.members)
-        for k, member in enumerate(self.members):
-            node = cursor.end(k)
-            if node is None or (k > 0 and distributions[0] is not None and not self.strategy.asks(distributions[0])):
-                continue
-            if missing := unread([node]):
-                yield ForwardRequest(k, missing)
-            distributions[k] = Distribution(member, node.reading)
-            pool.num_proposals[k] += 1
+        distributions = yield from self._ask(cursor)
+        pool.num_proposals = [int(one is not None) for one in distributions]
         found = self.strategy.choose(distributions, self.weights)
         if not isinstance(found, list) or not all(isinstance(one, NextToken) for one in found):
             raise TypeError(
@@ -159,11 +169,23 @@ class TokenRound(Round[TokenText]):
         pool.criterion = self.strategy.criterion
         pool.highest_wins = self.strategy.highest_wins
 
-    def score(self, cursor: TokenText, pool: Pool) -> Requests[None]:
+    def _ask(self, cursor: T) -> Requests[list[Distribution | None]]:
+        """What each member would say next; `None` of one that is not asked, or cannot write the text so far."""
+        distributions: list[Distribution | None] = [None] * len(self.members)
+        for k, member in enumerate(self.members):
+            node = cursor.end(k)
+            if node is None or (k > 0 and distributions[0] is not None and not self.strategy.asks(distributions[0])):
+                continue
+            if missing := unread([node]):
+                yield ForwardRequest(k, missing)
+            distributions[k] = Distribution(member, node.reading)
+        return distributions
+
+    def score(self, cursor: T, pool: Pool) -> Requests[None]:
         """Nothing is left to do: the distributions have every token's probability."""
         yield from ()
 
-    def choose(self, cursor: TokenText, pool: Pool) -> Requests[Candidate | None]:
+    def choose(self, cursor: T, pool: Pool) -> Requests[Candidate | None]:
         """The best that the main model can say; where it can say none of it, its own most likely token."""
         for candidate in pool.ranked():
             if (yield from self._can_say(cursor, candidate)):
@@ -176,7 +198,7 @@ class TokenRound(Round[TokenText]):
         pool.fill([candidate])
         return candidate
 
-    def _can_say(self, cursor: TokenText, candidate: Candidate) -> Requests[bool]:
+    def _can_say(self, cursor: T, candidate: Candidate) -> Requests[bool]:
         """Whether the main model may write a text of several tokens, by its processors and its context."""
         main, prompt_index, ids = self.members[0], cursor.prompt.index, candidate.ids[0]
         if len(ids) > main.room_after(cursor.node(0)):

@@ -37,7 +37,7 @@ class Strategy:
     What every method is told, and asked before it decodes.
 
     Attributes:
-        round_kind (`str`): how its rounds go: `"span"` or `"token"`; see `hf_adafuse.decoding.round`.
+        round_kind (`str`): how its rounds go: `"span"`, `"token"` or `"verified"`; see `hf_adafuse.decoding.round`.
         config (`AdaFuseConfig`): of the call.
         prompt_text (`str`): what the main model's prompt says, special tokens removed.
         criterion (`str`), highest_wins (`bool`): the quantity by which it finds a winner, and which value of it wins;
