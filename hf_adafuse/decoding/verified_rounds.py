@@ -70,9 +70,8 @@ class VerifiedRounds(TokenRounds):
 
     def run_round(self) -> Requests[None]:
         """One cycle: draft, verify, commit what is kept, and fuse the first token that is not."""
-        draft = yield from self._drafted()
+        draft = self._shortened((yield from self._drafted()))
         verifiers = range(1, len(self._members))
-        draft = self._shortened(draft)
         readings = {k: self._reading(k, draft) for k in verifiers}
         main = [Distribution(self._members[0], node.reading) for node in draft.nodes[: draft.num_decisions]]
         asked = [at for at in range(draft.num_decisions) if self._is_asked(at, draft, main[at], readings)]
@@ -88,12 +87,12 @@ class VerifiedRounds(TokenRounds):
             return
         if at and not self._commit_draft(_Draft(draft.ids[:at], draft.nodes[: at + 1], ends=False)):
             return
-        for k, _ in enumerate(others, start=1):
-            self._members[k].num_proposals += 1
-        self._members[0].num_proposals += 1
+        for member in self._members:
+            member.num_proposals += 1
         yield from self._fuse([main[at], *others])
 
     def _drafted(self) -> Requests[_Draft]:
+        """What the main model would write next, up to where it would end the text; all but its last token is read."""
         main, prompt = self._members[0], self._prompt
         most = self._strategy.num_tokens
         if prompt.max_length is not None:
@@ -110,16 +109,15 @@ class VerifiedRounds(TokenRounds):
 
     def _shortened(self, draft: _Draft) -> _Draft:
         """As much of a draft as every verifier's context holds, but one token at least."""
-        for length in range(len(draft.ids), 1, -1):
-            if all(self._holds(k, draft.ids[:length]) for k in range(1, len(self._members))):
-                return (
-                    draft if length == len(draft.ids) else _Draft(draft.ids[:length], draft.nodes[: length + 1], False)
-                )
-        return draft if len(draft.ids) < 2 else _Draft(draft.ids[:1], draft.nodes[:2], False)
+        verifiers, ids = range(1, len(self._members)), draft.ids
+        while len(ids) > 1 and not all(self._fits(k, self._own_ids(k, ids)) for k in verifiers):
+            ids = ids[:-1]
+        return draft if ids == draft.ids else _Draft(ids, draft.nodes[: len(ids) + 1], ends=False)
 
-    def _holds(self, member_index: int, ids: list[int]) -> bool:
+    def _fits(self, member_index: int, ids: list[int]) -> bool:
+        """Whether a verifier's context holds these tokens of its own behind its prefix."""
         member = self._members[member_index]
-        return len(self._own_ids(member_index, ids)) <= member.room_after(member.root(self._prompt.index))
+        return len(ids) <= member.room_after(member.root(self._prompt.index))
 
     def _own_ids(self, member_index: int, ids: list[int]) -> list[int]:
         """The text that is not yet in a verifier's prefix, and these tokens of the main model, in its own tokens; where
@@ -136,8 +134,8 @@ class VerifiedRounds(TokenRounds):
 
     def _reading(self, member_index: int, draft: _Draft) -> _Reading:
         member, ids = self._members[member_index], self._own_ids(member_index, draft.ids)
-        if not self._holds(member_index, draft.ids):
-            ids = []
+        if not self._fits(member_index, ids):
+            ids = []  # it has no boundaries, and is not asked
         nodes = member.path(self._prompt.index, ids)
         if self._shares[member_index]:
             return _Reading(ids, nodes, [*range(len(ids) + 1)][: draft.num_decisions])
