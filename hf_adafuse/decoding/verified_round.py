@@ -91,9 +91,9 @@ class VerifiedText(TokenText):
         return own if own is not None else tokens_of(vocabulary, split_character(data)[0]) or []
 
     def holds(self, member_index: int, ids: list[int]) -> bool:
-        """Whether a verifier's context holds these tokens of the main model."""
+        """Whether a verifier's context holds these tokens of its own behind its prefix."""
         member = self.members[member_index]
-        return len(self.own_ids(member_index, ids)) <= member.room_after(member.root(self.prompt.index))
+        return len(ids) <= member.room_after(member.root(self.prompt.index))
 
     def _words_taken(self, winner: Candidate, ids: list[int], num_taken: int) -> tuple[str, list[str]]:
         """Of a draft, each token as a word of its own. What the trace shows of it follows from how much is taken."""
@@ -143,8 +143,7 @@ class VerifiedRound(TokenRound[VerifiedText]):
 
     def _kept(self, cursor: VerifiedText) -> Requests[_Draft]:
         """Draft and verify: what is kept of the draft. After it a token is fused, unless all is kept."""
-        drafted = yield from self._drafted(cursor)
-        draft = self._shortened(cursor, drafted)
+        draft = self._shortened(cursor, (yield from self._drafted(cursor)))
         verifiers = range(1, len(self.members))
         readings = {k: self._reading(cursor, k, draft) for k in verifiers}
         main = [Distribution(self.members[0], node.reading) for node in draft.nodes[: draft.num_decisions]]
@@ -187,6 +186,7 @@ class VerifiedRound(TokenRound[VerifiedText]):
         return pool
 
     def _drafted(self, cursor: VerifiedText) -> Requests[_Draft]:
+        """What the main model would write next, up to where it would end the text; all but its last token is read."""
         main, prompt = self.members[0], cursor.prompt
         most = self.strategy.num_tokens
         if prompt.max_length is not None:
@@ -203,17 +203,15 @@ class VerifiedRound(TokenRound[VerifiedText]):
 
     def _shortened(self, cursor: VerifiedText, draft: _Draft) -> _Draft:
         """As much of a draft as every verifier's context holds, but one token at least."""
-        for length in range(len(draft.ids), 1, -1):
-            if all(cursor.holds(k, draft.ids[:length]) for k in range(1, len(self.members))):
-                return (
-                    draft if length == len(draft.ids) else _Draft(draft.ids[:length], draft.nodes[: length + 1], False)
-                )
-        return draft if len(draft.ids) < 2 else _Draft(draft.ids[:1], draft.nodes[:2], False)
+        verifiers, ids = range(1, len(self.members)), draft.ids
+        while len(ids) > 1 and not all(cursor.holds(k, cursor.own_ids(k, ids)) for k in verifiers):
+            ids = ids[:-1]
+        return draft if ids == draft.ids else _Draft(ids, draft.nodes[: len(ids) + 1], ends=False)
 
     def _reading(self, cursor: VerifiedText, member_index: int, draft: _Draft) -> _Reading:
         member, ids = self.members[member_index], cursor.own_ids(member_index, draft.ids)
-        if not cursor.holds(member_index, draft.ids):
-            ids = []
+        if not cursor.holds(member_index, ids):
+            ids = []  # it has no boundaries, and is not asked
         nodes = member.path(cursor.prompt.index, ids)
         if cursor.speaks_main[member_index]:
             return _Reading(ids, nodes, [*range(len(ids) + 1)][: draft.num_decisions])
