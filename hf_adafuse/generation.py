@@ -86,8 +86,9 @@ class AdaFuseGenerationMixin(GenerationMixin):
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
-        if is_ours and getattr(self, "_adafuse_bound", None) is None:
-            warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config)
+        if is_ours:
+            is_bound = getattr(self, "_adafuse_bound", None) is not None
+            warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config, is_bound)
         images = read_images(self, kwargs) if is_ours else None
         if images is not None:  # else transformers encodes them here, before anything has been checked
             kwargs = {**without_images(kwargs, images), "adafuse_images": images}
