@@ -66,7 +66,7 @@ def confidences_of(
             "hundred."
         )
     num_members = len(right[0])
-    names = feature_names(num_members)
+    names = feature_names(num_members)  # ratings come behind these
     values = filled([rows[one] for one in answered])
     labels = np.array([right[one] for one in answered], dtype=np.float64)
     halves = parts_of(groups, answered, 2, _SEED)
