@@ -9,7 +9,7 @@ import torch
 
 from ..decoding.progress import Prompt
 from ..members.member import Member
-from ..members.participants import Participant
+from ..members.model_handle import ModelHandle
 from ..transformers_compat import takes_keys
 from ..trees.adapters import model_state, weak_reference
 from ..trees.kv_cache import AdaFuseCache, CachedText, State, join_rows, make_cache
@@ -41,7 +41,7 @@ def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Pr
     return cache
 
 
-def assistant_states(past: Any, index: int, assistant: Participant, num_rows: int) -> list[State] | None:
+def assistant_states(past: Any, index: int, assistant: ModelHandle, num_rows: int) -> list[State] | None:
     """Per row, the ids, and their keys and values, of assistant `index` (from 0) where it took part in the call that
     returned `past`; else `None`."""
     if not isinstance(past, AdaFuseCache) or len(past.texts) != num_rows:
@@ -59,6 +59,6 @@ def resumed_ids(past: AdaFuseCache, going_on: Sequence[bool], states: list[State
     return all(resumed)
 
 
-def _kind(member: Member | Participant) -> tuple[Any, ...]:
+def _kind(member: Member | ModelHandle) -> tuple[Any, ...]:
     """What else an assistant's ids and keys follow from, beside its model."""
     return member.vocabulary.fingerprint, model_state(member.model)

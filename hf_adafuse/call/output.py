@@ -29,7 +29,7 @@ def rounds_of(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
     settings = plan.config
     has_margins = settings.method == "adafuse" and settings.commitment == "adaptive" and plan.warpers is None
     threshold = settings.margin_threshold if has_margins else None
-    names = [member.participant.shown_name for member in plan.members]
+    names = [member.handle.shown_name for member in plan.members]
     return AdaFuseRounds(prompt.rounds, names, threshold, prompt.finish_reason)
 
 

@@ -90,7 +90,7 @@ def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
 
 def make_members(plan: CallPlan) -> list[Member]:
     """The members, which have been given the prompts and have read none."""
-    members = [one.participant.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
+    members = [one.handle.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
     weighting, with_costs = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
     for member, planned in zip(members, plan.members, strict=True):
@@ -105,10 +105,10 @@ def _read_images(plan: CallPlan, planned: MemberInputs) -> Any:
     ids, mask = plan.call.input_ids, plan.call.model_kwargs.get("attention_mask")
     num_padding = ids.shape[1] - max(map(len, planned.prompts))
     try:
-        layers = planned.images.prefill(planned.participant.model, ids, mask)
+        layers = planned.images.prefill(planned.handle.model, ids, mask)
     except ForwardError as error:
         rows = ids.tolist()
-        raise AdaFuseDecodingError(planned.participant.name, str(error), 0, [""] * len(rows), rows) from error.__cause__
+        raise AdaFuseDecodingError(planned.handle.name, str(error), 0, [""] * len(rows), rows) from error.__cause__
     return [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in layers]
 
 
@@ -143,7 +143,7 @@ def _telling(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | N
 
 def make_strategies(plan: CallPlan) -> list[Strategy]:
     """The method of each prompt, told what the prompt says."""
-    main, made = plan.members[0].participant, []
+    main, made = plan.members[0].handle, []
     for ids in plan.inputs.prompts:
         strategy = make_strategy(plan.config)
         strategy.prompt_text = main.vocabulary.prompt_text(ids)
@@ -160,9 +160,9 @@ def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | No
         return None
     raters, forms = [], []
     for member in plan.members:
-        tokenizer, vocabulary = member.participant.tokenizer, member.participant.vocabulary
+        tokenizer, vocabulary = member.handle.tokenizer, member.handle.vocabulary
         forms.append(RatingPrompts(tokenizer, vocabulary, rubric))
-        raters.append(member.participant.make_member(member.backend, [], member.prompts))
+        raters.append(member.handle.make_member(member.backend, [], member.prompts))
     reviews = Reviews(raters, forms)
     reviews.start([question_asked(plan, strategy) for strategy in strategies])
     return reviews
@@ -170,7 +170,7 @@ def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | No
 
 def question_asked(plan: CallPlan, strategy: Strategy) -> str:
     """What the prompt of a method asks, without the main model's chat template."""
-    main = plan.members[0].participant
+    main = plan.members[0].handle
     return question_of(main.tokenizer, main.vocabulary, strategy.prompt_text)
 
 

@@ -144,12 +144,12 @@ def batch_key(plan: CallPlan) -> tuple[Any, ...]:
     """What plans must have in common to share a batch."""
     members = [
         (
-            id(base_model(member.participant.model)),
-            model_state(member.participant.model),
-            id(member.participant.tokenizer),
+            id(base_model(member.handle.model)),
+            model_state(member.handle.model),
+            id(member.handle.tokenizer),
             member.backend,
             tuple(member.eos_ids),
-            member.participant.context(member.prompts),
+            member.handle.context(member.prompts),
         )
         for member in plan.members
     ]

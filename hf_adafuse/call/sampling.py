@@ -30,7 +30,7 @@ GREEDY_TEMPERATURE = 0.01
 
 
 @dataclass(frozen=True)
-class SamplingAsked:
+class SamplingRequest:
     """
     What a call says of sampling.
 
@@ -63,7 +63,7 @@ class Warper:
         return scores
 
 
-def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) -> SamplingAsked:
+def requested_sampling(call: Mapping[str, Any], generation_config: Any, own: Any) -> SamplingRequest:
     """
     What a call says of sampling.
 
@@ -79,7 +79,7 @@ def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) ->
         passed = {}
     given = {**passed, **{name: call[name] for name in names if call.get(name) is not None}}
     settings = {name: given[name] for name in SETTINGS if given.get(name) is not None}
-    return SamplingAsked(bool(given.get("do_sample")), settings)
+    return SamplingRequest(bool(given.get("do_sample")), settings)
 
 
 def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any, own: Any) -> None:
@@ -88,10 +88,10 @@ def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any,
     pipelines do where the model's generation config says nothing. They pass no tokenizer.
 
     Args:
-        call, generation_config, own: as of [`sampling_asked`].
+        call, generation_config, own: as of [`requested_sampling`].
     """
     says_nothing = getattr(own, "do_sample", None) is None and call.get("tokenizer") is None
-    if says_nothing and sampling_asked(call, generation_config, own).do_sample:
+    if says_nothing and requested_sampling(call, generation_config, own).do_sample:
         logger.warning_once(
             "Words are sampled, because the call says `do_sample=True`. A pipeline of transformers says so by itself "
             "where nothing else is said: pass `do_sample=False` for the greedy text, or bind the ensemble to the model "

@@ -107,7 +107,7 @@ class LogitsReader:
     def _process(
         self, logits: torch.Tensor, nodes: list[Node], is_committed: bool
     ) -> tuple[torch.Tensor, dict[Node, States], set[Node], set[int]]:
-        """The processed logits, where processors with a history are, which nodes are below forbidden tokens, and the
+        """The processed logits, where processors with a state are, which nodes are below forbidden tokens, and the
         rows that processors have made."""
         states, forbidden, processed = dict[Node, States](), set[Node](), set[int]()
         if not self.has_processors:
@@ -126,7 +126,7 @@ class LogitsReader:
             processors = self._processors[prompt_index]
             if processors:
                 processed.update(indices)
-            if processors.has_history:
+            if processors.is_stateful:
                 for index in indices:
                     logits[index], states[nodes[index]] = self._follow(nodes[index], logits[index], states)
             elif indices and processors:
@@ -135,7 +135,7 @@ class LogitsReader:
         return logits, states, forbidden, processed
 
     def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
-        """The processed logits of one node, where the processors have a history: that of the node above goes on."""
+        """The processed logits of one node, where the processors have a state: that of the node above goes on."""
         processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
         settled = self._settled.get(node.prompt_index)
         before = settled if above is None else states.get(above) or above.reading.states

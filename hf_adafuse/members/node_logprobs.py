@@ -82,7 +82,7 @@ class NodeLogprobs:
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
         known (`dict[int, float]`): by token, scores that have left the device.
-        states (`list`, *optional*): where the processors with a history are; `None` where there are none.
+        states (`list`, *optional*): where the processors with a state are; `None` where there are none.
         is_forbidden (`bool`): whether a token on the way here has been forbidden and not committed.
     """
 

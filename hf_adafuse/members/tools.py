@@ -90,10 +90,10 @@ class Offer:
     @property
     def prompt(self) -> str:
         """What the members are told."""
-        told = [{**tool, "function": {**tool["function"]}} for tool in self.tools]
-        for tool in told:
+        described = [{**tool, "function": {**tool["function"]}} for tool in self.tools]
+        for tool in described:
             tool["function"].pop("strict", None)  # a word for the grammar
-        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in told)
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
             f"function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n</tools>\n\nFor each function "
@@ -183,7 +183,9 @@ class Offer:
         return ToolCall(found["name"], json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
-def told(messages: Sequence[Mapping[str, Any]], offer: Offer | None, takes_system: bool = True) -> list[dict[str, Any]]:
+def with_tools(
+    messages: Sequence[Mapping[str, Any]], offer: Offer | None, takes_system: bool = True
+) -> list[dict[str, Any]]:
     """
     A conversation as the members read it: told of tools, and with earlier calls and their results as texts.
 

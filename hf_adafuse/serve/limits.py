@@ -24,7 +24,7 @@ MOST_HEADER_BYTES = 32 * 2**10
 MOST_DROPPED_BYTES = 256 * 2**20
 
 
-class Gate:
+class LimitMiddleware:
     """
     An ASGI application before another: it refuses headers and bodies that are too large, bodies that take too long to
     come, and requests without the key. What the client sends after the refusal is read and dropped, within bounds.

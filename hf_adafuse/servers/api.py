@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .connection import Connection
 from .daemon_threads import map_at_once
 from .queries import GreedyStep, Query, ServerError, difference
+from .transport import Connection
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from .api import ServerApi, ServerInfo
 from .queries import BadAnswer, GreedyStep, Query, ServerError, make_step
-from .request_gate import request_gate
+from .transport import request_gate
 
 # Tokens asked for at first: most of what other members propose is among them, and an answer stays small.
 _MANY = 64

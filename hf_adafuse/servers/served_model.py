@@ -17,12 +17,11 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Generation
 
 from .addresses import KINDS, is_served_name
 from .api import ServerApi
-from .connection import Connection
 from .daemon_threads import map_at_once
 from .llamacpp import LlamaCppApi
 from .queries import GreedyStep, Query
-from .retry_policy import RetryPolicy
 from .sglang import SglangApi
+from .transport import Connection, RetryPolicy
 from .vllm import VllmApi
 
 APIS: dict[str, type[ServerApi]] = dict(zip(KINDS, (VllmApi, SglangApi, LlamaCppApi), strict=True))

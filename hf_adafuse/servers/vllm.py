@@ -15,7 +15,7 @@ from typing import Any
 
 from .api import GREEDY, ServerApi, ServerInfo
 from .queries import BadAnswer, GreedyStep, Query, ServerError, SpoiltAnswer, check_log_probs, make_step
-from .request_gate import request_gate
+from .transport import request_gate
 
 # The log-probability of what has been forgotten.
 _FORGOTTEN = -9999.0

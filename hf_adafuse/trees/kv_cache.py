@@ -7,7 +7,7 @@ A cache here holds every key of every layer (no sliding window drops any: the ma
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,7 +160,7 @@ def kept_beginnings(states: Sequence[State], prompts: Sequence[list[int]]) -> Ke
         [(keys[:, :, : max(0, length - pad)], values[:, :, : max(0, length - pad)]) for keys, values in layers or []]
         for (_, layers), pad in zip(states, pads, strict=True)
     ]
-    return join_rows(rows, [min(pad, length) for pad in pads], length)
+    return list(join_rows(rows, [min(pad, length) for pad in pads], length))
 
 
 def common_length(rows: Sequence[list[int]]) -> int:
@@ -184,7 +184,7 @@ def _num_columns(layers: KeysValues | None) -> int:
     return layers[0][0].shape[2] if layers else 0
 
 
-def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> DynamicCache:
+def make_cache(layers: Iterable[tuple[torch.Tensor, torch.Tensor]], cache: DynamicCache | None = None) -> DynamicCache:
     """A cache of these keys and values."""
     cache = DynamicCache() if cache is None else cache
     for index, (keys, values) in enumerate(layers):
@@ -217,8 +217,9 @@ def adopt_cache(cache: Any, length: int) -> KeysValues:
     return layers
 
 
-def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysValues:
-    """One batch of rows, row i placed at column `starts[i]` of `length`, zeros elsewhere."""
+def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The keys and values of one batch of rows, layer by layer: row i stands at column `starts[i]` of `length`, zeros
+    elsewhere."""
 
     def place(tensors: list[torch.Tensor]) -> torch.Tensor:
         padded = [
@@ -227,7 +228,5 @@ def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysVal
         ]
         return torch.cat(padded)
 
-    return [
-        (place([row[index][0] for row in rows]), place([row[index][1] for row in rows]))
-        for index in range(len(rows[0]))
-    ]
+    for index in range(len(rows[0])):
+        yield place([row[index][0] for row in rows]), place([row[index][1] for row in rows])

@@ -1,6 +1,7 @@
-"""What makes the passes of a compiled model alike, where they hold packed trees: few shapes, and keys and values that
-stay where they are. For a new shape it may be compiled anew; a CUDA graph is recorded anew for that, and for other
-addresses of what it writes in place.
+"""Few shapes and fixed addresses for the tree-attention passes of a compiled model.
+
+For a new shape torch may compile the model anew. A CUDA graph is recorded anew for a new shape, and where the keys and
+values that it writes lie at other addresses.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ to `kv_slots`, not here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from transformers import DynamicCache
 
 from ..transformers_compat import DynamicLayer
 from .backend import to_device
-from .kv_cache import KeysValues
 from .kv_slots import KVSlot
 
 # Columns that a tree has to spare: where it is alone, few, so that the cache is hardly larger than it must be; where
@@ -39,7 +38,8 @@ class TreeCacheLayer(DynamicLayer):
             self.dtype = key_states.dtype
             self.device = key_states.device
             self.is_initialized = True
-            num_columns = width + cache.num_spare(width)
+            num_columns = max(width, cache.num_expected)
+            num_columns += cache.num_spare(num_columns)
             self.keys = _empty(key_states, num_columns).zero_()
             self.values = _empty(value_states, num_columns).zero_()
         cache.write(self.keys, key_states)
@@ -67,6 +67,7 @@ class TreeCache(DynamicCache):
         num_rows (`int`): each row of its tensors holds one tree or several.
         num_sharing (`int`): how many trees share a row at most; set by who knows.
         length (`int`), width (`int`): the columns of a row before and after the pass that `open` prepared.
+        num_expected (`int`): the columns for which the first pass makes room, where it needs fewer itself.
         is_written (`bool`): whether the pass has written into it.
     """
 
@@ -76,6 +77,7 @@ class TreeCache(DynamicCache):
         self.num_sharing = 1
         self.length = 0
         self.width = 0
+        self.num_expected = 0
 
     def open(self, columns: list[list[int]], width: int) -> None:
         """
@@ -131,13 +133,20 @@ class TreeCache(DynamicCache):
         else:
             tensor[rows, :, columns] = new.transpose(1, 2)
 
-    def fill(self, layers: KeysValues) -> None:
-        """Begin with these keys and values, as wide in every row."""
-        if layers:
-            width = layers[0][0].shape[2]
-            self.open([list(range(width))] * self.num_rows, width)
-            for index, (keys, values) in enumerate(layers):
-                self.update(keys, values, index)
+    def fill(self, layers: Iterable[tuple[torch.Tensor, torch.Tensor]], num_expected: int = 0) -> None:
+        """
+        Begin with these keys and values, as wide in every row. An iterator that makes the layers one by one spares the
+        memory of a second copy of all of them.
+
+        Args:
+            layers (`Iterable`): per layer, keys and values.
+            num_expected (`int`, *optional*): the columns for which there shall be room at once.
+        """
+        self.num_expected = num_expected
+        for index, (keys, values) in enumerate(layers):
+            if index == 0:
+                self.open([list(range(keys.shape[2]))] * self.num_rows, keys.shape[2])
+            self.update(keys, values, index)
 
     def rearrange(self, sources: list[list[KVSlot]]) -> None:
         """New rows, each with the columns that were at these places; all else is gone."""

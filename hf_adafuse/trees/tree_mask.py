@@ -15,7 +15,7 @@ _MASKED_LAYERS = {"full_attention", "sliding_attention"}
 
 def hidden_limit(model: Any) -> str | None:
     """
-    Why neither a packed tree nor padded rows may be tried on this model: what a self-test of a few tokens would not
+    Why neither tree attention nor padded rows may be tried on this model: what a self-test of a few tokens would not
     see. `None` where it would.
     """
     config = model.config.get_text_config()
@@ -26,7 +26,7 @@ def hidden_limit(model: Any) -> str | None:
 
 
 def hidden_mask_limit(model: Any) -> str | None:
-    """Why a packed tree may not be tried on this model, where padded rows may."""
+    """Why tree attention may not be tried on this model, where padded rows may."""
     attention = attention_of(model)
     if attention not in ("sdpa", "eager"):  # flex_attention with a 4-D mask aborts the interpreter
         return f"its attention is {attention!r}"

@@ -169,7 +169,7 @@ class TestArguments:
             f"pretrained={folders[0]},assistants={folders[1]},adafuse_config={tmp_path / 'settings.json'},fusion=word"
         )
         lm = get_model("adafuse").create_from_arg_string(text + ",model_weights=2+1", {"batch_size": "2"})
-        assert isinstance(lm, AdaFuseLM) and len(lm.participants) == 2
+        assert isinstance(lm, AdaFuseLM) and len(lm.handles) == 2
         assert lm.config == AdaFuseConfig(num_branches=2, fusion="word", model_weights=(2, 1))
         assert lm.tokenizer_name.count("+") == 1
         assert AdaFuseLM(folders[0], [folders[1]], adafuse_config='{"max_words": 2}').config.max_words == 2

@@ -45,7 +45,7 @@ _WARNED_OF_DROPOUT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictio
 
 
 @dataclass(frozen=True)
-class Participant:
+class ModelHandle:
     """A model with its tokenizer; `name` is how errors call it."""
 
     name: str
@@ -107,7 +107,7 @@ class Participant:
             backend = choose_backend(base, self.device)
         except SelfTestError as error:
             raise self.unfit(str(error)) from error
-        if backend == "reencode" and base not in _WARNED:
+        if backend == "uncached" and base not in _WARNED:
             _WARNED[base] = True
             warnings.warn(
                 f"{self.name} ({type(self.model).__name__}) works with neither a 4-D mask nor a cache: it reads the "
