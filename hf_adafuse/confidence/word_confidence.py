@@ -48,10 +48,10 @@ def word_log_confidences(
 
 def text_confidence(confidences: Sequence[float | None]) -> float | None:
     """
-    The confidence of a text of n words: exp(sum of log c / root of n) of the words' confidences c. A text of one word has
-    that of the word. Over longer ones it lies between the product, the probability of the whole text, which no long text
-    keeps, and the geometric mean, by which one doubtful word among sure ones is lost: of short answers that tells right
-    from wrong much worse (docs/confidence.md).
+    The confidence of a text of n words: exp(sum of log c / root of n) of the words' confidences c. Of one word it is
+    the word's. Of more it lies between their product, the probability of the whole text, which is small for any long text,
+    and their geometric mean, in which one doubtful word among sure ones is lost: of short answers the geometric mean
+    tells the right ones from the wrong ones much worse (docs/confidence.md).
 
     Returns:
         from 0 to 1; `None` where no word has a confidence.
