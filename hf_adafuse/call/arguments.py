@@ -1,4 +1,6 @@
-"""What a user asks an ensemble for, where that is looked for, and who takes part then. Runs no model."""
+"""The arguments of a call of `generate()`: where each setting may be kept, and the ensemble that they make, loaded and
+checked. `generation.py` calls this before anything is run.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def setting_sources(model: Any, call: Mapping[str, Any], generation_config: Any 
 
 @dataclass
 class EnsembleArguments:
-    """What a user may bind to a model or pass to a call; a call's argument wins over a bound one."""
+    """The arguments of an ensemble, bound to a model or passed to a call. An argument of the call wins over a bound
+    one."""
 
     assistant_models: Sequence[Any] | None = None
     assistant_tokenizers: Sequence[Any] | None = None
@@ -89,7 +92,7 @@ class EnsembleArguments:
         return EnsembleArguments, ()  # they do not travel with a pickled model
 
     def over(self, bound: EnsembleArguments | None) -> EnsembleArguments:
-        """These arguments, with what they leave open taken from the bound ones."""
+        """These arguments, completed from the bound ones."""
         if bound is None:
             return self
         merged = {name: mine if mine is not None else getattr(bound, name) for name, mine in vars(self).items()}
@@ -101,7 +104,7 @@ class EnsembleArguments:
 @dataclass(frozen=True)
 class EnsembleSpec:
     """
-    Who decodes together, and how: checked.
+    The members and settings of one call, checked.
 
     Args:
         handles (`list[ModelHandle]`): the main model first.
@@ -152,7 +155,8 @@ class EnsembleSpec:
 def ensemble_arguments(
     model: Any, call: Mapping[str, Any], generation_config: Any = None
 ) -> tuple[EnsembleArguments, AdaFuseConfig] | None:
-    """What a call of `generate()` asks for, by the table of `SETTING_SOURCES`; `None` when it is an ordinary call."""
+    """The ensemble that a call of `generate()` asks for, looked up in `SETTING_SOURCES`; `None` for an ordinary
+    call."""
     sources = setting_sources(model, call, generation_config)
     arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(sources["bound"])
     _, configured = first_setting("adafuse_config", sources)

@@ -1,4 +1,4 @@
-"""What a call returns, made of what became of its prompts. Runs no model."""
+"""Makes what `generate()` returns: the sequences, or an [`AdaFuseOutput`] with rounds, stats and cache."""
 
 from __future__ import annotations
 

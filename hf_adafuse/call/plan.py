@@ -1,5 +1,5 @@
-"""The plan of a call: one frozen value that holds, per member, its ids, its cache and its settings. Runs no model, but
-for the self-test that chooses a backend.
+"""Makes the plan of a call: one frozen value with each member's ids, cache, processors and backend. After this point no
+input is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .stopping import StopCheck
 @dataclass(frozen=True)
 class MemberInputs:
     """
-    What one member needs.
+    The inputs of one member: its ids, cache, processors and backend.
 
     Args:
         handle (`ModelHandle`)
@@ -54,7 +54,8 @@ class MemberInputs:
 
     @property
     def can_share(self) -> bool:
-        """Whether the beginning of a prompt may be read apart: not where a long prompt is read by other frequencies."""
+        """Whether a shared beginning of the prompts may be read apart from the rest. A model that reads long prompts by
+        other rotary frequencies cannot."""
         switch = self.handle.frequency_switch
         return switch is None or max(map(len, self.prompts)) <= switch
 
@@ -62,7 +63,7 @@ class MemberInputs:
 @dataclass(frozen=True)
 class CallPlan:
     """
-    What a call does.
+    Everything that is decided about a call before it is decoded.
 
     Args:
         members (`list[MemberPlan]`): the main model first.

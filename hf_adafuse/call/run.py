@@ -1,4 +1,4 @@
-"""From a plan to an output: makes the members, has them read the prompts, decodes. Checks nothing of the inputs."""
+"""Carries out a plan: makes the members, has them read the prompts, runs the decoder, returns the output."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _plans: ContextVar[list[CallPlan] | None] = ContextVar("planning", default=None)
 
 @contextmanager
 def planning() -> Iterator[list[CallPlan]]:
-    """Within this context a call of `generate()` with an ensemble is checked and planned, and not run: its plan is put
-    into the list that the context gives, and it returns the ids it was given."""
+    """Within this context a call of `generate()` with an ensemble is checked and planned, and not decoded. Its plan is
+    appended to the list that the context returns, and the call returns the ids that it was given."""
     plans: list[CallPlan] = []
     token = _plans.set(plans)
     try:
@@ -66,13 +66,13 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
 
 
 def sharing_prefixes(plan: CallPlan) -> AbstractContextManager[Any]:
-    """Within this context prompts that are read later do not read again what all begin with."""
+    """Within this context a prefix that all prompts share is read once, also by prompts that wait for a place."""
     has_later = plan.max_batch_size is not None and plan.max_batch_size < len(plan.inputs.prompts)
     return prefix_caching() if has_later else nullcontext()
 
 
 def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
-    """The prompts of a plan, which are counted from `first_index` on."""
+    """The prompts of a plan, numbered from `first_index` on."""
     samplings = _samplings(plan)
     return [
         Prompt(
@@ -89,7 +89,7 @@ def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
 
 
 def make_members(plan: CallPlan) -> list[Member]:
-    """The members, which have been given the prompts and have read none."""
+    """The members with their prompts, which they have not read yet."""
     members = [one.handle.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
     weighting, with_costs = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
@@ -113,7 +113,7 @@ def _read_images(plan: CallPlan, planned: MemberInputs) -> Any:
 
 
 def prompt_nlls(plan: CallPlan, members: Sequence[Member]) -> list[list[float]]:
-    """As of [`Selector`]: they grow as prompts are read."""
+    """Per member, its NLL of each prompt (nats per byte). The lists grow as prompts are read."""
     return [member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else []
 
 
@@ -142,7 +142,7 @@ def _telling(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | N
 
 
 def make_strategies(plan: CallPlan) -> list[Strategy]:
-    """The method of each prompt, told what the prompt says."""
+    """One strategy per prompt, prepared with the prompt's text."""
     main, made = plan.members[0].handle, []
     for ids in plan.inputs.prompts:
         strategy = make_strategy(plan.config)
@@ -153,8 +153,7 @@ def make_strategies(plan: CallPlan) -> list[Strategy]:
 
 
 def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | None:
-    """The members once more, as raters of answers that have been given the prompts and have read none; `None` where the
-    method has nothing rated."""
+    """The members again, as raters of answers; `None` where the method rates nothing."""
     rubric = strategies[0].rated_by
     if rubric is None:
         return None
@@ -169,7 +168,7 @@ def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | No
 
 
 def question_asked(plan: CallPlan, strategy: Strategy) -> str:
-    """What the prompt of a method asks, without the main model's chat template."""
+    """The question in a prompt, without the main model's chat template."""
     main = plan.members[0].handle
     return question_of(main.tokenizer, main.vocabulary, strategy.prompt_text)
 

@@ -1,7 +1,7 @@
-"""Whether a call asks for sampling, and with which settings.
+"""Whether a call asks for sampling, with which settings, and how a member's tokens are drawn.
 
-`do_sample=True` reaches a decoding method unasked: most chat models have it in their generation config. So what the
-call says counts here, and what the model's own generation config says does not.
+Most chat models have `do_sample=True` in their own generation config. So the call counts here, and the model's own
+generation config does not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GREEDY_TEMPERATURE = 0.01
 @dataclass(frozen=True)
 class SamplingRequest:
     """
-    What a call says of sampling.
+    Whether a call asks for sampling, and with which settings.
 
     Args:
         do_sample (`bool`): whether it asks for it.
@@ -46,7 +46,7 @@ class SamplingRequest:
 @dataclass(frozen=True)
 class Warper:
     """
-    How a member's tokens are drawn.
+    How a member's tokens are drawn: its logits processors for sampling, or greedily.
 
     Args:
         processors (`list[LogitsProcessor]`): warp its scores before.
@@ -65,7 +65,7 @@ class Warper:
 
 def requested_sampling(call: Mapping[str, Any], generation_config: Any, own: Any) -> SamplingRequest:
     """
-    What a call says of sampling.
+    Whether a call asks for sampling, and with which settings.
 
     Args:
         call (`dict`): its arguments.
@@ -101,7 +101,7 @@ def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any,
 
 class RandomNumbers(Iterator[float]):
     """
-    Numbers from 0 to 1 that follow from a name.
+    Random numbers from 0 to 1 that are determined by a name.
 
     Args:
         name (`str`)
@@ -115,14 +115,15 @@ class RandomNumbers(Iterator[float]):
         return self._generator.random()
 
     def branch(self, *numbers: int) -> RandomNumbers:
-        """Others of their own, that follow from the same name and these numbers, and not from what has been drawn."""
+        """Further random numbers, determined by the name and these numbers alone. What has been drawn already makes no
+        difference."""
         return RandomNumbers(f"{self._name} {numbers}")
 
 
 def random_streams(prompts: list[list[int]]) -> list[RandomNumbers]:
     """
-    Per prompt, random numbers from 0 to 1. They follow from torch's seed and the prompt, and, where a prompt comes more
-    than once, from how often it has come: so a prompt has the same text alone and in a batch.
+    Per prompt, random numbers from 0 to 1. They follow from torch's seed, the prompt, and how often the same prompt
+    came before in the batch. So a prompt gives the same text alone and in a batch.
 
     Args:
         prompts (`list[list[int]]`): the main model's ids of each.
@@ -137,7 +138,7 @@ def random_streams(prompts: list[list[int]]) -> list[RandomNumbers]:
 
 def warper_of(helper: Any, own: Any, asked: Mapping[str, Any], device: torch.device) -> Warper:
     """
-    What warps a member's distribution: the settings that the call asks for, else the member's own.
+    How a member's tokens are drawn: by the settings of the call, and by the member's own where the call names none.
 
     Args:
         helper (`PreTrainedModel`): any, with the methods of `generate()`.

@@ -1,5 +1,5 @@
-"""What a member behind a server cannot do, refused before the first request: it gives parts of distributions only, and
-no logits processor acts there.
+"""Refuses, before the first request, settings that a member behind a server cannot honour. A server returns
+log-probabilities of some tokens only, and no logits processor of ours acts there.
 """
 
 from __future__ import annotations

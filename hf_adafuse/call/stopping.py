@@ -1,4 +1,4 @@
-"""Whether a prompt stops: the criteria of the call, asked after each committed token as the ordinary loop asks them."""
+"""Asks the stopping criteria of a call after each committed token, as the ordinary loop of `generate()` does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Publishing: one folder for the Hub that holds an ensemble and the code to run it, so that its users need only
-transformers. Writes files; what they do when loaded is in `repository.py`.
-"""
+"""`export_adafuse`: writes a folder for the Hub with the members, their settings and the code to run them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A repository written by `hf-adafuse export`, seen by the code inside it: its settings, its assistants, its own files.
-Works without the package.
+"""An exported repository as its own code sees it: its settings, its assistants, its files. Works without the
+package.
 """
 
 from __future__ import annotations

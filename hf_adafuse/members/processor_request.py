@@ -36,7 +36,7 @@ _SHARED_FLAGS = (
 @dataclass(frozen=True)
 class ProcessorRequest:
     """
-    What `generate()` was asked to process logits with, kept until the prompts are known.
+    The logits processors that a call of `generate()` asks for, kept until the prompts are known.
 
     Args:
         generation_config (`GenerationConfig`): its flags.
@@ -52,7 +52,7 @@ class ProcessorRequest:
 
     def check(self, num_assistants: int) -> None:
         """
-        Refuse what cannot be asked.
+        Refuse processors that cannot be called or copied.
 
         Raises:
             ValueError: what cannot be called, an object that cannot be copied, or not a list for each assistant.

@@ -1,4 +1,6 @@
-"""The logits processors of one prompt under one member, as they are asked: of many texts at once, or once a token."""
+"""Calls the logits processors of one prompt under one member: functions of the ids for many texts at once, stateful
+ones once a token.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _SHORTEST: dict[type, Callable[[Any], int]] = {
 
 
 class ProcessorError(Exception):
-    """A logits processor returned what is no scores; says which."""
+    """A logits processor returned something else than scores of the right shape. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class ProcessorStep:
 
 
 class StepState(NamedTuple):
-    """Where a processor with a state is: its copy, the ids of its last call, what the other rows go on with."""
+    """The state of a stateful processor after a text: its copy, the ids of its last call, and the next tokens of the
+    other rows of its batch."""
 
     stateful: StatefulProcessor
     ids: torch.Tensor
@@ -86,11 +89,11 @@ class PromptProcessors:
         return scores
 
     def begin(self, ids: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, States]:
-        """Process the `scores`, of shape `(vocab_size,)`, after a prompt; returns them, and where each processor is."""
+        """The processed `scores`, of shape `(vocab_size,)`, after a prompt, and the state of each processor."""
         return self._follow(ids, scores, [None] * len(self.steps))
 
     def advance(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
-        """The same after a text that is longer by one token than that of `states`."""
+        """The processed scores after a text that is one token longer than that of `states`, and the new states."""
         return self._follow(ids, scores, states)
 
     def _follow(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:

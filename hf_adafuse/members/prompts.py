@@ -1,4 +1,6 @@
-"""Each member's ids of the prompts, checked. Runs no model."""
+"""Makes and checks each member's ids of the prompts of a call. An assistant without inputs of its own reads the text of
+the main model's ids.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .served_backend import ServedBackend
 
 
 class ServedMember(Member):
-    """A [`Member`] whose model is behind a server. Its passes are requests, which other members do not wait for."""
+    """A [`Member`] whose model is behind a server. Its passes are requests, and other members go on meanwhile."""
 
     runs_elsewhere = True
     backend: ServedBackend
@@ -35,7 +35,7 @@ class ServedMember(Member):
 
 class SparseReading:
     """
-    As [`NodeLogprobs`], as far as the log-probabilities are known.
+    Like [`NodeLogprobs`], with the log-probabilities that the server has returned.
 
     Attributes:
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
@@ -48,18 +48,18 @@ class SparseReading:
         self.top_log_probs = [log_probs[token] for token in top]
 
     def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
-        """The best tokens that are allowed, `count` at most, with their log-probabilities: among the known best."""
+        """The `count` best tokens among those known that are allowed, with their log-probabilities (nats)."""
         pairs = zip(self.top, self.top_log_probs, strict=True)
         return [(token, value) for token, value in pairs if allow(token)][:count]
 
     def forbids(self, token: int) -> bool:
-        """No logits processor acts on a member behind a server."""
+        """`False`: no logits processor acts on a member behind a server."""
         return False
 
 
 class SparseReader:
     """
-    Reads what one member behind a server has been told. See [`LogitsReader`], in whose place it is.
+    Answers for a served member what [`LogitsReader`] answers for a local one.
 
     Args:
         eos_ids (`list[int]`): of the member.
@@ -73,21 +73,21 @@ class SparseReader:
         self._wanted = wanted
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
-        """The backend gives the nodes their readings itself."""
+        """Nothing to do: the backend gives nodes their readings."""
 
     def remember(self, path: list[Node]) -> None:
-        """This path becomes part of the prefix."""
+        """Nothing to do: there are no processors whose state would be kept."""
 
     def drop(self, prompts: Iterable[int]) -> None:
-        """These prompts are finished."""
+        """Nothing to do: nothing is kept for a prompt."""
 
     def add_prompts(self, processors: Sequence[Any]) -> None:
-        """No logits processor acts on a member behind a server."""
+        """Nothing to do: no logits processor acts on a member behind a server."""
 
     def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
-        """Of the nodes above these tokens, each above its own, and one more where the text ends after them, those of
-        which the token, or the end, is not known; it will be asked for. The first `start` tokens are not: a server
-        reads what is before a node with the node."""
+        """The nodes of this path after which the log-probability of the path's next token, or of the end of the text,
+        is not known. Those tokens are noted, to be asked for. The first `start` tokens are not scored and need nothing:
+        a server reads them with a later node."""
         wanted = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
         missing = []
         for node, after in [*zip(path, wanted, strict=False)][start:]:
@@ -98,14 +98,15 @@ class SparseReader:
         return missing
 
     def best_of(self, node: Node, tokens: Sequence[int]) -> int:
-        """As of [`LogitsReader`]; the tokens are known."""
+        """The most likely of these tokens, whose log-probabilities are known; see [`LogitsReader`]."""
         return max(tokens, key=lambda token: float(node.snapshot[token]))
 
     def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
-        """What is known, is known here."""
+        """Nothing to do: the log-probabilities are on the host."""
 
     def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
-        """As of [`LogitsReader`]."""
+        """The log-probability (nats) of each id of a span, and of the end of the text after it; see
+        [`LogitsReader`]."""
         values = [float(node.snapshot[token]) for node, token in zip(path, ids, strict=False)]
         if eos_ids is not None:
             values.append(log_sum([float(path[-1].snapshot[token]) for token in eos_ids]))

@@ -74,7 +74,7 @@ _FORKS = ("fork", "deep_copy")
 
 
 def is_stateful(thing: Any) -> bool:
-    """Whether an object is called as one with a state; by the table above."""
+    """Whether an object is called as one with a state, by the table above."""
     if isinstance(thing, list):  # `StoppingCriteriaList` in another
         return any(map(is_stateful, thing))
     cls = type(thing)
@@ -92,12 +92,12 @@ def is_per_row(thing: Any) -> bool:
 
 
 class CopyError(Exception):
-    """An object that could be copied no longer can."""
+    """A processor can no longer be copied, though it could be before its first call."""
 
 
 class StatefulProcessor:
     """
-    A logits processor that has been called once a token.
+    A logits processor after its calls so far, one for each token.
 
     Args:
         processor: not yet called; stays as it is.
@@ -153,7 +153,8 @@ class StatefulProcessor:
 
 class LiveCopy:
     """
-    A copy of an object on which the caller may go on to change something, a flag that says stop, say.
+    A copy of an object whose attributes follow those of the caller's original: the caller may set a flag that says
+    stop.
 
     Args:
         original: the caller's; never called.

@@ -1,4 +1,4 @@
-"""From a request to calls of `generate()` that the engine decodes, and what they tell of their text as it comes."""
+"""Plans the calls of `generate()` of a request, and passes on their text as it comes."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Seeded:
         _GENERATOR.release()
 
     def hold(self) -> None:
-        """Let other threads have the generator."""
+        """Let other threads use the generator."""
         self._own = _generator_state()
         self.__exit__()
 
     def resume(self) -> None:
-        """Go on with it where it was left."""
+        """Take the generator back in the state in which `hold` left it."""
         _GENERATOR.acquire()
         self._before = _generator_state()
         _set_generator(self._own)
@@ -84,7 +84,7 @@ def _set_generator(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
 @dataclass
 class TokenLogProb:
     """
-    A token of the main model's that was committed.
+    A committed token of the main model, with its log-probability.
 
     Args:
         data (`bytes`): what it says.
@@ -99,7 +99,7 @@ class TokenLogProb:
 
 class Call(Job):
     """
-    A call whose rounds come to a loop of asyncio as they are committed.
+    A call whose rounds reach an asyncio loop as they are committed.
 
     Args:
         plan (`CallPlan`): of one prompt.
@@ -138,7 +138,7 @@ class Call(Job):
             yield event
 
     def abandon(self, error: Exception) -> None:
-        """Nobody listens any more; called in the loop."""
+        """End the events: nobody listens any more. Called in the loop."""
         self._events.put_nowait(error)
 
     def restart(self) -> None:
@@ -261,7 +261,7 @@ def conversation(request: ChatRequest, takes_system: bool = True) -> list[dict[s
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an error: no folder of this machine, no trace."""
+    """The error as a client may see it: without folders of this machine and without a trace."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, StoppedError):

@@ -1,12 +1,11 @@
-"""Decodes the calls of many clients: a thread, in which calls are admitted into running batches, run pass by pass and
-leave.
+"""`Engine`: the thread that decodes the calls of many clients in running batches, pass by pass.
 
-Calls whose settings of AdaFuse differ, and those of other ensembles, are in batches of their own, of which each runs
-one pass in turn. All batches together have `max_batch_size` places; who finds none waits. Clients take turns in getting
-one ([`~hf_adafuse.serve.fairness.FairQueue`]).
+Calls with the same ensemble and settings share a batch. Batches run one pass each in turn. All of them together hold at
+most `max_batch_size` calls, and further calls wait. Clients take turns in getting a place
+([`~hf_adafuse.serve.fairness.FairQueue`]).
 
-A server that hangs holds up the pass that waits for it. So calls whose members are behind servers are decoded by an
-engine of their own ([`Engine.of`]), one for each set of servers. It runs in turn with the main one, but for its waits.
+A server that hangs holds up the pass that waits for it. So calls with members behind servers are decoded by an engine
+of their own ([`Engine.of`]), one for each set of servers. It takes turns with the main engine, except while it waits.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAX_PREFIX_BYTES = 512 * 2**20
 
 
 class QueueFullError(Exception):
-    """Too many calls wait already. `seconds` (`int`): when it may be tried again."""
+    """Too many calls wait already. `seconds` (`int`): when to try again."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"try again in {seconds} s")
@@ -99,7 +98,7 @@ class Engine:
 
     @property
     def all(self) -> list[Engine]:
-        """This engine, and those beside it."""
+        """This engine and the engines beside it."""
         return [self, *self._beside.values()]
 
     def start(self) -> None:
@@ -162,7 +161,7 @@ class Engine:
             del self._reserved[client]
 
     def submit(self, job: Job) -> None:
-        """A call that has a place in the queue waits for one in a batch."""
+        """Put a call that has a reserved place into the queue."""
         with self._changed:
             self._take_reserved(1, job.client)
             if job.is_cancelled:
@@ -175,7 +174,7 @@ class Engine:
         job.on_error(StoppedError("the server is shutting down"))
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for this call any more: it leaves before the next pass."""
+        """Cancel a call: it leaves before the next pass."""
         with self._changed:
             job.is_cancelled = True
             self._cancelled.add(job)
@@ -183,7 +182,7 @@ class Engine:
 
     def add_turns(self, turns: Turns) -> None:
         """
-        From now on these turns are given, one between two passes.
+        Give these turns from now on, one between two passes.
 
         Raises:
             StoppedError: the engine stops.

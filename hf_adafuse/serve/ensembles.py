@@ -1,4 +1,4 @@
-"""What is served, by name: ensembles, and each of their members alone. Loads models; decodes nothing."""
+"""Loads what is served, by name: ensembles, and each of their members alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PATH = re.compile(r"(?<![\w:/.])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 @dataclass(eq=False)
 class ServedEnsemble:
     """
-    One name that requests may ask for.
+    An ensemble under the name that requests use.
 
     Args:
         name (`str`)
@@ -58,12 +58,12 @@ class ServedEnsemble:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it can be asked in conversations: a member has a chat template."""
+        """Whether a member has a chat template, so that conversations can be asked."""
         return any(getattr(as_usual(tokenizer), "chat_template", None) for tokenizer in self.ensemble.tokenizers)
 
     @functools.cached_property
     def takes_system(self) -> bool:
-        """As of [`takes_system`]."""
+        """Whether all chat templates take a system message; see [`takes_system`]."""
         return takes_system(self.ensemble.tokenizers)
 
     def has_option(self, given: Mapping[str, Any], name: str) -> bool:
@@ -73,7 +73,7 @@ class ServedEnsemble:
 
     def settings(self, given: Mapping[str, Any], drawn: Mapping[str, Any] | None = None) -> AdaFuseConfig:
         """
-        The settings of a request that names some.
+        The settings of a request: those of the ensemble, changed by those that the request names.
 
         Args:
             given (`dict`): of `AdaFuseConfig`.
@@ -203,7 +203,7 @@ def config_of(settings: Mapping[str, Any]) -> AdaFuseConfig:
 
 
 def without_paths(message: str) -> str:
-    """A message without the folders of this machine: of each path its last part."""
+    """A message in which each path of this machine is cut to its last part."""
     home = str(Path.home())
     return _PATH.sub(
         lambda found: PurePath(found[0]).name or "...", message.replace(home, "~") if home != "/" else message

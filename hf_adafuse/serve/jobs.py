@@ -17,7 +17,7 @@ MOST_CALLS = 256
 
 class Job:
     """
-    A call that is to be decoded. Its methods are called in the engine's thread, between passes.
+    A call to decode. The engine's thread calls its methods between passes.
 
     Args:
         plan (`CallPlan`): of one prompt.
@@ -37,15 +37,15 @@ class Job:
         """The text has ended."""
 
     def on_error(self, error: Exception) -> None:
-        """There is no (further) text."""
+        """The call has failed, and no more text comes."""
 
     def restart(self) -> None:
-        """It is decoded once more, from its beginning."""
+        """Prepare to be decoded again from the beginning."""
         self.plan = replace(self.plan, streams=copy.deepcopy(self._streams))
 
 
 class JobBatch:
-    """A running batch, and the jobs in it by their numbers."""
+    """A running batch, and its jobs by number."""
 
     def __init__(self, job: Job, is_alone: bool, on_leave: Callable[[Job], None]) -> None:
         self.jobs: dict[int, Job] = {0: job}

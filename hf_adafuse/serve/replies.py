@@ -17,7 +17,7 @@ Request = ChatRequest | CompletionRequest
 @dataclass(eq=False)
 class ReplyChoice:
     """
-    One choice of an answer; several where they are alike.
+    One text of a reply, which is one choice of it or several equal ones.
 
     Args:
         indices (`list[int]`): of the choices.
@@ -34,7 +34,7 @@ class ReplyChoice:
 @dataclass
 class Reply:
     """
-    The calls that an answer is made of.
+    A reply in the making: its request and the calls of its choices.
 
     Args:
         id (`str`), created (`int`): of the answer.
@@ -86,7 +86,7 @@ def whole_choice(answer: Reply, choice: ReplyChoice, index: int) -> dict[str, An
 def part(
     answer: Reply, choice: ReplyChoice, index: int, start: int, text: str, words: list[Any], log_probs: list[Any]
 ) -> dict[str, Any]:
-    """The choice of a chunk with new text, behind so many characters of the answer."""
+    """The choice of a chunk with new text, `start` characters into the answer."""
     found: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
     more = {"adafuse": {"words": words}} if answer.request.options.stream_words else {}
     if isinstance(answer.request, ChatRequest):
@@ -125,6 +125,6 @@ def usage(answer: Reply) -> dict[str, int]:
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
-    """As JSON can hold it: no infinity."""
+    """The value with infinities and NaN as `null`, for JSON."""
     made: dict[str, Any] = with_nulls(value)
     return made

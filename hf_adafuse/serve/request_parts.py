@@ -35,14 +35,14 @@ class _Model(BaseModel):
 
 
 class TextPart(_Model):
-    """A part of a message; members read text."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: Text
 
 
 class CalledFunction(BaseModel):
-    """The function of a call."""
+    """The function in a tool call of an earlier answer."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -51,7 +51,7 @@ class CalledFunction(BaseModel):
 
 
 class CalledTool(BaseModel):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -59,7 +59,7 @@ class CalledTool(BaseModel):
 
 
 class Function(BaseModel):
-    """A function that members may call."""
+    """The description of a function that may be called."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -70,7 +70,7 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool that members may call."""
+    """A tool that may be called."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -104,7 +104,7 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """What it says in words."""
+        """The text of the message."""
         content = self.content
         return content if isinstance(content, str) else "".join(part.text for part in content or [])
 
@@ -121,7 +121,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the text must be."""
+    """The format that the text must have."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -136,7 +136,7 @@ class ResponseFormat(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """Of a stream."""
+    """Options of a streamed reply."""
 
     model_config = ConfigDict(extra="ignore")
 

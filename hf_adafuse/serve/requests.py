@@ -40,7 +40,7 @@ from .request_parts import (
 
 
 class GenerationRequest(_Model):
-    """What both kinds of requests have."""
+    """The fields that chat and completion requests share."""
 
     model: Annotated[str, Field(max_length=256)]
     max_tokens: Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS)] | None = None
@@ -71,7 +71,7 @@ class GenerationRequest(_Model):
 
     @property
     def stops(self) -> list[str]:
-        """The texts to stop at."""
+        """The stop texts."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
@@ -87,7 +87,7 @@ class GenerationRequest(_Model):
 
     @property
     def structured(self) -> dict[str, Any] | None:
-        """What the text must be, as `generate(structured=...)` takes it."""
+        """The structure that the text must have, as `generate(structured=...)` takes it."""
         form, options = self.response_format, self.options
         given = {kind: value for kind in ("regex", "grammar") if (value := getattr(options, kind)) is not None}
         if form is not None and form.type != "text":
@@ -107,7 +107,7 @@ class GenerationRequest(_Model):
 
 
 class ThinkingSwitches(_Model):
-    """What of the variables of chat templates a request may set."""
+    """The chat template variables that a request may set."""
 
     enable_thinking: StrictBool | None = None
     thinking: StrictBool | None = None
@@ -133,7 +133,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def num_top(self) -> int | None:
-        """Of how many tokens log-probabilities are asked for at each; `None`: of none."""
+        """How many log-probabilities are asked for at each token; `None` for none."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
@@ -156,13 +156,13 @@ class ChatRequest(GenerationRequest):
 
     @property
     def num_characters(self) -> int:
-        """Of all messages."""
+        """The characters of all messages together."""
         called = [call.function for message in self.messages for call in message.tool_calls or []]
         return sum(len(message.text) for message in self.messages) + sum(len(one.arguments) for one in called)
 
     @functools.cached_property
     def offer(self) -> Offer | None:
-        """The tools that the members are told of."""
+        """The tools that members are told of."""
         choice = self.tool_choice
         if not self.tools and choice in (None, "none", "auto"):
             return None
@@ -177,7 +177,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def thinking(self) -> str | None:
-        """Who thinks before the answer, as `generate()` takes it."""
+        """Which members think before the answer, as `generate()` takes it."""
         switches = self.chat_template_kwargs or ThinkingSwitches()
         is_off = self.reasoning_effort == "none" or False in (switches.enable_thinking, switches.thinking)
         return self.options.thinking or ("off" if is_off else None)
@@ -210,7 +210,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_characters(self) -> int:
-        """Of all prompts that are texts."""
+        """The characters of all prompts that are texts."""
         return sum(len(one) for one in self.prompts if isinstance(one, str))
 
     @property
@@ -257,7 +257,7 @@ _MOST_OF_OTHERS = 1000
 
 def check_request_settings(settings: Mapping[str, Any]) -> None:
     """
-    Check the settings that a request names.
+    Check the settings of AdaFuse that a request names.
 
     Raises:
         ValueError: one is not for requests, or too large.

@@ -1,4 +1,4 @@
-"""A running server: uvicorn with the application, that ends soon when it is told to."""
+"""Runs the application under uvicorn, and ends soon when told to."""
 
 from __future__ import annotations
 

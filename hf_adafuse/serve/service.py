@@ -1,4 +1,6 @@
-"""From a request to its answer, whole or as a stream of chunks: the calls are made, waited for and shown."""
+"""`Service`: takes a request to its reply, whole or as a stream of chunks. It makes the calls, queues them and
+waits.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from .turns import StoppedError, Turns
 
 
 class ClientGoneError(Exception):
-    """Whoever has asked does not wait any more."""
+    """The client does not wait for its reply any more."""
 
 
 class Service:
     """
-    What answers requests.
+    Answers requests with ensembles.
 
     Args:
         served (`list[ServedEnsemble]`): each under its own name.
@@ -61,7 +63,7 @@ class Service:
             planner.close()
 
     def find(self, name: str) -> ServedEnsemble:
-        """What is served under a name."""
+        """The ensemble of a name."""
         if name not in self.served:
             known = ", ".join(self.served)
             raise ApiError(404, f"`model` must be one of {known}, but is {name[:100]!r}.", "model_not_found", "model")
@@ -96,7 +98,7 @@ class Service:
 
     async def whole(self, answer: Reply) -> dict[str, Any]:
         """
-        The body of an answer.
+        The body of a whole reply.
 
         Raises:
             ApiError: a call has failed.
@@ -109,7 +111,7 @@ class Service:
 
     async def chunks(self, answer: Reply) -> AsyncIterator[dict[str, Any]]:
         """
-        The chunks of a streamed answer.
+        The chunks of a streamed reply.
 
         Raises:
             ApiError: a call has failed.
@@ -154,7 +156,7 @@ class Service:
             yield {**head(answer, ".chunk"), "choices": [], "usage": usage(answer)}
 
     def abandon(self, answer: Reply) -> None:
-        """Nobody waits for the answer any more: its calls leave before the next pass."""
+        """The client is gone: cancel its calls."""
         for call in answer.calls:
             if call.rounds is None:
                 self.engine.of(call.served.servers).cancel(call)

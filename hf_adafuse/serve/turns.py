@@ -1,4 +1,4 @@
-"""Turns in which members think for a call, or another engine runs its passes: one between two passes of the engine."""
+"""Turns between two passes of the engine: in each a member thinks for a call, or another engine runs a pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class StoppedError(Exception):
 
 
 class CancelledError(Exception):
-    """Nobody waits for this any more."""
+    """Nobody waits for this call any more."""
 
 
 class TurnGiver(Protocol):
@@ -47,7 +47,7 @@ class Turns:
 
     def begin(self, num_tokens: int) -> None:
         """
-        Wait for the first turn, with a prompt of so many tokens.
+        Wait for the first turn. `num_tokens`: the length of the prompt.
 
         Raises:
             ValueError: it is too long.
@@ -65,23 +65,23 @@ class Turns:
         self._wait()
 
     def next(self) -> None:
-        """As of `begin`."""
+        """End this turn, and wait for the next one."""
         self.hold()
         self._is_over.release()
         self._wait()
 
     def end(self) -> None:
-        """No more turns are needed."""
+        """Give the turns back: no more are needed."""
         self._engine.remove_turns(self)
         self._is_over.release()
 
     def give(self) -> None:
-        """Let it run to the end of one turn; called in the engine's thread."""
+        """Let the other thread run one turn to its end. Called in the engine's thread."""
         self._given.release()
         self._is_over.acquire()
 
     def cancel(self, error: Exception | None = None) -> None:
-        """At its next turn it ends."""
+        """Make the next `begin` or `next` raise an error."""
         self._error = error or CancelledError()
 
     def _wait(self) -> None:

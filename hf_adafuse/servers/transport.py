@@ -29,7 +29,7 @@ from .queries import BadAnswer, ServerError, SpoiltAnswer
 @dataclass(frozen=True)
 class RetryPolicy:
     """
-    How long a server is waited for.
+    How long a server is waited for, and how often it is asked again.
 
     Args:
         timeout (`float`): seconds without a byte after which an attempt is given up.
@@ -60,8 +60,8 @@ Rule = Callable[[Sequence[Any]], bool]
 
 class RequestGate:
     """
-    Lets requests through as far as they go together. Who has waited longest is the next one: nobody overtakes it but
-    beside it.
+    Lets requests to one server run at the same time where the server's rule allows it. Requests are let in by the time
+    of their coming: a later one overtakes only where both may run together.
 
     Args:
         go_together (`Rule`)
@@ -75,7 +75,8 @@ class RequestGate:
 
     @contextmanager
     def passing(self, what: Any, end: float) -> Iterator[None]:
-        """Wait until it goes together with all inside; raises `ServerError` where that is not before `end`."""
+        """Wait until this request may run beside all that are running. Raises `ServerError` where that takes longer
+        than until `end` (by `time.monotonic()`)."""
         me = (what, object())
         try:
             with self._changed:
@@ -107,7 +108,7 @@ _GATES: dict[tuple[int, str, Rule], RequestGate] = {}
 
 
 def request_gate(url: str, go_together: Rule) -> RequestGate:
-    """That of a server, for all of this process that ask it by this rule, which must be hashable."""
+    """The gate of a server, one for all of this process that ask it by this rule. The rule must be hashable."""
     return _GATES.setdefault((os.getpid(), url, go_together), RequestGate(go_together))
 
 
@@ -126,7 +127,7 @@ Turn = Callable[[float], AbstractContextManager[None]]
 
 class Connection:
     """
-    A server, asked from any number of threads.
+    The connection to one server. Any number of threads may use it.
 
     Args:
         url (`str`): `http://host:port` or `https://...`.
@@ -159,11 +160,12 @@ class Connection:
 
     @property
     def idle_seconds(self) -> float:
-        """Since it has answered last."""
+        """The seconds since the server last answered."""
         return time.monotonic() - self._last_answer
 
     def get(self, path: str, read: Callable[[Any], T]) -> T:
-        """As [`post`], of what needs no body; asked first of all, so that a server that is not there is soon missed."""
+        """A GET request, retried as in [`post`]. It is the first question to a server, and gives up early where nothing
+        answers."""
         with server_wait():
             return self._ask("GET", path, lambda request_id: None, lambda answer, _: read(answer), is_patient=False)
 
@@ -176,7 +178,7 @@ class Connection:
         turn: Turn = lambda end: nullcontext(),
     ) -> T:
         """
-        Ask until there is an answer that can be read.
+        Send a POST request until there is an answer that can be read.
 
         Args:
             path (`str`), body (`dict`): of the request.
@@ -284,7 +286,7 @@ class Connection:
             raise BadAnswer("what it sends is no JSON") from None
 
     def count_absence(self) -> None:
-        """It may have been started anew: it has not answered, or has not been asked for long."""
+        """Note that the server may have been restarted: it did not answer, or was not asked for long."""
         with self._lock:
             self.num_absences += 1
 

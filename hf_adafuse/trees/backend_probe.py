@@ -1,6 +1,7 @@
-"""Which backend runs a model's trees: the first whose logits on a few made-up tokens are those of plain forward passes.
+"""Chooses the backend of a model: the first one whose logits on a few made-up tokens equal those of plain forward
+passes.
 
-A rule by architecture would be wrong for the next one; what a model does with a mask or a cache, it shows here.
+A list of architectures would be wrong for the next one. What a model does with a mask or a cache shows in its logits.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class SelfTestError(ValueError):
 @found_once
 def choose_backend(model: Any, device: torch.device) -> str:
     """
-    The name of the backend for a model; found by at most five forward passes where tree attention works, in half
-    precision by twelve. Remembered for all models of its class, config, dtype and attention.
+    The name of the backend for a model. The self-test takes at most five forward passes where tree attention works, and
+    twelve in half precision. Its result is remembered for all models of the same class, config, dtype and attention.
 
     Raises:
         SelfTestError: no backend works.
@@ -77,7 +78,7 @@ def choose_backend(model: Any, device: torch.device) -> str:
 
 
 def reason_not_to_test(model: Any) -> str | None:
-    """Why no backend is even tried, or `None`."""
+    """Why no backend can run a model, known without a self-test; else `None`."""
     if attention_of(model) == "flex_attention":
         return "its attention is 'flex_attention', which is compiled anew for each shape"
     return None

@@ -1,8 +1,8 @@
 """Branch rows, for attention models that take no 4-D mask (flash-attention, ALiBi): each branch is a row of the batch,
 which reads a copy of its prefix's keys.
 
-The keys and values of all nodes are kept once, in columns, as under tree attention. A forward pass gathers for each new
-chain the columns above it, padded on the left, and reads the chain, padded on the right; the new keys go back into
+The keys and values of all nodes are kept once, in columns, as under tree attention. For each new chain of nodes a pass
+gathers the columns above it, padded on the left, and reads the chain, padded on the right. The new keys go back into
 columns.
 """
 

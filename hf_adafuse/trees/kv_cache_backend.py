@@ -1,9 +1,9 @@
 """Token trees whose keys and values are kept once, in the columns of one KV cache. `tree-attention` and `branch-rows`
 share this.
 
-What was committed is never run again; what hangs below it stays. Prompts share one row of the cache, so that no pass
-runs filler, until there is so much text that attention to the columns of other prompts costs more (`pass_policy`); then
-each has a row of its own. What all prompts begin with is read once; in one row it is there once, too.
+Committed tokens are never run again, and nodes below them stay. Prompts share one row of the cache, so that no pass
+reads padding, until attention to the columns of other prompts costs more (`pass_policy`). From then on each prompt has
+a row of its own. A prefix that all prompts share is read once, and in one shared row it is stored once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_PROMPT_LOGITS = 2**26
 
 
 class KVCacheBackend(Backend):
-    """Trees whose keys and values are kept once, in the columns of one cache; see [`Backend`] for the arguments."""
+    """Token trees with one KV cache; see [`Backend`] for the arguments."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
@@ -177,7 +177,7 @@ class KVCacheBackend(Backend):
         return logits
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
-        """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
+        """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         tree = self.trees[prompt_index]
         settled = tree.commit(path)
         self.columns.promote(prompt_index, settled, tree.unsettled())
@@ -188,7 +188,7 @@ class KVCacheBackend(Backend):
         return list(self.cache.gather([[(row, column) for column in self.columns.prefix[prompt_index]]]))
 
     def drop(self, finished: set[int]) -> None:
-        """These prompts need no more passes and cost nothing from here on."""
+        """Free the columns of these finished prompts."""
         leaving = finished.intersection(self.active)
         if not leaving:
             return

@@ -1,6 +1,4 @@
-"""The tensors of a batch of token trees: a cache whose columns are written in place. Which column holds what is known
-to `kv_slots`, not here.
-"""
+"""The tensors of the KV cache of a batch of token trees, written in place. `kv_slots` knows which column holds what."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ class TreeCache(DynamicCache):
         return [tensor for layer in self._written() for tensor in (layer.keys, layer.values)]
 
     def move(self, tensors: list[torch.Tensor]) -> None:
-        """What it holds moves into these, which are alike but for their width."""
+        """Move what the cache holds into these tensors, which differ in width alone."""
         for layer, keys, values in zip(self._written(), tensors[::2], tensors[1::2], strict=True):
             layer.keys = _copied(layer.keys, keys)
             layer.values = _copied(layer.values, values)
@@ -117,7 +115,7 @@ class TreeCache(DynamicCache):
         return self.layers[layer_idx].update(key_states, value_states, self)  # type: ignore[no-any-return]
 
     def num_spare(self, width: int) -> int:
-        """How many columns a row of so many has to spare."""
+        """The number of spare columns for a row of this many columns."""
         is_alone = self.num_rows == self.num_sharing == 1
         wanted = _SPARE_OF_ONE if is_alone else min(_SPARE_OF_EACH * self.num_sharing, width // 2)
         return max(_SPARE_OF_ONE, wanted, width // 20)
@@ -149,7 +147,7 @@ class TreeCache(DynamicCache):
             self.update(keys, values, index)
 
     def rearrange(self, sources: list[list[KVSlot]]) -> None:
-        """New rows, each with the columns that were at these places; all else is gone."""
+        """Make new rows of the columns at these places. All other columns are dropped."""
         self.num_rows = len(sources)
         self.width = max(map(len, sources), default=0)
         padded = [[*places, *[(0, 0)] * (self.width - len(places))] for places in sources]
@@ -165,7 +163,7 @@ class TreeCache(DynamicCache):
             yield _pick(layer.keys, index), _pick(layer.values, index)
 
     def take_in(self, other: TreeCache) -> None:
-        """The rows of another cache come after these."""
+        """Append the rows of another cache."""
         self.num_rows = self.num_rows + other.num_rows
         self.width = max(self.width, other.width)
         for layer, new in zip(self.layers, other.layers, strict=True):
@@ -173,7 +171,7 @@ class TreeCache(DynamicCache):
             layer.values = _stacked(layer.values, new.values)
 
     def append(self, other: DynamicCache, sources: list[KVSlot], columns: list[int], width: int) -> None:
-        """Write what another cache holds at these places into these columns of the only row."""
+        """Copy what another cache holds at these places into these columns of the only row."""
         self.open([columns], width)
         index = torch.tensor([sources], device="cpu")
         for layer_idx, layer in enumerate(other.layers):

@@ -1,4 +1,4 @@
-"""The 4-D mask with which one forward pass holds a batch of token trees."""
+"""The 4-D mask of tree attention: each node sees its prompt's prefix and its own ancestors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MaskMaker:
         self.forget()
 
     def forget(self) -> None:
-        """The columns are laid out anew."""
+        """Forget the layout: all columns were laid out anew."""
         self._row_of: dict[int, int] = {}  # by prompt, in the table below
         self._num_placed: list[int] = []
         # Per row, the position of each column that holds the prompt's prefix, -1 for the others; on CPU: few numbers.

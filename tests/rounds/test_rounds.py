@@ -257,6 +257,7 @@ RULES = {
     "words": {"fusion": "word", "word_part": "distinct", "model_weights": (0.3, 0.7)},
     "unite": {"method": "unite"},
     "gac": {"method": "gac"},
+    "safe": {"method": "safe"},
     "sweetspan": {"method": "sweetspan"},
     "cool-fusion": {"method": "cool-fusion"},
     "specfuse": {"method": "specfuse", "learning_rate": 0.5},

@@ -37,6 +37,7 @@ class Strategy:
     What every method is told, and asked before it decodes.
 
     Attributes:
+        round_kind (`str`): how its rounds go: `"span"`, `"token"` or `"verified"`; see `hf_adafuse.decoding.round`.
         config (`AdaFuseConfig`): of the call.
         prompt_text (`str`): what the main model's prompt says, special tokens removed.
         criterion (`str`), highest_wins (`bool`): the quantity by which it finds a winner, and which value of it wins;
@@ -49,6 +50,7 @@ class Strategy:
         prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
     """
 
+    round_kind: ClassVar[str]
     config = AdaFuseConfig()  # without an annotation: these are no options
     prompt_text = ""
     needs_logits = False
@@ -110,6 +112,7 @@ class SpanStrategy(Strategy):
         is_whole (`bool`): whether a span is a whole answer.
     """
 
+    round_kind = "span"
     num_words: int = 1
 
     def __post_init__(self) -> None:
