@@ -29,7 +29,7 @@ from .call.plan import plan_call
 from .call.run import run_call
 from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
-from .members.mistral_tokenizers import as_usual
+from .members.mistral_tokenizers import fast_interface
 from .members.model_handle import inner_model_hint
 from .members.processor_request import ProcessorRequest
 from .transformers_compat import warn_of_untested_release, with_setting
@@ -137,7 +137,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
-            mode_kwargs["tokenizer"] = as_usual(ensemble.handles[0].tokenizer)  # stop strings need it
+            mode_kwargs["tokenizer"] = fast_interface(ensemble.handles[0].tokenizer)  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 
