@@ -18,7 +18,7 @@ CHOICES = {
     "word_part": ("whole", "distinct", "weighted"),
     "empty_text": ("any", "all"),
 }
-WEIGHTINGS = ("prompt", "examples")
+WEIGHTINGS = ("prompt", "examples", "examples_or_prompt")
 FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
 FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
 # Bounds far beyond what is of use, within which nothing overflows.
