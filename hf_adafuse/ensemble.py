@@ -322,6 +322,13 @@ def as_chats(prompts: Any) -> list[Any]:
     wrong = next((one for one in chats if not isinstance(one, (list, tuple))), None)
     if wrong is not None:
         raise ValueError(f"`prompts` must be texts or conversations, but hold {wrong!r}. Pass a list of messages.")
+    messages = [message for chat in chats for message in chat]
+    wrong = next((one for one in messages if not (isinstance(one, Mapping) and "role" in one)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"`prompts` must be of messages with a `role`, but hold {wrong!r}. "
+            'A message is {"role": ..., "content": ...}.'
+        )
     return chats
 
 

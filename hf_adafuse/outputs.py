@@ -66,7 +66,8 @@ class AdaFuseRound:
         margins (`list[list[float]]`): per member, the margins it read at the starts of its words.
         num_tokens (`int`): the main model's tokens committed, the end-of-sequence token included.
         is_whole (`bool`): whether the winner was committed to its end.
-        weights (`list[float]`): how much each member counted, as shares of 1.
+        weights (`list[float]`): how much each member counted, as shares of 1. Where the main model was certain and the
+            others were not asked (`certainty_gate`), its share is 1.
         criterion (`str`): the quantity by which the winner was found: `"fused NLL"`, `"root mean probability"`.
         highest_wins (`bool`): whether the highest value of it wins, else the lowest.
         confidences (`list[float]`): per word committed, the weighted mean of the members' probabilities of the word,

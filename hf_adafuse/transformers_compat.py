@@ -204,14 +204,13 @@ def modules_inside(module: Any) -> dict[str, Any]:
     return dict(module._modules)
 
 
-def is_quantized_layer(layer: Any) -> bool:
-    """Whether a layer of a cache holds numbers of few bits: those layers have no base class of their own."""
-    return "Quantized" in type(layer).__name__
-
-
-def holds_all_keys(layer: Any) -> bool:
-    """Whether the keys of a cache's layer can be gathered by column: it has some, plain, grown by appending."""
-    return isinstance(layer, DynamicLayer) and not is_quantized_layer(layer) and bool(layer.is_initialized)
+def holds_all_keys(layer: Any, num_tokens: int) -> bool:
+    """Whether a cache's layer holds the plain keys and values of `num_tokens` tokens, one column a token, or, where it
+    slides, of those in its window. A layer that stores keys in another form as well, in few bits say, does not."""
+    if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
+        return False
+    needed = min(num_tokens, layer.sliding_window - 1) if layer.is_sliding else num_tokens
+    return all(tensor.dim() == 4 and needed <= tensor.shape[-2] <= num_tokens for tensor in (layer.keys, layer.values))
 
 
 def num_cached(cache: Any) -> int:

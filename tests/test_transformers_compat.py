@@ -70,7 +70,6 @@ from hf_adafuse.transformers_compat import (
     hooks_of,
     is_adapter_layer,
     is_compiled,
-    is_quantized_layer,
     is_saved_as_adapter,
     is_watched,
     make_processors,
@@ -88,6 +87,7 @@ from hf_adafuse.transformers_compat import (
     with_modules,
     with_setting,
 )
+from hf_adafuse.trees.kv_cache import adopt_cache
 
 pytestmark = PEFT_WARNINGS
 
@@ -457,28 +457,54 @@ def test_a_dynamic_cache_is_of_dynamic_layers():
     assert fresh.is_initialized is False and layers[0].is_initialized is True
 
 
-def layer_kinds():
-    """Every kind of layer that a cache of transformers may have."""
-    kinds = [kind for kind in vars(cache_utils).values() if isinstance(kind, type) and kind.__name__.endswith("Layer")]
-    assert DynamicLayer in kinds and len(kinds) > 6
-    return [kind for kind in kinds if not inspect.isabstract(kind)]
+class FewBitsLayer(cache_utils.QuantizedLayer):
+    """What all quantized layers of transformers do, with a quantizer that changes nothing."""
+
+    def _quantize(self, tensor, axis):
+        return tensor
+
+    def _dequantize(self, q_tensor):
+        return q_tensor
 
 
-def test_the_layers_with_few_bits_are_told_by_their_names():
-    few_bits = {kind.__name__ for kind in layer_kinds() if hasattr(kind, "_quantize")}
-    told = {kind.__name__ for kind in layer_kinds() if is_quantized_layer(object.__new__(kind))}
-    assert told == few_bits and {"QuantoQuantizedLayer", "HQQQuantizedLayer"} <= told
+def test_a_quantized_layer_does_not_hold_all_keys():
+    layer = FewBitsLayer()
+    for number in (3, 2):  # the first ones are quantized, the newest ones are plain
+        layer.update(torch.ones(1, 2, number, 8), torch.ones(1, 2, number, 8))
+        assert isinstance(layer, DynamicLayer) and not holds_all_keys(layer, layer.get_seq_length())
+    assert layer.keys.shape[-2] == 2
+
+
+class LowBitLayer(DynamicLayer):
+    """Keeps the newest two tokens plain, as quantized layers do, under a name that does not say so."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        keys, values = super().update(key_states, value_states)
+        self.keys, self.values = keys[..., -2:, :], values[..., -2:, :]
+        return keys, values
 
 
 def test_only_a_dynamic_layer_in_use_holds_all_keys():
-    assert holds_all_keys(filled(DynamicCache()).layers[0])
-    assert not holds_all_keys(DynamicLayer())  # nothing yet
-    assert not holds_all_keys(filled(StaticCache(tiny_model().config, max_cache_len=8)).layers[0])
+    layer = filled(DynamicCache()).layers[0]
+    assert holds_all_keys(layer, 3) and not holds_all_keys(layer, 4) and not holds_all_keys(layer, 2)
+    assert not holds_all_keys(DynamicLayer(), 3)  # nothing yet
+    assert not holds_all_keys(filled(StaticCache(tiny_model().config, max_cache_len=8)).layers[0], 3)
     states = getattr(model_of("mamba")(IDS, use_cache=True), STATE_NAME).layers
-    assert not any(map(holds_all_keys, states))
-    quantized = object.__new__(cache_utils.QuantoQuantizedLayer)
-    quantized.is_initialized = True
-    assert isinstance(quantized, DynamicLayer) and not holds_all_keys(quantized)
+    assert not any(holds_all_keys(state, IDS.shape[1]) for state in states)
+    sliding = cache_utils.DynamicSlidingWindowLayer(sliding_window=3)
+    sliding.update(torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, 8))
+    assert sliding.keys.shape[-2] == 2 and holds_all_keys(sliding, 5)
+    sliding.keys = sliding.keys[..., 1:, :]
+    assert not holds_all_keys(sliding, 5)
+
+
+def test_a_layer_that_holds_a_part_of_its_tokens_is_refused_under_any_name():
+    cache = DynamicCache()
+    cache.layers = [DynamicLayer(), LowBitLayer()]
+    for layer in cache.layers:
+        layer.update(torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, 8))
+    with pytest.raises(ValueError, match=r"must be a DynamicCache with the keys of 5 tokens .* but has a LowBitLayer"):
+        adopt_cache(cache, 5)
 
 
 def test_the_length_of_a_cache_of_any_kind():

@@ -72,5 +72,6 @@ class CertaintyGate(Round[Cursor]):
                 candidate.score = candidate.nlls[0] or 0.0
                 candidate.decided_by = [candidate.score]
                 pool.criterion = ALONE
+                pool.weights = [1.0, *[0.0] * (len(self.members) - 1)]
                 return candidate
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..confidence.word_confidence import word_confidences
 from ..members.member import Span
+from .member_weights import shares
 from .pool import Candidate, Pool
 from .proposer import Proposals, Proposer
 from .requests import ForwardRequest, Requests
@@ -85,6 +86,7 @@ class SampledRound(Round[Cursor]):
         candidate.decided_by = [candidate.score]
         candidate.dropped = None  # also a special token of the main model's own, which has no text
         pool.criterion = "NLL of the word, which was drawn"
+        pool.weights = shares(self.sampler.weights)
         self.sampler.keep(self._author, self._word)
         return candidate
 

@@ -51,7 +51,7 @@ class WordSampler:
         self._draws = draws
         self._is_greedy = is_greedy
         self._numbers = numbers
-        self._weights = weights
+        self.weights = weights
         self._last: bytes | None = None  # the last word, where that might go on
 
     def sample(self, member_index: int | None = None) -> Requests[tuple[int, GrowingWord]]:
@@ -94,7 +94,7 @@ class WordSampler:
         word.is_done = word.is_done or proposer.is_closed(word)
 
     def _draw_member(self) -> int:
-        weights = self._weights
+        weights = self.weights
         if self._is_greedy:
             return weights.index(max(weights))
         bounds = list(itertools.accumulate(weights))

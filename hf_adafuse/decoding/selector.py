@@ -102,7 +102,8 @@ class Selector:
     def learn(self, prompt: Prompt, winner: Candidate) -> None:
         """The winner is committed: from the next round on each member counts by how it took it."""
         members = range(len(self._vocabularies))
-        nlls = [-math.fsum(winner.log_probs[k]) if k in winner.log_probs else None for k in members]
+        scored = [winner.log_probs.get(k) for k in members]
+        nlls = [-math.fsum(log_probs) if log_probs else None for log_probs in scored]
         self._weights.of(prompt.index).update(nlls, len(winner.text.encode("utf-8", "replace")) + winner.ends)
 
     def _note_confidences(self, candidate: Candidate, weights: Sequence[float]) -> None:

@@ -80,7 +80,8 @@ class Offer:
             raise ValueError(f"`tools` must have a name each, but are named {names}. Rename one.")
         if choice in (None, "auto", "none", "required"):
             return None if choice == "none" else cls(made, names if choice == "required" else [])
-        named = choice["function"]["name"] if isinstance(choice, Mapping) and "function" in choice else choice
+        function = choice.get("function") if isinstance(choice, Mapping) else None
+        named = function.get("name") if isinstance(function, Mapping) else choice
         if named not in names:
             raise ValueError(
                 f'`tool_choice` must be "auto", "none", "required" or one of {names}, but is {choice!r}. Choose one.'
@@ -200,13 +201,13 @@ def with_tools(
     for one in messages:
         message = {name: value for name, value in one.items() if name not in ("tool_calls", "tool_call_id")}
         if one["role"] == "tool":
-            text = f"<tool_response>\n{one['content']}\n</tool_response>"
+            text = f"<tool_response>\n{_text(one)}\n</tool_response>"
             if was_result:
                 made[-1]["content"] += f"\n{text}"
                 continue
             message = {"role": "user", "content": text}
         elif calls := one.get("tool_calls"):
-            texts = [one["content"]] if one["content"] else []
+            texts = [_text(one)] if _text(one) else []
             message["content"] = "\n".join([*texts, *map(_written, calls)])
         was_result = one["role"] == "tool"
         made.append(message)
@@ -216,7 +217,7 @@ def with_tools(
         if at is None or (role == "system" and at > 0):
             made.insert(0, {"role": role, "content": offer.prompt})
         else:
-            parts = [made[at]["content"], offer.prompt]
+            parts = [_text(made[at]), offer.prompt]
             made[at]["content"] = "\n\n".join(parts if takes_system else parts[::-1])
     return made
 
@@ -233,10 +234,36 @@ def _name_of(tool: Any) -> str:
     return name
 
 
-def _written(call: Mapping[str, Any]) -> str:
-    """A call of an earlier answer, as members write calls."""
-    function = call["function"]
-    arguments = function["arguments"]
+def _text(message: Mapping[str, Any]) -> str:
+    """
+    The text of a message whose content is a text, a list of parts with texts, or, as OpenAI allows beside `tool_calls`,
+    `None` or left out: then it is empty.
+
+    Raises:
+        ValueError: a part has no text.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts):
+        raise ValueError(
+            f"`content` of a message beside tools must be a text or parts of type text, but is {content!r}. Write what "
+            "it says as text."
+        )
+    return "".join(texts)
+
+
+def _written(call: Any) -> str:
+    """A call of an earlier answer, as members write calls; without arguments it has none."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(
+            '`tool_calls` of a message must be like {"type": "function", "function": {"name": ..., "arguments": ...}}, '
+            f"but have {call!r}. Put the name of the function there."
+        )
+    arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)

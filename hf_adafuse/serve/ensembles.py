@@ -19,7 +19,7 @@ from ..members.mistral_tokenizers import fast_interface
 from ..members.model_handle import servers_of
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
-from .requests import check_request_settings
+from .requests import check_request_options, check_request_settings
 
 # Settings with which a member alone writes its own greedy text.
 ALONE = AdaFuseConfig(num_branches=1)
@@ -93,6 +93,8 @@ class ServedEnsemble:
         base = self.config if preset is None else AdaFuseConfig.coerce(preset)
         assert base is not None
         config = base.changed({name: value for name, value in given.items() if value is not None})
+        if config.method in STRATEGIES:
+            check_request_options(STRATEGIES[config.method], given)
         make_strategy(config)
         return config
 

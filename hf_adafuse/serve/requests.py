@@ -8,6 +8,7 @@ of its own, or ask for more work than many usual requests are.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -236,8 +237,6 @@ def _size(value: Any) -> int:
     return 0 if value is None else len(json.dumps(value))
 
 
-# The server's settings alone: names of models to load, a regular expression, whose search may take for ever, a file.
-_OF_THE_SERVER = ("ranker", "fuser", "pattern", "calibration")
 # The largest whole numbers: several times what is of use.
 _MOST = {
     "num_branches": 16,
@@ -260,18 +259,36 @@ def check_request_settings(settings: Mapping[str, Any]) -> None:
     Check the settings of AdaFuse that a request names.
 
     Raises:
-        ValueError: one is not for requests, or too large.
+        ValueError: one is too large.
     """
     options = settings.get("method_options")
     if isinstance(options, Mapping):
         check_request_settings(options)
     for name, value in settings.items():
-        if name in _OF_THE_SERVER:
-            raise ValueError(
-                f"`{name}` must be left out of requests, but is given. Set it where the server is started."
-            )
         most = _MOST.get(name, _MOST_OF_OTHERS)
         if isinstance(value, int) and value > most:
             raise ValueError(f"`{name}` must be at most {most} in a request, but is {value}. Ask for less.")
         if isinstance(value, (list, dict)) and len(value) > _MOST_OF_OTHERS:
             raise ValueError(f"`{name}` must have at most {_MOST_OF_OTHERS} parts, but has {len(value)}. Shorten it.")
+
+
+def check_request_options(cls: type[Any], settings: Mapping[str, Any]) -> None:
+    """
+    Check the options of a method that a request names, before the method is made.
+
+    Args:
+        cls (`type`): the method; its `request_options` are those that a request may set to more than a number.
+        settings (`dict`): of the request; options stand among them or in `method_options`.
+
+    Raises:
+        ValueError: one is for the server alone.
+    """
+    inner = settings.get("method_options")
+    if isinstance(inner, Mapping):
+        check_request_options(cls, inner)
+    for name in inspect.signature(cls).parameters:
+        value = settings.get(name)
+        if name not in cls.request_options and not (value is None or isinstance(value, (bool, int, float))):
+            raise ValueError(
+                f"`{name}` must be left out of requests, but is given. Set it where the server is started."
+            )

@@ -204,9 +204,10 @@ def adopt_cache(cache: Any, length: int) -> KeysValues:
     """
     layers: KeysValues = []
     for layer in cache.layers:
-        if not holds_all_keys(layer):
+        if not holds_all_keys(layer, length):
             raise ValueError(
-                f"`{CACHE_NAME}` must be a DynamicCache with keys in all layers, but has a {type(layer).__name__}. "
+                f"`{CACHE_NAME}` must be a DynamicCache with the keys of {length} tokens in all layers, but has a "
+                f"{type(layer).__name__} that does not hold them. "
                 "Leave it out, or pass the cache that an earlier call returned."
             )
         missing = length - layer.keys.shape[-2]

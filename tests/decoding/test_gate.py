@@ -14,6 +14,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from transformers import NoRepeatNGramLogitsProcessor
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+from hf_adafuse.decoding.strategies.strategy import ALONE
 
 MEMBERS = [TWO, ("gpt2/byte_level/1", "llama/byte_level/2"), ("llama/characters/0", "qwen3/characters/1")]
 
@@ -36,6 +37,10 @@ def test_processors_of_members_that_read_later_equal_the_oracle(members, gate):
     assert new_ids(case, output) == expected(case, lambda prompt: NoRepeatNGramLogitsProcessor(2))
     candidates = [candidate for prompt in output.rounds for committed in prompt for candidate in committed.candidates]
     assert any(candidate.nlls[1] is None for candidate in candidates)  # some were committed unread
+    rounds = [committed for prompt in output.rounds for committed in prompt]
+    assert all(
+        one.weights == ([1.0, 0.0] if one.criterion == ALONE else [0.5, 0.5]) for one in rounds
+    )  # a word that was not asked of the other member is the main model's alone
 
 
 class Counting:

@@ -8,15 +8,17 @@ import math
 import pytest
 import torch
 from support.cases import PROMPTS, Case
+from support.reference_methods import METHODS
 from support.releases import cache_of
 from support.tiny import TOKENIZERS, tiny_model
 from support.toys import run, texts, toy, word_tokenizer
 from test_method_laws import config_of, new_ids
 
 from hf_adafuse import AdaFuseConfig, SpanStrategy, TokenStrategy, register_strategy
-from hf_adafuse.decoding.fusion import Choice
+from hf_adafuse.decoding.fusion import Choice, ScoredSpan
 from hf_adafuse.decoding.strategies.majority import Majority
 from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy
+from hf_adafuse.decoding.strategies.specfuse import SpecFuse
 from hf_adafuse.decoding.strategies.token_strategy import NextToken
 from hf_adafuse.members.vocabulary import vocabulary_of
 
@@ -240,3 +242,50 @@ def test_a_method_of_ones_own_is_looked_at_when_it_is_registered(cls, message):
     with pytest.raises(ValueError, match=message):
         register_strategy("own", cls)
     assert "own" not in STRATEGIES
+
+
+def spans_by_logits(*logits):
+    """Candidates of one token each; per candidate, its logit under each member, `None` where it has no token of it."""
+    return [
+        ScoredSpan(
+            (f" word{index}",),
+            [[] if value is None else [[-1.0]] for value in of_members],
+            [6],
+            (index,),
+            [[] if value is None else [value] for value in of_members],
+        )
+        for index, of_members in enumerate(logits)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("logits", "sums", "winner"),
+    [
+        ([(3.0,), (1.0,)], [0.75, 0.25], 0),  # as in SpecEM's code
+        ([(-1.0,), (-9.0,)], [-0.1, -0.9], 0),  # a sum below 0
+        ([(1.0,), (-1.0,)], [0.5, -0.5], 0),  # a sum of 0
+        ([(3.0,), (-2.9,)], [3 / 5.9, -2.9 / 5.9], 0),  # a sum near 0 does not make a verifier count more
+        ([(-1.0, 4.0), (-9.0, 4.0), (None, 2.0)], [0.15, -0.25, -0.35], 0),  # no score is no better than the worst one
+        ([(0.0,), (0.0,)], [0.0, 0.0], 0),
+    ],
+    ids=str,
+)
+def test_the_largest_logit_wins_whatever_its_sign(logits, sums, winner):
+    strategy = SpecFuse(score="logit")
+    weights = [1.0] * len(logits[0])
+    choice = strategy.choose(spans_by_logits(*logits), weights, None)
+    assert choice.winner == winner
+    assert [value for (value,) in choice.decided_by] == pytest.approx(sums)
+    entries = [
+        {"logits": [[] if value is None else [value] for value in of_members], "own": {}} for of_members in logits
+    ]
+    assert METHODS["specfuse"](score="logit").scores(entries, weights) == pytest.approx([-value for value in sums])
+
+
+def test_rewards_follow_the_order_of_negative_logits():
+    """Of the 4 pairs of others, the drafts are at least as good in 2, 4 and none; 1 is the least that counts."""
+    strategy = SpecFuse(score="logit", learning_rate=1.0)
+    choice = strategy.choose(spans_by_logits((-9.0,) * 3, (-1.0,) * 3, (-10.0,) * 3), [1.0] * 3, None)
+    step = math.sqrt(1 / 3) / 4
+    assert choice.winner == 1
+    assert [math.log(weight) for weight in choice.weights] == pytest.approx([-2 * step, 0.0, -3 * step])

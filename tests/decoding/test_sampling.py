@@ -200,6 +200,22 @@ def test_a_member_of_no_temperature_takes_its_likeliest_word_while_others_draw()
         assert agrees(named(draw(members, "So It", 1, 3000, [1.0, 2.0])), as_texts(mixture(expected, [1, 2])))
 
 
+def test_rounds_say_by_which_weights_a_member_is_drawn():
+    members = [member(tok, rows) for tok, rows in zip(WORDS, ROWS, strict=True)]
+    main, tokenizer = members[0]
+    output = enable_adafuse(main).generate(
+        tokenizer("So It", return_tensors="pt").input_ids,
+        tokenizer=tokenizer,
+        assistant_models=[members[1][0]],
+        assistant_tokenizers=[members[1][1]],
+        adafuse_config=AdaFuseConfig(model_weights=[1.0, 3.0]),
+        do_sample=True,
+        max_new_tokens=2,
+        return_dict_in_generate=True,
+    )
+    assert output.rounds[0] and all(one.weights == [0.25, 0.75] for one in output.rounds[0])
+
+
 @pytest.mark.slow
 def test_words_that_the_main_model_cannot_write_are_drawn_again():
     """The assistant's " was" is unknown to the main model: the mixture is that of the words that are left."""

@@ -259,6 +259,7 @@ def test_settings_of_one_request(client):
         ({"adafuse": {"method": "blender", "method_options": {"fuser": "somebody/model"}}}, 400, "fuser"),
         ({"adafuse": {"method": "majority", "pattern": "(a+)+$"}}, 400, "pattern"),
         ({"adafuse": {"method": "select", "calibration": "/etc/passwd"}}, 400, "calibration"),
+        ({"adafuse": {"method": "select", "calibration": {"version": 1}}}, 400, "calibration"),
         ({"adafuse": {"model_weights": [1.0] * 2000}}, 400, "model_weights"),
         ({"reasoning_effort": "endless"}, 400, "reasoning_effort"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "chat_template"),

@@ -5,11 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from servers_of_tests import MODEL, running
+
+from hf_adafuse import SpanStrategy
+from hf_adafuse.decoding.strategies.blender import Blender
+from hf_adafuse.decoding.strategies.majority import Majority
+from hf_adafuse.decoding.strategies.safe import SAFE
+from hf_adafuse.decoding.strategies.selection import Select
+from hf_adafuse.decoding.strategies.specfuse import SpecFuse
+from hf_adafuse.decoding.strategies.text_spans import TextSpans
+from hf_adafuse.serve.requests import check_request_options
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
 
@@ -113,3 +123,41 @@ def test_not_all_is_dropped(client, sent, monkeypatch):
     with contextlib.suppress(OSError):
         answer_to(client, HEAD + TOO_MUCH[sent][0], *[b" " * 2**20] * 64)
         raise AssertionError("all of it was read")
+
+
+@dataclass
+class OwnMethod(SpanStrategy):
+    """A method of a server's own."""
+
+    request_options = ("unit",)
+    weights_file: str = "weights.json"
+    names: tuple[str, ...] = ()
+    unit: str = "word"
+    strength: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "refused"),
+    [
+        (Blender, {"ranker": "nll"}, "ranker"),
+        (Blender, {"num_samples": 2, "fuser": None}, None),
+        (Majority, {"method_options": {"pattern": "a+"}}, "pattern"),
+        (Select, {"calibration": {"version": 1}}, "calibration"),
+        (Select, {"rubric": "Rate.", "max_score": 3}, None),
+        (SAFE, {"ensemble": "gac", "sharpening": "prefix"}, None),
+        (TextSpans, {"unit": "word", "merge": "weighted"}, None),
+        (SpecFuse, {"score": "logit"}, None),
+        (OwnMethod, {"unit": "sentence", "strength": 2, "model_weights": [1, 2]}, None),
+        (OwnMethod, {"weights_file": "/etc/passwd"}, "weights_file"),
+        (OwnMethod, {"names": ["somebody/model"]}, "names"),
+        (OwnMethod, {"strength": 2, "method_options": {"strength": "/etc/passwd"}}, "strength"),
+    ],
+    ids=str,
+)
+def test_a_client_sets_numbers_and_the_options_that_a_method_names(method, settings, refused):
+    """What else an option holds may name a file or a model, also of methods that the package does not have."""
+    if refused is None:
+        check_request_options(method, settings)
+    else:
+        with pytest.raises(ValueError, match=f"`{refused}` must be left out of requests"):
+            check_request_options(method, settings)

@@ -10,6 +10,7 @@ import pytest
 from servers_of_tests import MODEL, alone, running, service_of
 from support.chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 
+from hf_adafuse.ensemble import as_chats
 from hf_adafuse.members.tools import Offer, ToolCall, with_tools
 from hf_adafuse.serve.answers import GrowingText
 from hf_adafuse.serve.ensembles import serve_members
@@ -94,6 +95,60 @@ def test_earlier_calls_and_their_results_are_texts():
     results = "<tool_response>\nwarm\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
     assert result == {"role": "user", "content": results}
     assert "tool_calls" in chat[1] and chat[3]["role"] == "tool"  # the request's messages stay as they are
+
+
+PARTS = [{"type": "text", "text": "wa"}, {"type": "text", "text": "rm"}]
+RESULT = "<tool_response>\nwarm\n</tool_response>"
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"role": "assistant", "tool_calls": [CALL.body]}, LIMA),  # OpenAI allows to leave the content out
+        ({"role": "assistant", "content": PARTS, "tool_calls": [CALL.body]}, f"warm\n{LIMA}"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "clock"}}]}, NOW),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "clock", "arguments": ""}}]}, NOW),
+        ({"role": "tool", "content": PARTS}, RESULT),
+        ({"role": "tool"}, "<tool_response>\n\n</tool_response>"),
+    ],
+    ids=str,
+)
+def test_contents_may_be_left_out_or_in_parts(message, content):
+    assert with_tools([message], None)[0]["content"] == content
+
+
+def test_members_are_told_of_tools_beside_a_system_message_in_parts_or_without_content():
+    for message, words in (({"content": PARTS}, "warm\n\n# Tools\n"), ({}, "\n\n# Tools\n")):
+        (told, *_) = with_tools([{"role": "system", **message}, *QUESTION], OFFER)
+        assert told["content"].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "tool", "content": [{"type": "image_url"}]}, "`content`"),
+        ({"role": "tool", "content": 3}, "`content`"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "`tool_calls`"),
+        ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "`tool_calls`"),
+        ({"role": "assistant", "tool_calls": ["clock"]}, "`tool_calls`"),
+    ],
+    ids=str,
+)
+def test_messages_that_cannot_be_read_are_refused_by_name(message, field):
+    with pytest.raises(ValueError, match=field):
+        with_tools([message], None)
+
+
+@pytest.mark.parametrize("choice", [{"function": {}}, {"function": "clock"}, {"function": None}], ids=str)
+def test_a_choice_without_a_name_is_refused(choice):
+    with pytest.raises(ValueError, match="`tool_choice` must be"):
+        Offer.of([WEATHER], choice)
+
+
+@pytest.mark.parametrize("chat", [[{"content": "a"}], [[{"role": "user", "content": "a"}, "b"]]], ids=str)
+def test_a_message_without_a_role_is_refused(chat):
+    with pytest.raises(ValueError, match="`prompts` must be of messages with a `role`"):
+        as_chats(chat)
 
 
 def test_it_reads_as_the_template_of_qwen_has_it():

@@ -238,8 +238,10 @@ class SpecFuse:
             row = []
             for entry in entries:
                 values = entry["logits"][j] if self.kind == "logit" else [math.exp(v) for v in entry["values"][j]]
-                row.append(sum(values) / len(values) if values else 0.0)
-            table.append([value / sum(row) for value in row] if sum(row) else row)
+                row.append(sum(values) / len(values) if values else None)
+            known = [value for value in row if value is not None]
+            size, least = sum(abs(value) for value in known) or 1.0, min(0.0, *known, 0.0)
+            table.append([(least if value is None else value) / size for value in row])
         self.round += 1
         if self.rate is not None and count > 1:
             self.logs = self.logs or [math.log(w) for w in weights]
@@ -249,7 +251,9 @@ class SpecFuse:
                 for j in range(count):
                     for k in range(count):
                         if i not in (j, k) and draft[i] is not None:
-                            wins += table[j][draft[i]] >= (0.0 if draft[k] is None else table[j][draft[k]])
+                            wins += table[j][draft[i]] >= (
+                                min(0.0, *table[j]) if draft[k] is None else table[j][draft[k]]
+                            )
                 reward = max(1, wins) / (count - 1) ** 2
                 self.logs[i] += self.rate * math.sqrt(1 / count) / self.round * reward
             weights = [math.exp(v - max(self.logs)) for v in self.logs]

@@ -297,7 +297,9 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
                 break
             if "groups" in winner and config.online_rate:
                 size = len(winner["text"].encode("utf-8", "replace")) + winner["ends"]
-                sums = [-sum(v for group in groups for v in group) for groups in winner["groups"]]
+                values = [[v for group in groups for v in group] for groups in winner["groups"]]
+                scored = [-sum(own) for own in values if own]
+                sums = [-sum(own) if own else sum(scored) / len(scored) for own in values]  # as the others on average
                 logs = [log - config.online_rate * value / size for log, value in zip(logs, sums)] if size else logs
         prefixes = [prefix + ids for prefix, ids in zip(prefixes, winner["ids"])]
         new += winner["ids"][0]

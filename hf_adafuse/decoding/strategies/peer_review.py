@@ -46,6 +46,7 @@ class PeerReview(WholeAnswers):
             write it.
     """
 
+    request_options = ("rubric",)
     rubric: str | None = None
     max_score: int = 5
 

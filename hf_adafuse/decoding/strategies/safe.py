@@ -67,6 +67,7 @@ class SAFE(TokenStrategy):
         sharpening_threshold (`float`, *optional*, defaults to 0.1): from 0 to 1 (the paper's lambda).
     """
 
+    request_options = ("ensemble", "sharpening")
     num_tokens: int = 5
     acceptance_threshold: float = 0.5
     ensemble: str = "unite"

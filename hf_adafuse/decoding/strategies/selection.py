@@ -46,6 +46,7 @@ class Select(WholeAnswers):
         rubric (`str`, *optional*), max_score (`int`, *optional*, defaults to 5): as of `peer-review`.
     """
 
+    request_options = ("rubric",)
     num_samples: int = field(default=1, init=False)
     highest_wins = True
     calibration: Mapping[str, Any] | str | None = None

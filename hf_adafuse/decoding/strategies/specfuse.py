@@ -21,7 +21,7 @@ class SpecFuse(SpanStrategy):
     """
     Each round every member drafts `num_tokens` tokens, greedy or sampled, cut at the end of a word; every member j
     verifies every draft i: S[j, i] = the mean over its tokens of the probability that j gives them, divided by the sum
-    of its row. The draft of the largest sum_j w_j S[j, i] is committed.
+    of the absolute values of its row. The draft of the largest sum_j w_j S[j, i] is committed.
 
     With a `learning_rate` the weights learn (Hedge): in round t, w_i is multiplied by exp(rate * sqrt(1 / K) / t *
     r_i), where r_i is the number of pairs of others (j, k) with S[j, i] >= S[j, k], at least 1, over (K - 1)^2.
@@ -30,7 +30,9 @@ class SpecFuse(SpanStrategy):
 
     Sources: SpecFuse for the probabilities (there without the row's sum, by which verifiers count alike here; and a
     member that is hardly ever chosen leaves, which none does here), SpecEM's code for Hedge and `score="logit"` (the
-    mean raw logit of the tokens, divided by the row's sum). The released code always samples drafts: `do_sample=True,
+    mean raw logit of the tokens). That code divides logits by the plain sum of the row. Where all means of a row are
+    positive, this is the same. Where they are negative, the plain sum turns the order around: of the mean logits -1
+    and -9 it takes -9. Here -1 wins. The released code always samples drafts: `do_sample=True,
     temperature=0.6, top_p=0.9` does here. It drops what follows the last character that is no letter or digit, also
     where the word is complete; writes " ." where nothing is left; and leaves out Hedge by default.
 
@@ -41,6 +43,7 @@ class SpecFuse(SpanStrategy):
     """
 
     samples = "drafts"
+    request_options = ("score",)
     criterion, highest_wins = "verifiers' score", True
     num_words: int = field(default=1, init=False)
     num_tokens: int = 10
@@ -71,17 +74,20 @@ class SpecFuse(SpanStrategy):
         return replace(choice, decided_by=[[value] for value in sums], weights=weights)
 
     def _row(self, candidates: Sequence[ScoredSpan], member_index: int) -> list[float]:
-        """S[j, i] of a member for all candidates; 0 where it has nothing to score, or may not."""
-        means = [self._mean(candidate, member_index) if candidate.is_possible else 0.0 for candidate in candidates]
-        total = math.fsum(means)
-        return [mean / total for mean in means] if total else means
+        """S[j, i] of a member for all candidates. One that it cannot score, or that is forbidden, gets the lowest value
+        of the row, at most 0."""
+        means = [self._mean(candidate, member_index) if candidate.is_possible else None for candidate in candidates]
+        known = [mean for mean in means if mean is not None]
+        total = math.fsum(map(abs, known)) or 1.0
+        lowest_mean = min([0.0, *known])
+        return [(lowest_mean if mean is None else mean) / total for mean in means]
 
-    def _mean(self, candidate: ScoredSpan, member_index: int) -> float:
+    def _mean(self, candidate: ScoredSpan, member_index: int) -> float | None:
         if self.score == "logit":
             values = candidate.logits[member_index]
         else:
             values = [math.exp(value) for word in candidate.log_probs[member_index] for value in word]
-        return math.fsum(values) / len(values) if values else 0.0
+        return math.fsum(values) / len(values) if values else None
 
     def _learned(
         self, table: list[list[float]], candidates: Sequence[ScoredSpan], weights: Sequence[float]
@@ -104,5 +110,5 @@ def _reward(table: list[list[float]], drafts: Sequence[int | None], member_index
     others = [k for k in range(len(drafts)) if k != member_index]
     mine = drafts[member_index]
     pairs = ((table[j][mine], drafts[k], table[j]) for j in others for k in others) if mine is not None else ()
-    count = sum(value >= (0.0 if draft is None else row[draft]) for value, draft, row in pairs)
+    count = sum(value >= (min([0.0, *row]) if draft is None else row[draft]) for value, draft, row in pairs)
     return max(count, 1) / len(others) ** 2

@@ -7,7 +7,7 @@ options, as `adafuse_config={"method": name, ...}` has them; `config` is given t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -47,6 +47,9 @@ class Strategy:
         needs_prompt (`bool`): whether `prompt_facts` are needed.
         rated_by (`Rubric`, *optional*): by what the members rate whole answers before `choose` is called, for
             `ScoredSpan.ratings`; `None`: they do not.
+        request_options (`Collection[str]`): the options that a client of a server may set to a text, a list or a dict.
+            A client may set any option to a number or a switch. Anything else could name a file, a model or a regular
+            expression, which only the server chooses.
         prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
     """
 
@@ -59,6 +62,7 @@ class Strategy:
     highest_wins = False
     samples: ClassVar[str | None] = None
     needs_prompt = False
+    request_options: ClassVar[Collection[str]] = ()
     prompt_facts = _NO_FACTS
     rated_by = _NOT_RATED
 

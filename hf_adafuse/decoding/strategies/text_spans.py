@@ -34,6 +34,7 @@ class TextSpans(SpanStrategy):
         num_words (`int`, *optional*, defaults to 64): a unit also ends here.
     """
 
+    request_options = ("unit", "merge")
     num_words: int = 64
     unit: str = "sentence"
     merge: str = "weighted"
