@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from .settings.config_checks import check, without_use
+from .settings.old_fields import with_new_names
 
 # Settings by name. A call that names no settings gets `robust`; README says by which measurements it was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {"fusion": "word", "word_mean": "root", "word_part": "weighted", "empty_text": "all"}
-    | {"model_weights": "examples", "prompt_sharpness": 20.0, "online_rate": 1.0},
+    "robust": {
+        "method": "words",
+        "method_options": {"mean": "root", "part": "weighted", "allow_blank": False},
+        "model_weights": "examples",
+        "prompt_sharpness": 20.0,
+        "online_rate": 1.0,
+    },
 }
 
 
@@ -66,23 +72,6 @@ class AdaFuseConfig:
             `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin, no branches (the paper's Figure 2).
         exploration (`str`, *optional*, defaults to `"diverse"`):
             `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
-        fusion (`str`, *optional*, defaults to `"span"`):
-            How candidates are compared: `"span"`: by their NLL (the paper's). `"horizon"`: by the NLL of as many words
-            as the shortest has. `"word"`: word by word, by the members' mean probability of each.
-        word_mean (`str`, *optional*, defaults to `"arithmetic"`):
-            Of `fusion="word"`: `"arithmetic"`, a mixture of the members; `"geometric"`, a product; or `"root"`, the
-            power mean between them, the square of the mean square root.
-        word_part (`str`, *optional*, defaults to `"whole"`):
-            Of `fusion="word"`: by how much of a word each member judges it: by the probability of all its tokens, or
-            `"distinct"`: of what sets it apart from the other words at its place. A word of many tokens then does not
-            pay for those that nobody contests, and a member that counts alone writes its greedy text, or nearly so.
-            `"weighted"`: whole where all members count alike, distinct where one counts alone, and in between.
-        empty_text (`str`, *optional*, defaults to `"any"`):
-            Of `fusion="word"`: `"all"`: a text ends at once, or begins with a line break, only where all members that
-            count (at least half as much as the one that counts most) find that likeliest, or where it is the main
-            model's own word, kept by `switch_margin` or `certainty_gate`; `"any"`: as any word wins.
-        length_exponent (`float`, *optional*, defaults to 1.0):
-            a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
             Of these weights: the larger, the more the member counts that knows the prompt, or the answers, better.
         online_rate (`float`, *optional*, defaults to 0.0):
@@ -97,14 +86,14 @@ class AdaFuseConfig:
             `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
             the call of `generate()` asks for `do_sample=True`; a model's own default does not.
         method (`str`, *optional*, defaults to `"adafuse"`):
-            How the members decode together: AdaFuse, a method of `docs/methods.md`, or one of your own
-            ([`register_strategy`]). These have options of their own; fields that are of no use with them are refused.
+            How the members decode together: AdaFuse, another method of `docs/methods.md`, or one of your own
+            ([`register_strategy`]). Each has options of its own. A call refuses fields that its method does not use.
         method_options (`dict`, *optional*):
-            The options of a peer by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
+            The options of the method by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
             stand beside the fields: `{"method": "unite", "top_k": 10}`.
 
     Raises:
-        ValueError: a field is out of its range, or of no use with the others, or `from_dict` is given an unknown one.
+        ValueError: a field is out of its range, or of no use with the others.
     """
 
     margin_threshold: float = 0.7
@@ -116,11 +105,6 @@ class AdaFuseConfig:
     nll_normalization: str = "token"
     commitment: str = "adaptive"
     exploration: str = "diverse"
-    fusion: str = "span"
-    word_mean: str = "arithmetic"
-    word_part: str = "whole"
-    empty_text: str = "any"
-    length_exponent: float = 1.0
     prompt_sharpness: float = 1.0
     online_rate: float = 0.0
     switch_margin: float = 0.0
@@ -140,7 +124,7 @@ class AdaFuseConfig:
             object.__setattr__(self, "model_weights", tuple(float(weight) for weight in self.model_weights))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values, a peer's options beside them."""
+        """The fields as plain JSON values, the method's options beside them."""
         values = asdict(self, dict_factory=lambda them: {k: list(v) if isinstance(v, tuple) else v for k, v in them})
         values |= values.pop("method_options")
         return values
@@ -160,25 +144,42 @@ class AdaFuseConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
-        """The inverse of `to_dict`. Missing fields take their defaults."""
+        """
+        The inverse of `to_dict`. Missing fields take their defaults. Names that are no fields are options of the
+        method. Fields of earlier versions (`fusion`, `word_mean`, `word_part`, `empty_text`) are read with a
+        `FutureWarning` that says what to write instead.
+
+        Raises:
+            ValueError: a field is out of its range, or there is no such field or option.
+        """
+        return cls._of(with_new_names(values))
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
+        """Of fields and options side by side."""
         known = [one.name for one in fields(cls)]
-        options = {name: value for name, value in values.items() if name not in known}
-        if options and values.get("method", "adafuse") == "adafuse":
-            raise ValueError(
-                f"`adafuse_config` must be made of the fields {known}, but has {list(options)}. Check the spelling. An "
-                "option of a method goes with its `method`."
-            )
         given = {name: value for name, value in values.items() if name in known}
-        return cls(**{**given, "method_options": {**given.get("method_options", {}), **options}})
+        options = {name: value for name, value in values.items() if name not in known}
+        if options:
+            given["method_options"] = {**given.get("method_options", {}), **options}
+        return cls(**given)
 
     def changed(self, values: Mapping[str, Any]) -> AdaFuseConfig:
         """These settings with some of them changed, as `from_dict` reads them, less those that have no use then; with
         another method, those alone."""
-        if values.get("method", self.method) != self.method:
-            return self.from_dict(values)
-        changed = {**self.to_dict(), **values}
+        named = with_new_names(values, self.method)
+        is_other, is_old = named.get("method", self.method) != self.method, "fusion" in values
+        if is_other and not is_old:
+            return self._of(named)
+        base = self.to_dict()
+        if isinstance(named.get("method_options"), Mapping):
+            named |= named.pop("method_options")
+        if is_old:  # an earlier field, which changes how candidates are compared, and leaves the other fields
+            gone = self.method_options if is_other else {"horizon"}
+            base = {name: value for name, value in base.items() if name not in gone}
+        changed = {**base, **named}
         dropped = without_use(changed, {one.name: one.default for one in fields(self)}).keys() - values.keys()
-        return self.from_dict({name: value for name, value in changed.items() if name not in dropped})
+        return self._of({name: value for name, value in changed.items() if name not in dropped})
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> tuple[AdaFuseConfig, list[str]]:

@@ -21,7 +21,7 @@ class AdaFuseCandidate:
         proposers (`list[int]`): the members that proposed it (0: the main model), in order; empty where the method
             wrote it itself (a fused answer).
         nlls (`list[float]`): its NLL under each member, in nats per token (or byte); `None`: not scored.
-        score (`float`): the fused score (with `fusion="word"` of all its words, each as a whole, while the winner is
+        score (`float`): the fused score (with method `words` of all its words, each as a whole, while the winner is
             found from word to word), infinite when the candidate is forbidden or was dropped; minus infinity for a
             fused answer, which is taken before all others.
         lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.

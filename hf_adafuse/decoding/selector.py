@@ -1,5 +1,5 @@
 """From what the members computed to one winner: candidates as words with log-probabilities, and the trust in each
-member, per prompt. The rules themselves are in `fusion`.
+member, per prompt. The rules themselves are the strategies'.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TypeVar
 from ..confidence.word_confidence import word_confidences
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
-from .fusion import END, Choice, ScoredSpan, units
 from .member_weights import MemberWeights, shares
 from .pool import Candidate, Pool
 from .progress import Prompt
+from .scored_spans import END, Choice, ScoredSpan
 from .strategies.strategy import SpanStrategy
 from .words import WordRule
 
@@ -58,15 +58,15 @@ class Selector:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.goes_on)
-        spans = [self._scored_span(candidate, scored, is_first) for candidate in candidates]
+        spans = [self._scored_span(strategy, candidate, scored, is_first) for candidate in candidates]
         best = pool.best_of(0)
-        own = candidates.index(best) if best in candidates else None
+        main_index = candidates.index(best) if best in candidates else None
         weights = self.trust(prompt).weights
-        choice = strategy.choose(spans, weights, own)
+        choice = strategy.choose(spans, weights, main_index)
         if not isinstance(choice, Choice):
             raise TypeError(
-                f"What {type(strategy).__name__}.choose gives must be a Choice (of hf_adafuse.decoding.fusion), but is "
-                f"{choice!r}. Mend the method."
+                f"What {type(strategy).__name__}.choose gives must be a Choice (of hf_adafuse.decoding.scored_spans), "
+                f"but is {choice!r}. Mend the method."
             )
         if choice.winner is not None and not 0 <= choice.winner < len(candidates):
             raise IndexError(
@@ -93,8 +93,9 @@ class Selector:
 
     def admits(self, prompt: Prompt, fused: Candidate, scored: Scored) -> bool:
         """Whether no member's processors forbid what the method wrote; then it stands before all others."""
-        span = self._scored_span(fused, scored)
-        (nlls,) = self._strategies[prompt.index].nlls([span], len(self._vocabularies))
+        strategy = self._strategies[prompt.index]
+        span = self._scored_span(strategy, fused, scored)
+        (nlls,) = strategy.nlls([span], len(self._vocabularies))
         fused.nlls = dict(enumerate(nlls))
         if span.is_possible:
             fused.score = -math.inf
@@ -120,13 +121,15 @@ class Selector:
         log_probs = [of_member.get(candidate, []) for of_member in scored]
         candidate.confidences = confidences_of(candidate, log_probs, self._vocabularies, weights)
 
-    def _scored_span(self, candidate: Candidate, scored: Scored, is_first: bool = False) -> ScoredSpan:
-        words = units(self._rule.split(candidate.text), self._config) if candidate.text else []
+    def _scored_span(
+        self, strategy: SpanStrategy, candidate: Candidate, scored: Scored, is_first: bool = False
+    ) -> ScoredSpan:
+        words = strategy.units(self._rule.split(candidate.text)) if candidate.text else []
         log_probs = [
             by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
             for k, of_member in enumerate(scored)
         ]
-        tokens = self._tokens(candidate, words)
+        tokens = self._tokens(candidate, words) if strategy.needs_tokens else []
         if candidate.ends:  # tokens without text before the end belong to it
             starts = [len(candidate.ids[k]) if words else 0 for k in range(len(scored))]
             ends = [of_member[candidate][start:] for of_member, start in zip(scored, starts, strict=True)]
@@ -139,9 +142,7 @@ class Selector:
         return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first, candidate.ratings)
 
     def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
-        """Per member and word, its tokens; the end is one that no word has. None where only whole words count."""
-        if self._config.word_part == "whole":
-            return []
+        """Per member and word, its tokens; the end is one that no word has."""
         members = enumerate(self._vocabularies)
         if not words:
             return [[[*candidate.ids[k], _END_TOKEN]] if candidate.ends else [] for k, _ in members]

@@ -158,7 +158,7 @@ def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
 def _fused(members: list[Member], prompts: list[str], config: AdaFuseConfig, tally: _Tally) -> list[str]:
     output = fuse(members, prompts, config)
     sizes = [[len(committed.words) + committed.ends for committed in rounds] for rounds in output.rounds]
-    if config.method == "adafuse":
+    if config.method in ("adafuse", "words"):
         tally.rounds += [size for row in sizes for size in row]
     tally.words += sum(map(sum, sizes))
     tally.passes += sum(member["forward_passes"] for member in output.stats["members"])

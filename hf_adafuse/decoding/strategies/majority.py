@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from ...confidence.features import normalized_answer
 from ...members.member import Member
-from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest, fused_score
 from ..words import WordRule
 from .drafting import answers_of
@@ -64,7 +64,7 @@ class Majority(WholeAnswers):
                 f"`pattern` must be a regular expression, but is {self.pattern!r}: {error}. Correct it."
             ) from None
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         said = [self._says(candidate.text) for candidate in candidates]
         votes = dict.fromkeys(said, 0.0)

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from ...members.rating_prompts import Rubric
 from ...members.vocabulary import Vocabulary
-from ..fusion import Choice, ScoredSpan
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import TIE_TOLERANCE, first_lowest, fused_score
 from .majority import WholeAnswers
 
@@ -58,11 +58,11 @@ class PeerReview(WholeAnswers):
         assert self.rated_by is not None
         self.rated_by.check_members(vocabularies)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         rated = [index for index, one in enumerate(candidates) if one.is_possible and _is_rated(one.ratings)]
         self._show(is_rated=bool(rated))
         if not rated:
-            return super().choose(candidates, weights, own)
+            return super().choose(candidates, weights, main_index)
         nlls = self.nlls(candidates, len(weights))
         fused = [fused_score(nlls[index], weights) for index in rated]
         means = [mean_rating(candidates[index].ratings, weights) for index in rated]

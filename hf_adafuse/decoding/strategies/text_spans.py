@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...members.member import Member
-from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import fused_score
 from ..words import WordRule, icu_breaker, segments
 from .drafting import TextUnits
@@ -50,7 +50,7 @@ class TextSpans(SpanStrategy):
         settings = self.greedy_settings()
         return TextUnits(member_index, members[member_index], settings, rule, is_unit, self.num_words)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         if self.merge == "confidence":
             weights = [weight * self._confidence(k, candidates, nlls) for k, weight in enumerate(weights)]
