@@ -14,7 +14,7 @@ from support.toys import run, texts, toy, word_tokenizer
 from test_method_laws import config_of, new_ids
 
 from hf_adafuse import AdaFuseConfig, SpanStrategy, TokenStrategy, register_strategy
-from hf_adafuse.decoding.fusion import Choice
+from hf_adafuse.decoding.scored_spans import Choice
 from hf_adafuse.decoding.strategies.majority import Majority
 from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy
 from hf_adafuse.decoding.strategies.token_strategy import NextToken
@@ -150,7 +150,7 @@ def test_methods_of_ones_own_that_are_wrong_say_so(monkeypatch):
             return [NextToken(b"x", [], 0.0, [None] * len(members))]
 
     class Beyond(SpanStrategy):
-        def choose(self, candidates, weights, own):
+        def choose(self, candidates, weights, main_index):
             return Choice(-1, self.nlls(candidates, len(weights)), [0.0] * len(candidates))
 
     class Taken(SpanStrategy):
