@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..decoding.progress import Prompt
-from ..decoding.strategies.registry import STRATEGIES, make_strategy
+from ..decoding.strategies.registry import make_strategy
 from ..members.member import Member
 from ..outputs import AdaFuseOutput, count_words
 from ..rounds.round_lists import AdaFuseRounds, AdaFuseRoundsBatch
@@ -27,7 +27,7 @@ def pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor)
 def rounds_of(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
     """The rounds of a prompt that is finished."""
     settings = plan.config
-    branches = "margin_threshold" in STRATEGIES[settings.method].uses
+    branches = "margin_threshold" in make_strategy(settings).uses
     has_margins = branches and settings.commitment == "adaptive" and plan.warpers is None
     threshold = settings.margin_threshold if has_margins else None
     names = [member.participant.shown_name for member in plan.members]

@@ -202,8 +202,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--method", metavar="NAME",
-        help="how the members decode together, with that method's defaults (default: words, as the preset robust has "
-        "it; with --preset paper: adafuse)",
+        help="how the members decode together; a method other than the preset's begins at its own defaults (default: "
+        "words, as the preset robust has it; with --preset paper: adafuse)",
     )  # fmt: skip
     group.add_argument(
         "--option", dest="method_options", action="append", type=option, metavar="NAME=VALUE",

@@ -190,7 +190,9 @@ def test_what_a_method_of_ones_own_gives_is_checked(base, needed, given, monkeyp
 
 @pytest.mark.parametrize("method", ["unite", "gac", "deepen"])
 def test_a_method_over_tokens_has_no_unit_of_the_nll(method):
-    with pytest.raises(ValueError, match=f"`nll_normalization` must be 'token' with method '{method}', but is 'byte'"):
+    with pytest.raises(
+        ValueError, match=f"`nll_normalization` must be 'token' with method '{method}', .+ is 'byte'"
+    ):
         make_strategy(AdaFuseConfig(method=method, nll_normalization="byte"))
     make_strategy(AdaFuseConfig(method="sweetspan", nll_normalization="byte"))
 
@@ -231,7 +233,10 @@ class Tokens(TokenStrategy):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (Narrow, r"`cls\.choose` must take \(self, candidates, weights, own\), but that of Narrow does not: too many"),
+        (
+            Narrow,
+            r"`cls\.choose` must take \(self, candidates, weights, main_index\), but that of Narrow does not: too",
+        ),
         (Proposes, r"`cls\.make_proposer` must take \(self, member_index, members, rule\), but that of Proposes"),
         (Tokens, r"`cls\.choose` must be a method, but is None in Tokens"),
     ],
