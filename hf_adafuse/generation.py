@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -28,13 +27,13 @@ from .call.inputs import GenerateInputs
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
 from .call.run import run_call
-from .call.sampling import sampling_asked
+from .call.sampling import sampling_asked, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
 from .decoding.strategies.registry import make_strategy
 from .members.mistral_tokenizers import as_usual
 from .members.participants import inner_model_hint
 from .members.processor_request import ProcessorRequest
-from .transformers_compat import user_arguments, warn_of_untested_release
+from .transformers_compat import warn_of_untested_release, with_setting
 
 warn_of_untested_release()
 
@@ -59,8 +58,10 @@ class AdaFuseGenerationMixin(GenerationMixin):
         max_batch_size (`int`, *optional*): the most prompts at a time, others wait (`max_time` is that of the call).
         on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when it has ended.
 
-    With `do_sample=True` in the call, words are sampled: for each word a member is drawn by its weight, and draws the
-    word by its own temperature, top-k and top-p (those of the call, where it names them).
+    Words are sampled where the call has the argument `do_sample=True`, where it is passed a `generation_config` with
+    `do_sample=True` that is no copy of the model's own, or where `adafuse_config` says `do_sample=True`. A default of
+    the model's own generation config does not count. For each word a member is drawn by its weight, and draws the word
+    by its own temperature, top-k and top-p (those of the call, where it names them).
 
     Raises:
         ValueError: arguments that cannot be honoured, before the first forward pass.
@@ -80,13 +81,14 @@ class AdaFuseGenerationMixin(GenerationMixin):
             _, configured = first_given("adafuse_config", places_of(self, kwargs, generation_config))
             if configured is not None:
                 kwargs["adafuse_config"] = configured
-            call, config = user_arguments(sys._getframe(1)) or (kwargs, generation_config)
-            kwargs["adafuse_asked"] = sampling_asked(call, config, self.generation_config)
+            kwargs["adafuse_asked"] = sampling_asked(kwargs, generation_config, self.generation_config)
         if kwargs.get("cache_implementation") == "paged" and self._adafuse_arguments(kwargs):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
+        if is_ours and getattr(self, "_adafuse_bound", None) is None:
+            warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config)
         images = read_images(self, kwargs) if is_ours else None
         if images is not None:  # else transformers encodes them here, before anything has been checked
             kwargs = {**without_images(kwargs, images), "adafuse_images": images}
@@ -179,6 +181,10 @@ def enable_adafuse(
     Give a loaded causal language model the `generate()` of [`AdaFuseGenerationMixin`], by swapping in a class of the
     same name. Weights, config and `save_pretrained` stay as they are.
 
+    Where anything is bound and the model's generation config says nothing of sampling, it says `do_sample=False` from
+    then on, in a copy of its own. `generate()` means the same by both, but transformers' `text-generation` pipeline
+    samples where the generation config says nothing.
+
     Args:
         model (`PreTrainedModel`): the main model; with PEFT, the base model.
         assistant_models, assistant_tokenizers, tokenizer, adafuse_config (*optional*):
@@ -224,14 +230,29 @@ def enable_adafuse(
 
 
 def _bind(model: Any, arguments: EnsembleArguments) -> None:
-    model.__dict__.pop("_adafuse_bound", None)
+    _unbind(model)
     if any(value is not None for value in vars(arguments).values()):
         model._adafuse_bound = arguments
+        default_to_greedy(model)
+
+
+def _unbind(model: Any) -> None:
+    model.__dict__.pop("_adafuse_bound", None)
+    if model.__dict__.pop("_adafuse_is_greedy", False) and model.generation_config.do_sample is False:
+        model.generation_config = with_setting(model.generation_config, "do_sample", None)
+
+
+def default_to_greedy(model: Any) -> None:
+    """Give a model a generation config that says `do_sample=False` where its own says nothing of sampling: the
+    pipelines of transformers pass `do_sample=True` to `generate()` where that config says nothing."""
+    if model.generation_config.do_sample is None:
+        model.generation_config = with_setting(model.generation_config, "do_sample", False)
+        model._adafuse_is_greedy = True
 
 
 def disable_adafuse(model: Any) -> Any:
     """Undo [`enable_adafuse`]: the model's own class again, nothing bound. Returns the model."""
-    model.__dict__.pop("_adafuse_bound", None)
+    _unbind(model)
     base = type(model).__dict__.get("_adafuse_base")
     if base is not None:
         model.__class__ = base

@@ -13,7 +13,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.text_generation import Chat, TextGenerationPipeline
 
 from .call.arguments import member_tokenizers
-from .generation import enable_adafuse
+from .generation import default_to_greedy, enable_adafuse
 from .members.chat import chat_inputs
 from .members.prompt_inputs import text_inputs
 from .members.vocabulary import vocabulary_of
@@ -29,7 +29,7 @@ class AdaFusePipeline(TextGenerationPipeline):
     [`~transformers.TextGenerationPipeline`] for an ensemble. It gives `generate()` the tokenizer, renders a chat with
     each member's own chat template, encodes a text with each member's own tokenizer, leaves out an end token that the
     main tokenizer appends to a text, keeps the space at the start of a continuation, and enables the model with
-    [`enable_adafuse`] where that has not been done.
+    [`enable_adafuse`] where that has not been done. It samples where it is given `do_sample=True`, and not by default.
 
     Example:
 
@@ -49,15 +49,18 @@ class AdaFusePipeline(TextGenerationPipeline):
     ```
 
     Args:
+        model (`PreTrainedModel`): the main model. Its generation config says `do_sample=False` from then on where it
+            says nothing.
         assistant_models, assistant_tokenizers, adafuse_config (*optional*): as in `generate()` with AdaFuse; here, in
             a call, or bound to the model.
         args, kwargs: as in [`~transformers.TextGenerationPipeline`].
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if not hasattr(self.model, "_adafuse_arguments"):  # by name: a Hub folder brings a mixin of its own
-            enable_adafuse(self.model)
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(model, "_adafuse_arguments"):  # by name: a Hub folder brings a mixin of its own
+            enable_adafuse(model)
+        default_to_greedy(model)
+        super().__init__(model, *args, **kwargs)
 
     def preprocess(self, prompt_text: Any, **kwargs: Any) -> Any:
         """Tokenize a prompt or render a chat for the main model; both keep what the assistants' own prompts are made

@@ -6,6 +6,7 @@ The hooks of `generate()` that `generation.py` overrides are listed here (`GENER
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import fields
@@ -112,6 +113,16 @@ def prepared_pad_id(generation_config: Any) -> int | None:
     """The padding id of a call: resolved by `generate()` likewise."""
     pad = generation_config._pad_token_tensor
     return None if pad is None else int(pad)
+
+
+def with_setting(generation_config: Any, name: str, value: Any) -> Any:
+    """A copy of a generation config with one setting changed, which counts as changed only where the original does:
+    `save_pretrained` refuses changed configs that it would save unchanged (that of Llama 2)."""
+    changed = copy.deepcopy(generation_config)
+    setattr(changed, name, value)
+    if getattr(generation_config, "_original_object_hash", None) == hash(generation_config):
+        changed._original_object_hash = hash(changed)
+    return changed
 
 
 def make_processors(model: Any, generation_config: Any, prompt: list[int], device: torch.device) -> Any:
@@ -249,30 +260,8 @@ def is_saved_as_adapter(model: Any) -> bool:
 
 
 def repository_in_call(frame: Any) -> str | None:
-    """What `generate(custom_generate=...)` was given, in the frame that called the repository's code: transformers does
-    not pass it on."""
+    """The name that `generate(custom_generate=...)` was given, in the frame that called the repository's code:
+    transformers does not pass it on."""
     name = frame.f_locals.get("custom_generate")
     is_host = frame.f_globals.get("__name__") == "transformers.generation.utils"
     return name if is_host and isinstance(name, str) else None
-
-
-def user_arguments(frame: Any) -> tuple[dict[str, Any], Any] | None:
-    """
-    What the user gave to a pipeline, and the generation config among it, where a pipeline calls `generate()` from this
-    frame; `None` where none does. A pipeline adds defaults of its own, `do_sample=True` among them, and passes all on
-    as if the user had said so; its frames alone know better.
-    """
-    for _ in range(16):  # the pipeline's own, decorators, the code of a repository
-        if frame is None:
-            return None
-        # The locals of a frame are looked at only where they are a pipeline's: the look alone keeps them alive.
-        if frame.f_globals.get("__name__") == "transformers.pipelines.base":
-            given = frame.f_locals.get("forward_params")
-            if isinstance(given, dict):
-                # Not there before transformers 5.23: what a pipeline was made with is among its defaults then. A config
-                # in the call takes its place.
-                made_with = getattr(frame.f_locals["self"], "_generate_kwargs", {})
-                arguments = given if "generation_config" in given else {**made_with, **given}
-                return arguments, arguments.get("generation_config")
-        frame = frame.f_back
-    return None

@@ -43,7 +43,6 @@ from transformers import (
     pipeline,
 )
 
-import hf_adafuse.pipelines
 from hf_adafuse import transformers_compat
 from hf_adafuse.generation import AdaFuseGenerationMixin
 from hf_adafuse.transformers_compat import (
@@ -85,9 +84,9 @@ from hf_adafuse.transformers_compat import (
     set_prepared_eos_ids,
     takes_keys,
     unwrapped,
-    user_arguments,
     warn_of_untested_release,
     with_modules,
+    with_setting,
 )
 
 pytestmark = PEFT_WARNINGS
@@ -288,54 +287,39 @@ def test_a_function_as_custom_generate_is_no_repository():
     assert generate(own(), custom_generate=decode) is None
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What is found of the user's arguments in the frames of each call of a Llama's `generate()`."""
-    found = []
+def test_a_pipeline_samples_where_the_models_generation_config_says_nothing(monkeypatch):
+    """What `default_to_greedy` relies on: a pipeline's own `do_sample=True` gives way to the model's `False`."""
+    asked = []
 
-    def generate(self, *args, **kwargs):
-        found.append(user_arguments(sys._getframe(1)))
-        return kwargs["input_ids"]
+    def generate(self, input_ids, generation_config=None, **kwargs):
+        asked.append(kwargs.get("do_sample", getattr(generation_config, "do_sample", None)) or False)
+        return input_ids
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
-    return found
+    for default in (None, False):
+        model = own()
+        model.generation_config.do_sample = default
+        text_pipeline = pipeline("text-generation", model=model, tokenizer=TOKENIZERS["byte_level"](), device=CPU)
+        text_pipeline("She")
+        text_pipeline("She", do_sample=True)
+    assert asked == [True, True, False, True]
 
 
-def pipe(task="text-generation", **kwargs):
-    return pipeline(task, model=own(), tokenizer=TOKENIZERS["byte_level"](), device=CPU, **kwargs)
-
-
-@pytest.mark.parametrize("task", ["text-generation", hf_adafuse.pipelines.TASK])
-@pytest.mark.parametrize("prompts", ["She", ["She", "The cat"], [{"role": "user", "content": "She"}]], ids=str)
-def test_what_the_user_gave_to_a_pipeline_is_found_in_its_frames(asked, task, prompts):
-    pipeline = pipe(task)
-    pipeline.tokenizer = copy.deepcopy(pipeline.tokenizer)  # the others share it
-    pipeline.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    pipeline(prompts, temperature=0.5)
-    for arguments, generation_config in asked:
-        assert arguments["temperature"] == 0.5 and generation_config is None
-        assert "do_sample" not in arguments and "top_k" not in arguments  # what the pipeline adds itself
-    assert len(asked) == (2 if prompts == ["She", "The cat"] else 1)
-
-
-def test_what_the_user_gave_to_the_making_of_a_pipeline_is_found_too(asked):
-    pipeline = pipe(top_k=7, temperature=0.25)
-    pipeline("She", temperature=0.5)
-    ((arguments, _),) = asked
-    assert arguments["top_k"] == 7 and arguments["temperature"] == 0.5  # of a call before that of the making
-
-
-def test_the_generation_config_that_a_pipeline_was_given_is_found(asked):
-    config = GenerationConfig(temperature=0.5)
-    pipe()("She", generation_config=config)
-    ((_, generation_config),) = asked
-    assert generation_config is config
-
-
-def test_where_no_pipeline_calls_there_are_no_arguments_of_one(asked):
-    forward_params = {"temperature": 0.5}  # a name like that of the host's, elsewhere
-    own().generate(input_ids=IDS, **forward_params)
-    assert asked == [None] and user_arguments(sys._getframe()) is None
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_setting_changes_without_a_trace(is_changed, tmp_path):
+    """transformers refuses to save a changed generation config with a temperature and no sampling."""
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}', encoding="utf-8")
+    loaded = GenerationConfig.from_pretrained(tmp_path)
+    if is_changed:
+        loaded.top_p = 0.9
+    changed = with_setting(loaded, "do_sample", False)
+    assert loaded.do_sample is None and changed.do_sample is False and changed.temperature == 0.5
+    if is_changed:
+        with pytest.raises(ValueError, match="temperature"):
+            changed.save_pretrained(tmp_path)
+    else:
+        changed.save_pretrained(tmp_path)
+        assert GenerationConfig.from_pretrained(tmp_path).do_sample is False
 
 
 # transformers: models and layers

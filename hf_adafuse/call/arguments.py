@@ -189,8 +189,8 @@ def make_ensemble(
     samples = config.do_sample if config.do_sample is not None else asked is not None and asked.do_sample
     if samples and strategy.samples is None:
         raise ValueError(
-            f"`do_sample` must be False with method {config.method!r}, but is True. Leave it out: the method is "
-            "deterministic."
+            f"`do_sample` must be False with method {config.method!r}, but is True. Pass do_sample=False: the "
+            "method is deterministic."
         )
     num_samples = getattr(strategy, "num_samples", 1)
     if num_samples > 1 and not samples:

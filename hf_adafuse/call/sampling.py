@@ -1,7 +1,7 @@
 """Whether a call asks for sampling, and with which settings.
 
-`do_sample=True` reaches a decoding method unasked: most chat models have it in their generation config, and pipelines
-set it where nobody says otherwise. Only what the user says counts here.
+`do_sample=True` reaches a decoding method unasked: most chat models have it in their generation config. So what the
+call says counts here, and what the model's own generation config says does not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.utils import logging
 
 from ..transformers_compat import make_processors, set_prepared_eos_ids
+
+logger = logging.get_logger(__name__)
 
 # The settings that a distribution is warped by before a token is drawn from it.
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -65,7 +68,7 @@ def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) ->
     What a call says of sampling.
 
     Args:
-        call (`dict`): its arguments, as the user gave them.
+        call (`dict`): its arguments.
         generation_config (`GenerationConfig`, *optional*): the one passed to it. One that says of sampling what the
             model's own says is taken for a copy of that, and asks for nothing.
         own (`GenerationConfig`): the model's own.
@@ -77,6 +80,23 @@ def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) ->
     given = {**passed, **{name: call[name] for name in names if call.get(name) is not None}}
     settings = {name: given[name] for name in SETTINGS if given.get(name) is not None}
     return SamplingAsked(bool(given.get("do_sample")), settings)
+
+
+def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any, own: Any) -> None:
+    """
+    Warn once that a call asks for sampling, where a pipeline of transformers may have written `do_sample=True` into it:
+    pipelines do where the model's generation config says nothing. They pass no tokenizer.
+
+    Args:
+        call, generation_config, own: as of [`sampling_asked`].
+    """
+    says_nothing = getattr(own, "do_sample", None) is None and call.get("tokenizer") is None
+    if says_nothing and sampling_asked(call, generation_config, own).do_sample:
+        logger.warning_once(
+            "Words are sampled, because the call says `do_sample=True`. A pipeline of transformers says so by itself "
+            "where nothing else is said: pass `do_sample=False` for the greedy text, or bind the ensemble to the model "
+            "by `enable_adafuse`."
+        )
 
 
 class RandomNumbers(Iterator[float]):

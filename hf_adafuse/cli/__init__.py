@@ -43,6 +43,10 @@ _COMMANDS = {
         "how often members differ, and what choosing among their answers could gain; needs no answers",
         "..lab.cli.headroom",
     ),
+    "confidence": (
+        "how well members' probabilities tell right answers from wrong ones",
+        "..lab.cli.confidence",
+    ),
     "paper": ("make a table or figure of the AdaFuse paper, on your models and questions", "..lab.cli.paper"),
     "demo": ("show small models that ship with the package decode together, and what it gains", ".demo"),
     "bench": (

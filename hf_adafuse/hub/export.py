@@ -207,8 +207,9 @@ def _write(folder: Path, plan: _Plan, name: str) -> None:
     write_custom_generate(folder, requirements, architecture)
     settings = {"adafuse_config": plan.config.to_dict(), "assistant_models": plan.assistants}
     if plan.model is not None:
+        samples = bool(plan.model.generation_config.do_sample)  # transformers' pipelines sample where it says nothing
         # Loading one that was derived from the model's config forgets what transformers does not know.
-        update_json(folder / "generation_config.json", {**settings, FROM_MODEL_CONFIG: None})
+        update_json(folder / "generation_config.json", {**settings, "do_sample": samples, FROM_MODEL_CONFIG: None})
     exported = folder / "custom_generate" / "exported.py"
     exported.write_text(_exported(settings, requirements), encoding="utf-8")
     main = None if plan.model is None else _shown_name(plan.model)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ..call.sampling import warn_of_a_pipelines_default
 from ..generation import adafuse_class
 from ..transformers_compat import repository_in_call
 from .repository import Repository, code_revision, plain_class, with_settings
@@ -36,8 +37,10 @@ def generate(inputs: Any = None, *args: Any, model: Any, **kwargs: Any) -> Any:
         loading = {name: kwargs.pop(name) for name in _LOADING if name in kwargs}
         explicit = Repository(explicit.name, {**loading, **code_revision()})
     generation_config = args[0] if args else kwargs.get("generation_config")
-    kwargs = with_settings(model, generation_config, kwargs, explicit)
-    return _view(model, base).generate(inputs, *args, **kwargs)
+    settings = with_settings(model, generation_config, kwargs, explicit)
+    if settings["adafuse_config"] is not False:
+        warn_of_a_pipelines_default(kwargs, generation_config, model.generation_config)
+    return _view(model, base).generate(inputs, *args, **settings)
 
 
 def _view(model: Any, base: Any) -> Any:
@@ -51,6 +54,7 @@ def _view(model: Any, base: Any) -> Any:
 
 def _named_in_the_call() -> Repository | None:
     """The repository of `model.generate(custom_generate=...)`, when this is such a call."""
-    # Its assistants may lie in its folders, but transformers does not pass its name on: only the caller's frame has it.
+    # Its assistants may lie in its folders. transformers passes the name neither to the code nor to the model, and of a
+    # local path the folder of the cached code has only the last part: the caller's frame alone has the name.
     name = repository_in_call(sys._getframe(2))
     return None if name is None else Repository(name)

@@ -1,4 +1,4 @@
-"""Who asks for sampling: the user's call and the settings of AdaFuse do, a default does not."""
+"""What asks for sampling: the call and the settings of AdaFuse do, a default does not."""
 
 from __future__ import annotations
 
@@ -246,8 +246,11 @@ def test_a_pipeline_of_an_ordinary_call_samples_as_before(how):
 # Pipelines.
 
 
-def pipe(task, model=None, given=None, **kwargs):
-    model = enable_adafuse(own(), tokenizer=BYTES, **(given or ensemble())) if model is None else model
+def pipe(task, model=None, given=None, default=None, **kwargs):
+    if model is None:
+        model = own()
+        model.generation_config.do_sample = default
+        enable_adafuse(model, tokenizer=BYTES, **(given or ensemble()))
     return pipeline(task, model=model, tokenizer=BYTES, device="cpu", **kwargs)
 
 
@@ -267,8 +270,7 @@ def ids_of(task_pipe, times=4, prompt=PROMPT, **kwargs):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_pipelines_default_does_not_ask(task, default, prompt, caplog):
     warning_once.cache_clear()
-    task_pipe = pipe(task)
-    task_pipe.model.generation_config.do_sample = default
+    task_pipe = pipe(task, default=default)
     with caplog.at_level(logging.WARNING), propagating():
         (texts,) = ids_of(task_pipe, prompt=prompt, max_new_tokens=8)
     (same,) = ids_of(task_pipe, prompt=prompt, max_new_tokens=8, do_sample=False)
@@ -277,6 +279,23 @@ def test_a_pipelines_default_does_not_ask(task, default, prompt, caplog):
     if prompt != PROMPT:
         assert len(ids_of(task_pipe, prompt=prompt, max_new_tokens=8, batch_size=2)) == 1
         assert len(ids_of(task_pipe, prompt=prompt, max_new_tokens=8, batch_size=2, do_sample=True)) > 1
+
+
+@pytest.mark.parametrize("bound", [{}, {"tokenizer": BYTES}], ids=["nothing", "tokenizer"])
+@pytest.mark.parametrize("task", TASKS)
+def test_an_ensemble_in_the_arguments_of_a_pipeline(task, bound, caplog, tmp_path):
+    """Only transformers' own pipeline of a model to which nothing is bound samples by its own default, and says so."""
+    samples_unasked = task == TASKS[0] and not bound
+    model = enable_adafuse(own(), **bound)
+    BYTES.save_pretrained(tmp_path)
+    model.name_or_path = str(tmp_path)  # the tokenizer is found by the name: transformers' pipeline passes none
+    task_pipe, given = pipe(task, model=model, max_new_tokens=8), ensemble()
+    warning_once.cache_clear()
+    with caplog.at_level(logging.WARNING), propagating():
+        assert (len(ids_of(task_pipe, **given)) > 1) is samples_unasked
+        assert len(ids_of(task_pipe, do_sample=False, **given)) == 1
+    assert caplog.text.count("pass `do_sample=False` for the greedy text") == samples_unasked
+    assert len(ids_of(task_pipe, do_sample=True, **given)) > 1
 
 
 @pytest.mark.slow
@@ -323,7 +342,7 @@ def test_the_settings_of_adafuse_go_before_a_pipeline(task):
 def test_several_answers_of_a_pipeline(task):
     (texts,) = ids_of(pipe(task), times=1, max_new_tokens=12, do_sample=True, num_return_sequences=3)
     assert len(set(texts)) == 3
-    with pytest.raises(ValueError, match="`num_return_sequences` must be 1"):
+    with pytest.raises(ValueError, match="num_return_sequences"):  # transformers' own message: nothing samples
         pipe(task)(PROMPT, num_return_sequences=3)
 
 

@@ -17,6 +17,7 @@ from hf_adafuse.confidence.features import filled
 from hf_adafuse.demo.data import PROMPT
 from hf_adafuse.ensemble import AdaFuseEnsemble as EnsembleSpec
 from hf_adafuse.lab.evaluation import fitting
+from hf_adafuse.lab.evaluation.confidence_figures import auroc
 from hf_adafuse.lab.evaluation.metrics import exact_match
 
 NEW = ["--max-new-tokens", "8"]
@@ -215,6 +216,39 @@ def test_headroom_needs_no_answers_and_fit_goes_on_from_it(fit):
     write_lines(fit.folder / "dev.jsonl", ASKED)
     assert "It is wrong and another member right on " in fit(command="headroom").out
     assert "8 of 8 members' answers in adafuse.json.answers/members.jsonl, 0 new" in fit().err
+
+
+def test_confidence_is_of_the_answers_that_fit_has_asked(again):
+    done = again(command="confidence")
+    assert done.code == 0, done.err
+    assert "8 answers of llama, the best member alone: " in done.out and "these figures say little" in done.out
+    # What it shows is what the answers' features say.
+    answers = lines_of(again.folder / "adafuse.json.answers/members.jsonl")
+    own = [next(one for one in record["answers"] if 0 in one["members"]) for record in answers]
+    right = [exact_match(one["text"], asked["answer"]) for one, asked in zip(own, ASKED, strict=True)]
+    values = [one["features"][0] for one in own]
+    (line,) = (line for line in done.out.splitlines() if line.startswith("llama: mean per token") and "\u00b1" in line)
+    assert line.split()[4] == f"{100 * auroc(values, right):.1f}"
+    (line,) = (
+        line for line in done.out.splitlines() if line.startswith("all members: calibrated") and "\u00b1" in line
+    )
+    assert line.count("\u00b1") == 3
+    assert not again.file.exists()
+
+
+def test_a_line_may_have_a_metric_of_its_own(again):
+    texts = [
+        next(one["text"] for one in record["answers"] if 0 in one["members"])
+        for record in lines_of(again.folder / "adafuse.json.answers/members.jsonl")
+    ]
+    # By `contains` the first answer is right; by the default it is not.
+    lines = [{**one, "answer": text.split()[0]} for one, text in zip(ASKED, texts, strict=True)]
+    write_lines(again.folder / "dev.jsonl", [{**one, "metric": "contains"} for one in lines])
+    assert again().code == 0
+    assert read_json(again.file)["evidence"]["scores"]["llama alone"]["right"] == 1.0
+    write_lines(again.folder / "dev.jsonl", [{**lines[0], "metric": "f1"}, *lines[1:]])
+    done = again()
+    assert done.code == 2 and "line 1 of dev.jsonl: `metric` must be one of ['exact_match'" in done.err
 
 
 def failing(monkeypatch, kind, prompts):

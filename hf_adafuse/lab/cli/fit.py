@@ -31,7 +31,8 @@ examples:
   hf-adafuse serve --adafuse adafuse.json
 
 A line of the data is {"question": ..., "answer": ...}, the answer a text or a list of accepted ones. Take questions
-like those that you will ask, 100 or more; all of them are asked, but for worked examples.
+like those that you will ask, 100 or more; all of them are asked, but for worked examples. A line may have a "metric" of
+its own, so that short answers and sums go into one file.
 
 FILE holds `members`, the main model first, `adafuse_config`, and `evidence`. --adafuse FILE of the other commands reads
 members and settings, adafuse_config="FILE" in Python the settings.
@@ -67,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question], template: str) -> FitReport:
     from ..evaluation.fitting import Answered, best_of, judge
-    from ..evaluation.headroom import Headroom, same_by, vote
-    from .fit_answers import drawn_answers, said_by, score_of
+    from ..evaluation.headroom import Headroom, Same, vote
+    from .fit_answers import drawn_answers, said_by, sames_of, score_of
     from .fit_report import Figures, FitReport
 
     num_members = 1 + (len(args.assistant) if args.model is not None else 1)
@@ -76,16 +77,16 @@ def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question
     records = jobs.members()
     said = said_by(records, questions, num_members)
     fused = {record["line"]: record for record in jobs.fusion()}
-    same = same_by(args.metric)
+    sames = sames_of(said, args.metric)
     right = [[score_of(one.question, text, args.metric) for text in one.texts] for one in said]
     best = best_of(list(zip(*right, strict=True)))
     drawn = {record["line"]: record for record in jobs.samples(best, num_members)}
 
-    def majority(one: Said) -> float:
+    def majority(one: Said, same: Same) -> float:
         winner = vote(one.texts, [1.0] * num_members, one.nlls, same)
         return 0.0 if winner is None else score_of(one.question, one.texts[winner], args.metric)
 
-    def ensemble_of_one(one: Said) -> float:
+    def ensemble_of_one(one: Said, same: Same) -> float:
         texts, shares, nlls = drawn_answers(drawn[one.question.line])
         winner = vote(texts, shares, nlls, same)
         return 0.0 if winner is None else score_of(one.question, texts[winner], args.metric)
@@ -101,9 +102,9 @@ def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question
     paths = jobs.paths()
     figures = Figures(
         judged=judged,
-        majority=[majority(one) for one in said],
-        drawn=[ensemble_of_one(one) for one in said],
-        headroom=Headroom.of([one.texts for one in said], [one.beliefs for one in said], same),
+        majority=[majority(one, same) for one, same in zip(said, sames, strict=True)],
+        drawn=[ensemble_of_one(one, same) for one, same in zip(said, sames, strict=True)],
+        headroom=Headroom.of([one.texts for one in said], [one.beliefs for one in said], sames),
         failed=[record for record in [*records, *fused.values(), *drawn.values()] if "error" in record],
     )
     return FitReport(figures, member_names(paths), paths, args, template)

@@ -23,6 +23,7 @@ from ...cli.file_jobs import Ask, FileJob, recording
 from ...cli.questions import Question, Template, answers_of
 from ...confidence.features import feature_names
 from ...rounds.plain_json import with_nulls
+from ..evaluation.headroom import Same, same_by
 from ..evaluation.metrics import METRICS
 
 # Of the answers that one member draws: as in self-consistency (arXiv 2203.11171, section 3.1).
@@ -206,9 +207,21 @@ def said_by(records: Sequence[Record], questions: Sequence[Question], num_member
     return made
 
 
+def metric_of(question: Question, metric: str) -> str:
+    """The metric that judges the answers to a question: that of its line, else the command's."""
+    return str((question.record or {}).get("metric", metric))
+
+
 def score_of(question: Question, text: str | None, metric: str) -> float:
     """1 where an answer is right, else 0."""
-    return 0.0 if text is None else METRICS[metric](text, answers_of((question.record or {})["answer"]))
+    if text is None:
+        return 0.0
+    return METRICS[metric_of(question, metric)](text, answers_of((question.record or {})["answer"]))
+
+
+def sames_of(said: Sequence[Said], metric: str) -> list[Same]:
+    """Per question, whether two answers say the same."""
+    return [same_by(metric_of(one.question, metric)) for one in said]
 
 
 def drawn_answers(record: Record) -> tuple[list[str], list[float], list[float]]:

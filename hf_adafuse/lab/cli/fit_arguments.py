@@ -25,8 +25,9 @@ def add_asking_arguments(parser: argparse.ArgumentParser) -> None:
         help="what `fit` writes; answers are kept in the folder FILE.answers (default: adafuse.json)",
     )  # fmt: skip
     parser.add_argument(
-        "--metric", choices=BINARY, default="exact_match", help="what is right, and which answers are the same"
-    )
+        "--metric", choices=BINARY, default="exact_match",
+        help="what is right, and which answers are the same, where a line of the data has no `metric` of its own",
+    )  # fmt: skip
     parser.add_argument(
         "--template", metavar="TEXT",
         help=f"the prompt, with fields as {{name}} (default: {TEMPLATE}; {{question}} in chats)",
@@ -58,6 +59,13 @@ def read_asked(args: argparse.Namespace, with_answers: bool) -> tuple[list[Quest
         number = len(others) - len(asked)
         sys.stderr.write(f"hf-adafuse: {number} questions are among the worked examples, and are not asked\n")
     check_lines(asked, args.data, "Mend it.")
+    for question in asked:
+        metric = (question.record or {}).get("metric", args.metric)
+        if metric not in BINARY:
+            raise ValueError(
+                f"line {question.line} of {args.data}: `metric` must be one of {list(BINARY)}, but is {metric!r}. Mend "
+                "it, or leave it out."
+            )
     unlabelled = [question for question in asked if not first_answers([question])]
     if with_answers and unlabelled:
         raise ValueError(

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    from ..evaluation.headroom import Headroom, same_by
-    from .fit_answers import PanelJobs, said_by, score_of
+    from ..evaluation.headroom import Headroom
+    from .fit_answers import PanelJobs, said_by, sames_of, score_of
     from .fit_report import show_headroom
 
     check_output(Path(args.output))
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         jobs = PanelJobs(args, questions, template)
         said = said_by(jobs.members(), questions, num_members)
         names = member_names(jobs.paths())
-    found = Headroom.of([one.texts for one in said], [one.beliefs for one in said], same_by(args.metric))
+    found = Headroom.of([one.texts for one in said], [one.beliefs for one in said], sames_of(said, args.metric))
     scores = None
     if len(first_answers(questions)) == len(questions):
         right = [[score_of(one.question, text, args.metric) for text in one.texts] for one in said]

@@ -62,7 +62,7 @@ class Headroom:
 
     @classmethod
     def of(
-        cls, texts: Sequence[Sequence[str | None]], beliefs: Sequence[Sequence[float | None]], same: Same
+        cls, texts: Sequence[Sequence[str | None]], beliefs: Sequence[Sequence[float | None]], sames: Sequence[Same]
     ) -> Headroom:
         """
         Count.
@@ -70,12 +70,12 @@ class Headroom:
         Args:
             texts (`list[list[str]]`): per question and member its answer.
             beliefs (`list[list[float]]`): likewise, what the others give it; `None`: not known.
-            same (`Callable`): as of [`same_by`].
+            sames (`list[Callable]`): per question, as of [`same_by`].
         """
         members = range(len(texts[0]))
         pairs = dict.fromkeys(combinations(members, 2), 0)
         unlike = []
-        for of_question in texts:
+        for of_question, same in zip(texts, sames, strict=True):
             parted = [pair for pair in pairs if not same(of_question[pair[0]], of_question[pair[1]])]
             for pair in parted:
                 pairs[pair] += 1

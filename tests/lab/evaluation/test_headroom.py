@@ -38,13 +38,13 @@ def test_votes():
 
 def test_how_often_members_differ_and_whom_to_ask():
     texts = [["a", "a", "b"], ["a", "a", "a"], ["a", "c", "c"], [None, "d", "d"]]
-    found = Headroom.of(texts, [[-1.0, -2.0, None]] * 4, same_by("contains"))
+    found = Headroom.of(texts, [[-1.0, -2.0, None]] * 4, [same_by("contains")] * 4)
     assert (found.num_questions, found.differ) == (4, 3)
     assert found.pairs == {(0, 1): 2, (0, 2): 3, (1, 2): 1}
     assert found.agreement == pytest.approx([1 - 5 / 8, 1 - 3 / 8, 1 - 4 / 8])
     assert found.belief[:2] == [-1.0, -2.0] and math.isnan(found.belief[2])
     assert found.suggested == 1
-    two = Headroom.of([["x", "y"], ["z", "z"]], [[-3.0, -1.0], [-9.0, -9.0]], same_by("contains"))
+    two = Headroom.of([["x", "y"], ["z", "z"]], [[-3.0, -1.0], [-9.0, -9.0]], [same_by("contains")] * 2)
     assert two.belief == [-3.0, -1.0] and two.suggested == 1  # of two the one that the other believes
-    equal = Headroom.of([["x", "x"]], [[-1.0, -1.0]], same_by("contains"))
+    equal = Headroom.of([["x", "x"]], [[-1.0, -1.0]], [same_by("contains")])
     assert (equal.differ, equal.suggested) == (0, 0)

@@ -1,0 +1,115 @@
+"""What says how sure one can be of the best member's answers: its own probabilities, or those of all members. Pure."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...confidence.calibration import Calibration
+from ...confidence.features import Row, feature_names, filled
+from .fitting import best_of, parts_of
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Confidences:
+    """
+    Per question, how sure one can be of the best member's answer, from 0 to 1.
+
+    Attributes:
+        best (`int`): the member that is right most often, by number.
+        is_right (`list[float]`): 1 where its answer is right.
+        per_token (`list[float]`), whole (`list[float]`): its own: the geometric mean of its probabilities of its
+            tokens, and their product.
+        own_calibrated (`list[float]`): the probability that the answer is right, by the features that the member has
+            alone. The calibration was fitted on the other half of the questions.
+        score (`list[float]`): the confidence score of all members.
+        calibrated (`list[float]`): likewise, by the features of all members.
+        chosen (`list[float]`), chosen_right (`list[float]`): of the members' answers the highest such probability, and
+            1 where that answer is right.
+    """
+
+    best: int
+    is_right: list[float]
+    per_token: list[float]
+    whole: list[float]
+    own_calibrated: list[float]
+    score: list[float]
+    calibrated: list[float]
+    chosen: list[float]
+    chosen_right: list[float]
+
+
+def confidences_of(
+    right: Sequence[Sequence[float]], rows: Sequence[Sequence[Row | None]], groups: Sequence[Hashable]
+) -> Confidences:
+    """
+    Args:
+        right (`list[list[float]]`): per question and member, 1 where its answer is right.
+        rows (`list[list[Row]]`): per question and member, the features of its answer; `None` where it has none.
+        groups (`list`): per question, what it has in common with those that ask the same: they stay in one half.
+
+    Raises:
+        ValueError: fewer than two different questions that the best member answers.
+    """
+    best = best_of([list(scores) for scores in zip(*right, strict=True)])
+    answered = [one for one, of_question in enumerate(rows) if of_question[best] is not None]
+    if len({groups[one] for one in answered}) < 2:
+        raise ValueError(
+            "The questions must be 2 or more different ones that the best member answers, but are "
+            f"{len({groups[one] for one in answered})}: a calibration must not judge what it was fitted on. Give a "
+            "hundred."
+        )
+    num_members = len(right[0])
+    names = feature_names(num_members)
+    values = filled([rows[one] for one in answered])
+    labels = np.array([right[one] for one in answered], dtype=np.float64)
+    halves = parts_of(groups, answered, 2, _SEED)
+    at = {question: index for index, question in enumerate(answered)}
+    parts = [[at[question] for question in half] for half in halves]
+    of_best = values[:, best]
+
+    def column(name: str) -> Any:
+        return of_best[:, names.index(name)]
+
+    own = [names.index(name) for name in _own_names(best)]
+    likely = _crossed(values, labels, parts)
+    alone = _crossed(values[:, best : best + 1, own], labels[:, best : best + 1], parts)
+    known = np.array([[row is not None for row in rows[one]] for one in answered])
+    winners = np.where(known, likely, -1.0).argmax(1)
+    every = np.arange(len(answered))
+    return Confidences(
+        best=best,
+        is_right=labels[:, best].tolist(),
+        per_token=np.exp(column(f"log-probability per token, member {best}")).tolist(),
+        whole=np.exp(column(f"log-probability, member {best}")).tolist(),
+        own_calibrated=alone[:, 0].tolist(),
+        score=np.exp(column("word confidence")).tolist(),
+        calibrated=likely[:, best].tolist(),
+        chosen=likely[every, winners].tolist(),
+        chosen_right=labels[every, winners].tolist(),
+    )
+
+
+def _own_names(member: int) -> list[str]:
+    """The features that a member has alone."""
+    kept = (f", member {member}",)
+    return [name for name in feature_names(member + 1) if name.endswith(kept)] + ["length"]
+
+
+def _crossed(values: Any, labels: Any, parts: Sequence[Sequence[int]]) -> Any:
+    """Per question and candidate its probability, by a calibration fitted on the other parts."""
+    found = np.zeros(labels.shape)
+    for part in parts:
+        held = set(part)
+        rest = [one for one in range(len(labels)) if one not in held]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a half says nothing shows in the figures
+            calibration = Calibration.fit(values[rest], labels[rest])
+        found[list(part)] = calibration.probabilities(values[list(part)])
+    return found
