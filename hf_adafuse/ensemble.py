@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .call.arguments import member_tokenizers
+from transformers import BatchEncoding
+
+from .call.arguments import member_tokenizers, resolve_participants
 from .call.run import planning
 from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
@@ -15,8 +18,8 @@ from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
-from .members.participants import is_local
-from .members.prompt_inputs import text_inputs
+from .members.participants import Participant, is_local
+from .members.prompt_inputs import padding_id, text_inputs
 from .members.thoughts import check_thinking, thinking_inputs
 from .members.tools import Offer, told
 from .rounds.round_lists import AdaFuseRoundsBatch
@@ -86,9 +89,10 @@ class AdaFuseEnsemble:
         The main model's `generate()`.
 
         Args:
-            inputs (`str`, `list` or `torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*): prompts,
-                as texts or in the main model's ids. With `chat` each prompt is a user's message, or a conversation: a
-                list of messages like `{"role": "user", "content": "Who wrote Faust?"}`.
+            inputs (`str`, `list`, `Mapping` or `torch.LongTensor` of shape `(batch_size, sequence_length)`,
+                *optional*): prompts as texts, as [`~AdaFuseEnsemble.encode`] returns them, or in the main model's ids.
+                With `chat` each prompt is a user's message, or a conversation: a list of messages like
+                `{"role": "user", "content": "Who wrote Faust?"}`.
             chat (`bool`, *optional*, defaults to `False`): whether each member reads the prompts in its own chat
                 template.
             thinking (`str`, *optional*, defaults to `"apart"`): for chats with thinking models, whose templates mark
@@ -128,8 +132,9 @@ class AdaFuseEnsemble:
         tokenizers = self._tokenizers_of(kwargs)
         if not chat:
             if isinstance(inputs, (str, list, tuple)):
-                kwargs = {**self._encode(inputs, False, tokenizers), **kwargs}
-                inputs = None
+                inputs = self._encode(inputs, False, tokenizers)
+            if isinstance(inputs, Mapping):
+                return self.model.generate(**{**self._placed(inputs), **kwargs})
             return self.model.generate(inputs, **kwargs)
         models = [self.model, *(kwargs.get("assistant_models") or self._assistants)]
         drawn = ("do_sample", "temperature", "top_p", "top_k")
@@ -151,7 +156,7 @@ class AdaFuseEnsemble:
             rounds.thoughts = thoughts[row]
             rounds.tool_calls = [] if offer is None else offer.read(rounds.text)[1]
 
-        kwargs = {**made.to(device_of(self.model)), **kwargs}
+        kwargs = {**self._placed(made), **kwargs}
         if kwargs.get("on_answer") is not None:
             kwargs["on_answer"] = _after(finish, kwargs["on_answer"])
         output = self.model.generate(**kwargs)
@@ -180,13 +185,26 @@ class AdaFuseEnsemble:
             [`AdaFuseRoundsBatch`]: one [`AdaFuseRounds`] per prompt. Each has the `text` and the `finish_reason`,
             prints as a trace, and makes a page by `to_html()`.
         """
-        first = self._tokenizers_of(kwargs)[0]
-        padding = [token for token in (first.pad_token_id, first.eos_token_id) if token is not None]
-        # Not to use a cache is not to hand it out.
-        kwargs = {"pad_token_id": padding[0] if padding else None, "use_cache": False, **kwargs}
-        inputs = prompts if kwargs.get("chat") else _as_texts(prompts)
-        rounds: AdaFuseRoundsBatch = self.generate(inputs, return_dict_in_generate=True, **kwargs).rounds
+        rounds: AdaFuseRoundsBatch = self.output(prompts if kwargs.get("chat") else _as_texts(prompts), **kwargs).rounds
         return rounds
+
+    def output(self, inputs: Any = None, **kwargs: Any) -> Any:
+        """
+        What [`~AdaFuseEnsemble.generate`] returns with `return_dict_in_generate=True`, without the members' caches and
+        whether the main tokenizer has a padding token or not.
+
+        Args:
+            inputs, kwargs: as of [`~AdaFuseEnsemble.generate`].
+
+        Returns:
+            [`AdaFuseOutput`]: its `rounds` hold the texts, its `stats` what they cost.
+        """
+        settings = {
+            "pad_token_id": padding_id(self._tokenizers_of(kwargs)[0]),
+            "use_cache": False,  # which is: do not hand it out
+            "return_dict_in_generate": True,
+        }
+        return self.generate(inputs, **{**settings, **kwargs})
 
     def score(
         self,
@@ -235,17 +253,9 @@ class AdaFuseEnsemble:
         rows = read_answers(answers, len(chats), ends)
         members = list(zip([self.model, *self._assistants], self.tokenizers, strict=True))
         encoded = thinking_inputs(chats, members, "off")[0] if chat else text_inputs(chats, self.tokenizers)
-        padding = [self.tokenizers[0].pad_token_id, self.tokenizers[0].eos_token_id]
+        settings = {"adafuse_config": self._scoring_config(), "max_batch_size": max_batch_size}
         with planning() as plans:
-            self.model.generate(
-                **encoded.to(device_of(self.model)),
-                adafuse_config=self._scoring_config(),
-                max_batch_size=max_batch_size,
-                max_new_tokens=1,
-                do_sample=False,
-                use_cache=False,
-                pad_token_id=next((token for token in padding if token is not None), None),
-            )
+            self.output(encoded, **settings, max_new_tokens=1, do_sample=False)
         return score_call(plans[0], rows, ends, on_scores)
 
     def _scoring_config(self) -> AdaFuseConfig:
@@ -264,6 +274,11 @@ class AdaFuseEnsemble:
         them, else as [`text_inputs`] does."""
         return self._encode(prompts, chat, self.tokenizers)
 
+    @functools.cached_property
+    def handles(self) -> list[Participant]:
+        """The members as a call holds them: checked, each with its name, vocabulary and device."""
+        return resolve_participants(self.model, self.model._adafuse_bound)
+
     def _tokenizers_of(self, kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The tokenizers of the members that a call of `generate()` is made with: it may name others."""
         if not any(kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")):
@@ -273,8 +288,12 @@ class AdaFuseEnsemble:
 
     def _encode(self, prompts: Any, chat: bool, tokenizers: Sequence[Any]) -> Mapping[str, Any]:
         made = chat_inputs(as_chats(prompts), tokenizers) if chat else text_inputs(_as_texts(prompts), tokenizers)
-        encoded: Mapping[str, Any] = made.to(device_of(self.model))
-        return encoded
+        return self._placed(made)
+
+    def _placed(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Encoded prompts on the main model's device; each assistant's go to its own when they are read."""
+        placed: Mapping[str, Any] = BatchEncoding(dict(inputs)).to(device_of(self.model))
+        return placed
 
 
 def _after(finish: Callable[[int, Any], None], on_answer: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:

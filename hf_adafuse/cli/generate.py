@@ -139,14 +139,13 @@ def answer(args: argparse.Namespace, ensemble: AdaFuseEnsemble, prompt: Any, wri
 
     if adafuse_config(args, ensemble.model).do_sample:  # torch begins with the same seed in every process
         torch.manual_seed(torch.seed() if args.seed is None else args.seed)
-    return ensemble.generate(
+    return ensemble.output(
         [prompt],
         **chat_options(args),
         structured=args.structured,
         max_new_tokens=args.max_new_tokens,
         stop_strings=args.stop,
         **sampling_options(args),
-        return_dict_in_generate=True,
         streamer=writer,
     )
 

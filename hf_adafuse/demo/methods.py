@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .. import AdaFuseConfig, enable_adafuse
+from ..config import AdaFuseConfig
+from ..ensemble import AdaFuseEnsemble
 from .data import DemoQuestion
 from .paired import paired
 
@@ -167,21 +168,4 @@ def _fused(members: list[Member], prompts: list[str], config: AdaFuseConfig, tal
 
 def fuse(members: list[Member], prompts: list[str], config: AdaFuseConfig) -> Any:
     """AdaFuse's output for a batch of prompts."""
-    (model, tokenizer), *assistants = members
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
-    return model.generate(
-        **inputs,
-        tokenizer=tokenizer,
-        assistant_models=[assistant for assistant, _ in assistants],
-        assistant_tokenizers=[tokenizer for _, tokenizer in assistants],
-        adafuse_config=config,
-        max_new_tokens=MAX_NEW_TOKENS,
-        do_sample=False,
-        return_dict_in_generate=True,
-    )
-
-
-def prepare(members: list[Member]) -> list[Member]:
-    """The members with AdaFuse's `generate()` on the main one."""
-    enable_adafuse(members[0][0])
-    return members
+    return AdaFuseEnsemble(members, config).output(prompts, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)

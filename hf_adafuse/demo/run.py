@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from .. import AdaFuseConfig
 from . import NAMES, data, load_members
 from .job_progress import Progress
-from .methods import NUM_ALONE, Member, Method, Result, answer, difference, fuse, methods, prepare
+from .methods import NUM_ALONE, Member, Method, Result, answer, difference, fuse, methods
 from .tables import aligned
 from .threads import threads
 
@@ -39,7 +39,7 @@ def run_demo(
         `dict`: what `json=True` writes: `questions`, `example` and `results`.
     """
     stream = stream or sys.stdout
-    members = prepare(load_members(num_members, folder))
+    members = load_members(num_members, folder)
     asked = data.held_out(questions)
     # Matrices this small are as fast on one thread, and far faster where other programs want the cores.
     with threads(1):

@@ -59,7 +59,7 @@ def text_inputs(texts: str | Sequence[str], tokenizers: Sequence[Any]) -> Any:
 
 def pad_left(rows: Sequence[Sequence[int]], tokenizer: Any) -> Any:
     """Rows of ids as a left-padded `BatchEncoding`, whatever the tokenizer's own settings; it need not have padding."""
-    filler = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+    filler = padding_id(tokenizer) or 0
     width = max(map(len, rows))
     ids = [[filler] * (width - len(row)) + list(row) for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
@@ -69,6 +69,12 @@ def pad_left(rows: Sequence[Sequence[int]], tokenizer: Any) -> Any:
             "attention_mask": torch.tensor(mask, dtype=torch.long, device="cpu"),
         }
     )
+
+
+def padding_id(tokenizer: Any) -> int | None:
+    """The id that rows are filled up with: the tokenizer's padding token, else its end of sequence; `None` where it has
+    neither."""
+    return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), None)
 
 
 def check_tokenizer_list(tokenizers: Any) -> None:

@@ -221,7 +221,7 @@ def make_plan(
             turns.hold = seeded.hold
             turns.resume = seeded.resume
         with planning() as plans, thinking_at(turns), seeded or nullcontext():
-            served.ensemble.generate(inputs, **call)
+            served.ensemble.output(inputs, **call)
     except (ValueError, ImportError, AdaFuseDecodingError, ServerError) as error:
         raise as_api_error(error) from error
     (plan,) = plans
@@ -282,7 +282,7 @@ def _arguments(
     served: Served, request: ChatRequest | CompletionRequest, config: AdaFuseConfig, default_tokens: int
 ) -> dict[str, Any]:
     """The arguments of `generate()`."""
-    options, tokenizer = request.options, served.ensemble.tokenizers[0]
+    options = request.options
     if request.temperature is not None and config.do_sample is not None:
         config = config.changed({"do_sample": None})
     samples = request.samples or bool(config.do_sample)
@@ -292,16 +292,12 @@ def _arguments(
         given = {"top_p": request.top_p, **own}
         given["temperature"] = request.temperature or (1.0 if request.samples else None)
         drawn |= {name: value for name, value in given.items() if value is not None}
-    filler = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
     return {
         **drawn,
         "adafuse_config": config,
         "max_new_tokens": request.num_tokens or default_tokens,
         "stop_strings": request.stops or None,
         "structured": request.structured,
-        "pad_token_id": filler[0] if filler else None,
-        "use_cache": False,
-        "return_dict_in_generate": True,
         "output_logits": request.num_top is not None,
         "on_answer": lambda row, rounds: None,
     }

@@ -97,13 +97,16 @@ def test_a_member_reads_the_prompt_once_and_all_answers_in_one_pass(role, monkey
         columns.append(ids.numel())
         return read(self, ids, *rest)
 
-    monkeypatch.setattr(PackedBackend, "run", counted)
-    monkeypatch.setattr(ColumnBackend, "_read_prompts", counted_prompt)
     names = ["byte_level", "characters"][:: 1 if role else -1]
     tokenizers = [TOKENIZERS[name]() for name in names]
     members = [(tiny_model("llama", name), tokenizer) for name, tokenizer in zip(names, tokenizers, strict=True)]
+    ensemble = AdaFuseEnsemble(members)  # tries the backends, where no test before has
+    for handle in ensemble.handles:
+        handle.choose_backend()
+    monkeypatch.setattr(PackedBackend, "run", counted)
+    monkeypatch.setattr(ColumnBackend, "_read_prompts", counted_prompt)
     texts = [" there was a cat", " there was a dog", " there"]
-    AdaFuseEnsemble(members).score(PROMPTS[0], texts)
+    ensemble.score(PROMPTS[0], texts)
     expected = []
     for tokenizer in tokenizers:
         answers = [tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in texts]

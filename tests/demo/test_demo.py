@@ -30,7 +30,7 @@ def question_of(prompt):
 
 @pytest.fixture(scope="module")
 def pair():
-    return methods.prepare(demo.load_pair())
+    return demo.load_pair()
 
 
 @torch.inference_mode()

@@ -4,7 +4,6 @@ run on the same prompts.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ from transformers import StaticCache
 
 from ...call.arguments import EnsembleArguments, resolve_participants
 from ...config import AdaFuseConfig
-from ...generation import disable_adafuse, enable_adafuse
+from ...ensemble import AdaFuseEnsemble
+from ...generation import disable_adafuse
 from ...members.participants import Participant
 from ...members.prompt_inputs import pad_left
 from ...members.prompts import assistant_prompts
@@ -46,7 +46,9 @@ class Ensemble:
             disable_adafuse(instruments.measured_copy(participant.model, self.meter, index))
             for index, participant in enumerate(self.participants)
         ]
-        self.main = enable_adafuse(copy.copy(self.models[0]))
+        tokenizers = [participant.tokenizer for participant in self.participants]
+        self._ensemble = AdaFuseEnsemble(list(zip(self.models, tokenizers, strict=True)))
+        self.main = self._ensemble.model
         self.device = self.participants[0].device
         self._static_caches: dict[tuple[int, int, int], StaticCache] = {}
         self.bandwidth = instruments.copy_bandwidth(self.device)
@@ -68,16 +70,8 @@ class Ensemble:
 
     def generate(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int, **options: Any) -> Any:
         """What the ensemble's `generate()` returns."""
-        return self.main.generate(
-            **self._batch(0, prompts[0]),
-            tokenizer=self.tokenizer,
-            assistant_models=self.models[1:],
-            assistant_tokenizers=[assistant.tokenizer for assistant in self.participants[1:]],
-            adafuse_config=config,
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            **options,
-        )
+        settings: dict[str, Any] = {"adafuse_config": config, "max_new_tokens": new_tokens, "do_sample": False}
+        return self._ensemble.generate(self._batch(0, prompts[0]), **settings, **options)
 
     def run(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
         """Per prompt, the new ids that the ensemble gives."""

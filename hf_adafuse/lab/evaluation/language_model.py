@@ -25,9 +25,9 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import StopStringCriteria
 
 from ...call.answering import BATCHES_A_CALL, cut_at
-from ...call.arguments import EnsembleArguments, EnsembleSpec, resolve_participants
+from ...call.arguments import EnsembleSpec
 from ...config import AdaFuseConfig
-from ...generation import enable_adafuse
+from ...ensemble import AdaFuseEnsemble
 from ...members.mistral_tokenizers import as_usual
 from ...members.prompt_inputs import pad_left
 from ...outputs import AdaFuseRound
@@ -96,11 +96,9 @@ class AdaFuseLM(LM):
         super().__init__()
         loading = (dtype, device_map or device, trust_remote_code)
         members = members_of(pretrained, assistants, tokenizer, assistant_tokenizers, loading)
-        main, *others = members
-        arguments = EnsembleArguments([model for model, _ in others], [tok for _, tok in others], None, main[1])
-        self.config = settings_of(adafuse_config, settings, main[0], len(members)) or ALONE
-        self.participants = EnsembleSpec(resolve_participants(main[0], arguments), self.config).participants
-        self.model = enable_adafuse(main[0])
+        self.config = settings_of(adafuse_config, settings, members[0][0], len(members)) or ALONE
+        self._ensemble = AdaFuseEnsemble(members, self.config)
+        self.participants = EnsembleSpec(self._ensemble.handles, self.config).participants
         self._scorer = EnsembleScorer(self.participants, self.config)
         self._tokenizers = [participant.tokenizer for participant in self.participants]
         self._device = self.participants[0].device
@@ -206,26 +204,16 @@ class AdaFuseLM(LM):
             tell(row, text, [with_nulls(committed.to_dict()) for committed in rounds])
 
         rows = list(zip(*(prompt_rows(context, self._tokenizers) for context in contexts), strict=True))
-        inputs = [
+        inputs, *others = [
             pad_left([self._cut(k, ids, max_new_tokens) for ids in rows[k]], tokenizer)
             for k, tokenizer in enumerate(self._tokenizers)
         ]
-        main = self._tokenizers[0]
-        padding = [token for token in (main.pad_token_id, main.eos_token_id) if token is not None]
-        output = self.model.generate(
-            **inputs[0].to(self._device),
-            tokenizer=main,
-            assistant_models=[participant.model for participant in self.participants[1:]],
-            assistant_tokenizers=self._tokenizers[1:],
-            assistant_inputs=inputs[1:] or None,
-            adafuse_config=self.config,
+        output = self._ensemble.output(
+            {**inputs, "assistant_inputs": others or None},
             max_batch_size=self._batch_size,
             on_answer=on_answer,
             max_new_tokens=max_new_tokens,
             stop_strings=[stop for stop in until if self._can_write(stop)] or None,
-            return_dict_in_generate=True,
-            use_cache=False,  # which is: do not hand it out
-            pad_token_id=padding[0] if padding else None,
             **options,
         )
         return sum(member["forward_passes"] for member in output.stats["members"])

@@ -20,11 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...call.answering import cut_at
-from ...generation import enable_adafuse
-from ...members.chat import chat_inputs
-from ...members.prompt_inputs import text_inputs
+from ...ensemble import AdaFuseEnsemble
 from ...members.vocabulary import vocabulary_of
-from ...transformers_compat import execution_device
 from .candidates import Contestant
 
 
@@ -49,7 +46,7 @@ class MemberPool:
     The members.
 
     Args:
-        members (`list[tuple]`): each a model and its tokenizer; the models' class is AdaFuse's from here on.
+        members (`list[tuple]`): each a model and its tokenizer.
         asking (`GenerationArgs`): how they are asked.
 
     Raises:
@@ -57,49 +54,33 @@ class MemberPool:
     """
 
     def __init__(self, members: Sequence[tuple[Any, Any]], asking: GenerationArgs) -> None:
-        self._members = [(enable_adafuse(model), tokenizer) for model, tokenizer in members]
+        self._members = list(members)
+        self._ensembles: dict[tuple[int, ...], AdaFuseEnsemble] = {}
         self._asking = asking
         if asking.chat:
-            self._inputs(["?"], [tokenizer for _, tokenizer in members])
+            self._ensemble(range(len(members))).encode(["?"], chat=True)
 
     def ask(self, candidate: Contestant, prompts: Sequence[str]) -> list[str]:
         """The texts that a candidate answers a batch of prompts with."""
-        taking = [self._members[member] for member in candidate.members]
-        (model, tokenizer), *assistants = taking
-        inputs = self._inputs(prompts, [tokenizer for _, tokenizer in taking])
-        padding = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
-        options: dict[str, Any] = {"adafuse_config": False}
-        if not candidate.is_alone:
-            options = {
-                "assistant_models": [assistant for assistant, _ in assistants],
-                "assistant_tokenizers": [other for _, other in assistants],
-                "adafuse_config": candidate.config,
-                "return_dict_in_generate": True,
-            }
-        made = model.generate(
-            **inputs.to(execution_device(model)),
-            tokenizer=tokenizer,
-            max_new_tokens=self._asking.max_new_tokens,
-            stop_strings=self._asking.stop or None,
-            do_sample=False,
-            pad_token_id=padding[0] if padding else None,
-            **options,
-        )
+        ensemble = self._ensemble(candidate.members)
+        inputs = ensemble.encode(list(prompts), self._asking.chat)
+        length = {"max_new_tokens": self._asking.max_new_tokens, "stop_strings": self._asking.stop or None}
         if candidate.is_alone:
+            model, tokenizer = ensemble.model, ensemble.tokenizers[0]
+            # A cache is of use here: this is the member's ordinary `generate()`.
+            settings = {"adafuse_config": False, "use_cache": True, "return_dict_in_generate": False}
+            made = ensemble.output(inputs, **length, **settings, do_sample=False)
             texts = [_text(row.tolist(), model, tokenizer) for row in made[:, inputs["input_ids"].shape[1] :]]
         else:
-            texts = ["".join(committed.text for committed in rounds) for rounds in made.rounds]
+            output = ensemble.output(inputs, **length, adafuse_config=candidate.config, do_sample=False)
+            texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
         return [cut_at(text, self._asking.stop) for text in texts]
 
-    def _inputs(self, prompts: Sequence[str], tokenizers: Sequence[Any]) -> Any:
-        """For the main model and, where there are some, for the assistants."""
-        if not self._asking.chat:
-            inputs = text_inputs(prompts, tokenizers)
-        else:
-            inputs = chat_inputs([[{"role": "user", "content": prompt}] for prompt in prompts], tokenizers)
-        if len(tokenizers) == 1:
-            del inputs["assistant_inputs"]
-        return inputs
+    def _ensemble(self, members: Sequence[int]) -> AdaFuseEnsemble:
+        key = tuple(members)
+        if key not in self._ensembles:
+            self._ensembles[key] = AdaFuseEnsemble([self._members[member] for member in key])
+        return self._ensembles[key]
 
 
 def _text(new: list[int], model: Any, tokenizer: Any) -> str:

@@ -16,7 +16,7 @@ from hf_adafuse import AdaFuseConfig, demo
 from hf_adafuse.decoding.round_runner import RoundRunner
 from hf_adafuse.decoding.selector import Selector
 from hf_adafuse.decoding.words import split_words
-from hf_adafuse.demo.methods import fuse, prepare
+from hf_adafuse.demo.methods import fuse
 from hf_adafuse.kernels.small_batch_linear import linear
 from hf_adafuse.lab.benchmarks import instruments, measure, variants
 from hf_adafuse.lab.benchmarks import members as benchmark_members
@@ -230,7 +230,7 @@ def test_other_methods_are_measured_with_the_words_that_they_write():
     assert result.contenders == ["ours", "greedy 1", "greedy 2", *METHODS]
     assert result.same_text == {"ours": True}
     for name in METHODS:
-        output = fuse(prepare(demo.load_pair()), QUESTIONS[:2], AdaFuseConfig(method=name))
+        output = fuse(demo.load_pair(), QUESTIONS[:2], AdaFuseConfig(method=name))
         words = sum(len(split_words("".join(one.text for one in rounds))) for rounds in output.rounds)
         assert result.own_words == result.own_words | {(name, 0): words}
         assert result.words_per_second(name) == pytest.approx(words / result.seconds(name))
