@@ -132,8 +132,8 @@ class AdaFuseConfig:
     @classmethod
     def robust(cls) -> AdaFuseConfig:
         """
-        The settings that came nearest to the better member on few-shot tasks, whichever is the main one. Words are
-        compared by the root mean of the members' probabilities. The members' weights follow from how well each predicts
+        The settings that came nearest to the better member on few-shot tasks, whichever is the main one. The method is
+        `words`: words are compared by the root mean of the members' probabilities. The members' weights follow from how well each predicts
         the examples in the prompt, and more slowly from how well each predicts the text so far; the more one weight
         outgrows the others, the more of a word is judged by the tokens that tell the candidates apart. A word that ends
         the text at once wins only where all members that count find it likeliest. Without examples in the prompt a
@@ -161,7 +161,7 @@ class AdaFuseConfig:
         given = {name: value for name, value in values.items() if name in known}
         options = {name: value for name, value in values.items() if name not in known}
         if options:
-            given["method_options"] = {**given.get("method_options", {}), **options}
+            given["method_options"] = {**(given.get("method_options") or {}), **options}
         return cls(**given)
 
     def changed(self, values: Mapping[str, Any]) -> AdaFuseConfig:
