@@ -133,12 +133,12 @@ class AdaFuseConfig:
     def robust(cls) -> AdaFuseConfig:
         """
         The settings that came nearest to the better member on few-shot tasks, whichever is the main one. The method is
-        `words`: words are compared by the root mean of the members' probabilities. The members' weights follow from how well each predicts
-        the examples in the prompt, and more slowly from how well each predicts the text so far; the more one weight
-        outgrows the others, the more of a word is judged by the tokens that tell the candidates apart. A word that ends
-        the text at once wins only where all members that count find it likeliest. Without examples in the prompt a
-        member that cannot do the task costs more (`docs/quality.md`). `adafuse_config="robust"`, `adafuse_config=True`
-        and no `adafuse_config` at all are the same.
+        `words`: words are compared by the root mean of the members' probabilities. The members' weights follow from how
+        well each predicts the examples in the prompt, and more slowly from how well each predicts the text so far; the
+        more one weight outgrows the others, the more of a word is judged by the tokens that tell the candidates apart.
+        A word that ends the text at once wins only where all members that count find it likeliest. Without examples in
+        the prompt a member that cannot do the task costs more (`docs/quality.md`). `adafuse_config="robust"`,
+        `adafuse_config=True` and no `adafuse_config` at all are the same.
         """
         return cls(**PRESETS["robust"])
 
