@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import BatchEncoding
 
-from .call.arguments import member_tokenizers, resolve_participants
+from .call.arguments import member_tokenizers, resolve_handles
 from .call.run import planning
 from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
@@ -18,10 +18,10 @@ from .config import AdaFuseConfig
 from .generation import enable_adafuse
 from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
-from .members.participants import Participant, is_local
+from .members.model_handle import ModelHandle, is_local
 from .members.prompt_inputs import padding_id, text_inputs
 from .members.thoughts import check_thinking, thinking_inputs
-from .members.tools import Offer, told
+from .members.tools import Offer, with_tools
 from .rounds.round_lists import AdaFuseRoundsBatch
 from .trees.model_call import device_of
 
@@ -149,7 +149,7 @@ class AdaFuseEnsemble:
             if offer.forced or all(map(is_local, models)):
                 kwargs["structured"] = offer.structured
         # Earlier calls and their results are texts for all members, whether tools are offered again or not.
-        chats = [told(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
+        chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
         made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, **variables)
 
         def finish(row: int, rounds: Any) -> None:
@@ -275,9 +275,9 @@ class AdaFuseEnsemble:
         return self._encode(prompts, chat, self.tokenizers)
 
     @functools.cached_property
-    def handles(self) -> list[Participant]:
+    def handles(self) -> list[ModelHandle]:
         """The members as a call holds them: checked, each with its name, vocabulary and device."""
-        return resolve_participants(self.model, self.model._adafuse_bound)
+        return resolve_handles(self.model, self.model._adafuse_bound)
 
     def _tokenizers_of(self, kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The tokenizers of the members that a call of `generate()` is made with: it may name others."""

@@ -17,21 +17,21 @@ from .call.arguments import (
     EnsembleArguments,
     EnsembleSpec,
     ensemble_arguments,
-    first_given,
+    first_setting,
     make_ensemble,
-    places_of,
-    resolve_participants,
+    resolve_handles,
+    setting_sources,
 )
 from .call.images import read_images, without_images
 from .call.inputs import GenerateInputs
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
 from .call.run import run_call
-from .call.sampling import sampling_asked, warn_of_a_pipelines_default
+from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
 from .decoding.strategies.registry import make_strategy
 from .members.mistral_tokenizers import as_usual
-from .members.participants import inner_model_hint
+from .members.model_handle import inner_model_hint
 from .members.processor_request import ProcessorRequest
 from .transformers_compat import warn_of_untested_release, with_setting
 
@@ -78,10 +78,10 @@ class AdaFuseGenerationMixin(GenerationMixin):
         given = {**dict(zip(("inputs", "generation_config"), args, strict=False)), **kwargs}
         generation_config = given.get("generation_config")
         if kwargs.get("custom_generate") is None:  # else the code that it names looks for its settings itself
-            _, configured = first_given("adafuse_config", places_of(self, kwargs, generation_config))
+            _, configured = first_setting("adafuse_config", setting_sources(self, kwargs, generation_config))
             if configured is not None:
                 kwargs["adafuse_config"] = configured
-            kwargs["adafuse_asked"] = sampling_asked(kwargs, generation_config, self.generation_config)
+            kwargs["adafuse_sampling"] = requested_sampling(kwargs, generation_config, self.generation_config)
         if kwargs.get("cache_implementation") == "paged" and self._adafuse_arguments(kwargs):
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
@@ -115,21 +115,21 @@ class AdaFuseGenerationMixin(GenerationMixin):
             if kwargs.get("adafuse_config") is False:
                 del kwargs["adafuse_config"]
             return mode_kwargs  # type: ignore[no-any-return]
-        call, asked = {name: kwargs.pop(name, None) for name in ARGUMENTS}, kwargs.pop("adafuse_asked", None)
+        call, asked = {name: kwargs.pop(name, None) for name in ARGUMENTS}, kwargs.pop("adafuse_sampling", None)
         images = kwargs.pop("adafuse_images", None)
         mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         bound = getattr(self, "_adafuse_bound", None)
         if bound is not None and bound.tokenizer is not None:
             mode_kwargs.setdefault("tokenizer", bound.tokenizer)
         mode_kwargs["adafuse_call"] = call
-        mode_kwargs["adafuse_asked"] = asked
+        mode_kwargs["adafuse_sampling"] = asked
         mode_kwargs["adafuse_images"] = images
         return mode_kwargs  # type: ignore[no-any-return]
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]
     ) -> None:
-        call, asked = mode_kwargs.pop("adafuse_call", None), mode_kwargs.pop("adafuse_asked", None)
+        call, asked = mode_kwargs.pop("adafuse_call", None), mode_kwargs.pop("adafuse_sampling", None)
         images = mode_kwargs.pop("adafuse_images", None)
         wanted = None if call is None else self._adafuse_arguments(call)
         if wanted is not None:
@@ -138,7 +138,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
-            mode_kwargs["tokenizer"] = as_usual(ensemble.participants[0].tokenizer)  # stop strings need it
+            mode_kwargs["tokenizer"] = as_usual(ensemble.handles[0].tokenizer)  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 
@@ -217,12 +217,12 @@ def enable_adafuse(
     bound = config if is_file(adafuse_config) else adafuse_config
     arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, bound)
     if assistant_models:
-        participants = resolve_participants(model, arguments)
-        arguments.assistant_models = [participant.model for participant in participants[1:]]
-        arguments.assistant_tokenizers = [participant.tokenizer for participant in participants[1:]]
-        arguments.tokenizer = participants[0].tokenizer
-        for participant in EnsembleSpec(participants, config or AdaFuseConfig.robust()).participants:
-            participant.choose_backend()  # a model that no backend can run says so now
+        handles = resolve_handles(model, arguments)
+        arguments.assistant_models = [handle.model for handle in handles[1:]]
+        arguments.assistant_tokenizers = [handle.tokenizer for handle in handles[1:]]
+        arguments.tokenizer = handles[0].tokenizer
+        for handle in EnsembleSpec(handles, config or AdaFuseConfig.robust()).handles:
+            handle.choose_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))
     _bind(model, arguments)

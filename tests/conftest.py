@@ -16,7 +16,7 @@ import torch
 from hf_adafuse.decoding.strategies.registry import STRATEGIES
 from hf_adafuse.kernels import small_batch_linear
 from hf_adafuse.kernels.native_product import MAX_TOKENS
-from hf_adafuse.members.participants import Participant
+from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 
@@ -107,7 +107,7 @@ def _same_methods() -> Iterator[None]:
 @pytest.fixture
 def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All members read 256 tokens at most: rotary positions, which most tiny members have, set no limit."""
-    monkeypatch.setattr(Participant, "max_length", property(lambda self: 256))
+    monkeypatch.setattr(ModelHandle, "max_length", property(lambda self: 256))
 
 
 @pytest.fixture(autouse=True)

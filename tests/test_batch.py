@@ -22,7 +22,7 @@ from hf_adafuse import AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor, 
 from hf_adafuse.call import batch_columns
 from hf_adafuse.cli import main
 from hf_adafuse.demo.data import PROMPT
-from hf_adafuse.trees.column_backend import ColumnBackend
+from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
 
 pandas = pytest.importorskip("pandas")
 pyarrow = pytest.importorskip("pyarrow")
@@ -318,13 +318,13 @@ def test_what_all_batches_begin_with_is_read_once(monkeypatch):
     template = examples.replace("{", "{{").replace("}", "}}") + PROMPT
     answer = predictor(template=template)
     rows = []
-    read = ColumnBackend._read_prompts
+    read = KVCacheBackend._read_prompts
 
     def counted(self, ids, *args):
         rows.append(ids.shape[0])
         return read(self, ids, *args)
 
-    monkeypatch.setattr(ColumnBackend, "_read_prompts", counted)
+    monkeypatch.setattr(KVCacheBackend, "_read_prompts", counted)
     texts = [answer({"question": questions()[start : start + 4]})["text"] for start in (0, 4, 8)]
     assert rows.count(1) == 2  # by each member
     assert sum(texts, []) == predictor(template=template)({"question": questions()[:12]})["text"]

@@ -106,7 +106,7 @@ def server(monkeypatch):
     model, tokenizer = (kind.from_pretrained(MODELS / NAMES[1]) for kind in (AutoModelForCausalLM, AutoTokenizer))
     with serving(StandIn(model.eval(), tokenizer)) as url:
         monkeypatch.setattr(
-            "hf_adafuse.servers.connection.checked_url", lambda asked, _: url if "8000" in asked else asked
+            "hf_adafuse.servers.transport.checked_url", lambda asked, _: url if "8000" in asked else asked
         )
         yield
 

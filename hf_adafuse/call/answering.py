@@ -1,4 +1,6 @@
-"""A batch of questions of which one that cannot be answered takes no other with it."""
+"""Asks a batch of questions so that one that fails takes no other with it. Called by the command line's file jobs and
+by [`AdaFusePredictor`].
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ FAILURES: tuple[type[Exception], ...] = (AdaFuseDecodingError, ValueError)
 @dataclass(frozen=True)
 class Answer:
     """
-    What became of a question.
+    The outcome of one question: a text, or an error.
 
     Attributes:
         text (`str`): without the text that it stopped at; with an error, what was committed until there.
@@ -44,8 +46,8 @@ class Answer:
 
     @classmethod
     def of(cls, made: AdaFuseRounds | Exception, stops: Sequence[str] | None = None) -> Answer:
-        """By the rounds of a question, or by what was raised instead; see [`answer_each`]. `stops`: the texts that it
-        was to stop at."""
+        """The answer in the rounds of a question, or in the error that was raised instead; see [`answer_each`].
+        `stops`: the stop texts of the call."""
         if isinstance(made, Exception):
             is_begun = isinstance(made, AdaFuseDecodingError) and bool(made.texts)
             return cls(made.texts[0] if is_begun else "", error=made)  # type: ignore[attr-defined]
@@ -59,7 +61,7 @@ class Answer:
 
 
 def cut_at(text: str, stops: Sequence[str] | None) -> str:
-    """The text up to the first of the texts to stop at, which ends an answer and is no part of it."""
+    """The text up to the first stop text in it. A stop text ends an answer and is no part of it."""
     return text[: min((at for stop in stops or () if (at := text.find(stop)) >= 0), default=len(text))]
 
 
@@ -74,9 +76,9 @@ def answer_each(
     failures: tuple[type[Exception], ...] = FAILURES,
 ) -> Iterator[tuple[Q, Exception]]:
     """
-    Ask questions together and tell each answer as soon as it is there. Where that fails, those without an answer are
-    asked by halves, down to one alone; yields those that fail even so, and why. Where a server has gone away no half
-    would fare better: all of them fail.
+    Ask questions together, and tell each answer as soon as it is there. Where that fails, the questions without an
+    answer are asked in halves, down to one alone. Yields the questions that fail even alone, with their errors. Where a
+    server has gone away, all fail at once.
 
     Args:
         questions (`list`)

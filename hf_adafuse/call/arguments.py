@@ -1,4 +1,6 @@
-"""What a user asks an ensemble for, where that is looked for, and who takes part then. Runs no model."""
+"""The arguments of a call of `generate()`: where each setting may be kept, and the ensemble that they make, loaded and
+checked. `generation.py` calls this before anything is run.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ import torch
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
 from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
-from ..members.participants import Participant, assistant_name
+from ..members.model_handle import ModelHandle, assistant_name
 from ..members.rating_prompts import check_templates
 from ..members.structured import read_structured
 from ..outputs import AdaFuseRound
 from ..trees.adapters import adapted, base_model
 from ..trees.model_call import device_of
 from .images import Images
-from .sampling import SamplingAsked
+from .sampling import SamplingRequest
 from .served_limits import check_served_settings
 
 # The arguments that `generate()` takes beyond the ordinary ones.
@@ -35,9 +37,9 @@ ARGUMENTS = (
     "on_answer",
 )
 
-# Where a setting may be kept. The first place that has it wins: the arguments of the call; the generation config passed
-# to it; a repository named in it (`custom_generate="..."`); what `enable_adafuse` has bound to the model; the model's
-# generation config; the repository that the model was loaded from.
+# Where a setting may be kept; the first of these that has it wins. "bound" is what `enable_adafuse` has bound to the
+# model. "repository of the call" is the one that `custom_generate="..."` names, "own repository" the one that the model
+# was loaded from.
 SETTING_SOURCES = (
     "call",
     "config of the call",
@@ -48,18 +50,18 @@ SETTING_SOURCES = (
 )
 
 
-def first_given(name: str, places: Mapping[str, Any]) -> tuple[str | None, Any]:
+def first_setting(name: str, sources: Mapping[str, Any]) -> tuple[str | None, Any]:
     """The first of `SETTING_SOURCES` that has a setting, and its value; `None` twice where none has."""
-    for place in SETTING_SOURCES:
-        holder = places.get(place)
+    for source in SETTING_SOURCES:
+        holder = sources.get(source)
         value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
         if value is not None:
-            return place, value
+            return source, value
     return None, None
 
 
-def places_of(model: Any, call: Mapping[str, Any], generation_config: Any = None) -> dict[str, Any]:
-    """The places that need no repository."""
+def setting_sources(model: Any, call: Mapping[str, Any], generation_config: Any = None) -> dict[str, Any]:
+    """By their names, the sources of settings that need no repository."""
     return {
         "call": call,
         "config of the call": generation_config,
@@ -70,7 +72,8 @@ def places_of(model: Any, call: Mapping[str, Any], generation_config: Any = None
 
 @dataclass
 class EnsembleArguments:
-    """What a user may bind to a model or pass to a call; a call's argument wins over a bound one."""
+    """The arguments of an ensemble, bound to a model or passed to a call. An argument of the call wins over a bound
+    one."""
 
     assistant_models: Sequence[Any] | None = None
     assistant_tokenizers: Sequence[Any] | None = None
@@ -89,7 +92,7 @@ class EnsembleArguments:
         return EnsembleArguments, ()  # they do not travel with a pickled model
 
     def over(self, bound: EnsembleArguments | None) -> EnsembleArguments:
-        """These arguments, with what they leave open taken from the bound ones."""
+        """These arguments, completed from the bound ones."""
         if bound is None:
             return self
         merged = {name: mine if mine is not None else getattr(bound, name) for name, mine in vars(self).items()}
@@ -101,10 +104,10 @@ class EnsembleArguments:
 @dataclass(frozen=True)
 class EnsembleSpec:
     """
-    Who decodes together, and how: checked.
+    The members and settings of one call, checked.
 
     Args:
-        participants (`list[Participant]`): the main model first.
+        handles (`list[ModelHandle]`): the main model first.
         config (`AdaFuseConfig`)
         assistant_inputs (`list`, *optional*): per assistant, its own prompts.
         assistant_processors (`list[list]`): per assistant, the user's own logits processors; empty for none.
@@ -118,7 +121,7 @@ class EnsembleSpec:
         ValueError: weights that are not one per member.
     """
 
-    participants: list[Participant]
+    handles: list[ModelHandle]
     config: AdaFuseConfig
     assistant_inputs: Sequence[Any] | None = None
     assistant_processors: Sequence[Sequence[Any]] = ()
@@ -130,9 +133,9 @@ class EnsembleSpec:
 
     def __post_init__(self) -> None:
         weights = self.config.model_weights
-        if isinstance(weights, tuple) and len(weights) != len(self.participants):
+        if isinstance(weights, tuple) and len(weights) != len(self.handles):
             raise ValueError(
-                f"`model_weights` must be one per member, but is {len(weights)} for {len(self.participants)} members. "
+                f"`model_weights` must be one per member, but is {len(weights)} for {len(self.handles)} members. "
                 "Give the main model's weight first."
             )
         self._check_order()
@@ -141,7 +144,7 @@ class EnsembleSpec:
         """Raises `ValueError` where a calibration was fitted to these members in another order."""
         calibration = self.config.method_options.get("calibration")
         fitted = calibration.get("members") if isinstance(calibration, Mapping) else None
-        names = [PurePath(str(getattr(one.model, "name_or_path", ""))).name for one in self.participants]
+        names = [PurePath(str(getattr(one.model, "name_or_path", ""))).name for one in self.handles]
         if isinstance(fitted, list) and fitted != names and sorted(fitted) == sorted(names):
             raise ValueError(
                 f"The members must come in the order {fitted} in which the calibration was fitted, but come as {names}."
@@ -152,10 +155,11 @@ class EnsembleSpec:
 def ensemble_arguments(
     model: Any, call: Mapping[str, Any], generation_config: Any = None
 ) -> tuple[EnsembleArguments, AdaFuseConfig] | None:
-    """What a call of `generate()` asks for, by the table of `SETTING_SOURCES`; `None` when it is an ordinary call."""
-    places = places_of(model, call, generation_config)
-    arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(places["bound"])
-    _, configured = first_given("adafuse_config", places)
+    """The ensemble that a call of `generate()` asks for, looked up in `SETTING_SOURCES`; `None` for an ordinary
+    call."""
+    sources = setting_sources(model, call, generation_config)
+    arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(sources["bound"])
+    _, configured = first_setting("adafuse_config", sources)
     is_asked = configured is not None or bool(arguments.assistant_models) or arguments.structured is not None
     if configured is False or not is_asked:
         return None
@@ -166,7 +170,7 @@ def make_ensemble(
     model: Any,
     arguments: EnsembleArguments,
     config: AdaFuseConfig,
-    asked: SamplingAsked | None = None,
+    asked: SamplingRequest | None = None,
     images: Images | None = None,
 ) -> EnsembleSpec:
     """
@@ -175,7 +179,7 @@ def make_ensemble(
     Args:
         model (`PreTrainedModel`): the main model.
         arguments (`EnsembleArguments`), config (`AdaFuseConfig`): as of [`ensemble_arguments`].
-        asked (`SamplingAsked`, *optional*): what the call says of sampling.
+        asked (`SamplingRequest`, *optional*): what the call says of sampling.
         images (`Images`, *optional*): those beside the main model's prompts. Weights that follow from the prompt are
             equal then: the other members read a part of it.
 
@@ -200,13 +204,13 @@ def make_ensemble(
         )
     strategy.prepare(device_of(model))
     processors = _as_list(arguments.assistant_logits_processor, "assistant_logits_processor")
-    participants = resolve_participants(model, arguments)
-    strategy.check_members([participant.vocabulary for participant in participants])
+    handles = resolve_handles(model, arguments)
+    strategy.check_members([handle.vocabulary for handle in handles])
     if strategy.rated_by is not None:
-        check_templates([participant.tokenizer for participant in participants])
-    check_served_settings(participants, strategy, config, bool(samples), arguments.structured is not None)
+        check_templates([handle.tokenizer for handle in handles])
+    check_served_settings(handles, strategy, config, bool(samples), arguments.structured is not None)
     return EnsembleSpec(
-        participants=participants,
+        handles=handles,
         config=config,
         assistant_inputs=arguments.assistant_inputs,
         assistant_processors=[_as_list([one] if callable(one) else one, "processors") for one in processors],
@@ -218,7 +222,7 @@ def make_ensemble(
     )
 
 
-def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Participant]:
+def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandle]:
     """
     The main model and the assistants, loaded and checked.
 
@@ -226,7 +230,7 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
         ValueError: lists of different lengths, no tokenizer to be found, or a model that cannot take part.
     """
     models, tokenizers = _assistants(arguments)
-    participants = [Participant("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))]
+    handles = [ModelHandle("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         argument = f"assistant_tokenizers[{index}]"
         if isinstance(assistant, (str, os.PathLike)):
@@ -235,10 +239,10 @@ def resolve_participants(model: Any, arguments: EnsembleArguments) -> list[Parti
             assistant = load_assistant(model, assistant, index, dtype="auto", **options)
         assistant = adapted(assistant, f"assistant_models[{index}]")
         tokenizer = _tokenizer(tokenizer, base_model(assistant), argument)
-        participants.append(Participant(assistant_name(index, assistant), assistant, tokenizer))
-    for participant in participants:
-        participant.check()
-    return participants
+        handles.append(ModelHandle(assistant_name(index, assistant), assistant, tokenizer))
+    for handle in handles:
+        handle.check()
+    return handles
 
 
 def member_tokenizers(model: Any, call: Mapping[str, Any], generation_config: Any, tokenizer: Any) -> list[Any] | None:
@@ -252,14 +256,14 @@ def member_tokenizers(model: Any, call: Mapping[str, Any], generation_config: An
         tokenizer (`PreTrainedTokenizerBase`): the main model's, where the call names none.
 
     Raises:
-        ValueError: as of [`resolve_participants`].
+        ValueError: as of [`resolve_handles`].
     """
     asked = model._adafuse_arguments(call, generation_config)
     if asked is None:
         return None
     arguments, _ = asked
     arguments = replace(arguments, tokenizer=call.get("tokenizer") or tokenizer)
-    return [participant.tokenizer for participant in resolve_participants(model, arguments)]
+    return [handle.tokenizer for handle in resolve_handles(model, arguments)]
 
 
 def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:

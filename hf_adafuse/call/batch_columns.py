@@ -1,4 +1,6 @@
-"""The columns of a batch, as whoever cuts data into batches has them: dicts of lists or of arrays, DataFrames."""
+"""Reads and adds columns of a table in the forms that data libraries pass: a dict of lists, a dict of arrays, a pandas
+DataFrame.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The cache that a call returns, and what a later call takes from it to go on as one longer call would."""
+"""The cache that a call returns, and what a later call takes from it: each member goes on with its own ids, keys and
+values, as in one longer call.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 
 from ..decoding.progress import Prompt
 from ..members.member import Member
-from ..members.participants import Participant
+from ..members.model_handle import ModelHandle
 from ..transformers_compat import takes_keys
 from ..trees.adapters import model_state, weak_reference
 from ..trees.kv_cache import AdaFuseCache, CachedText, State, join_rows, make_cache
@@ -17,7 +19,8 @@ from ..trees.model_call import ModelCall
 
 
 def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Prompt]) -> AdaFuseCache | None:
-    """The main model's keys and values in the columns of `sequences[:, :-1]`, and the assistants' beside them."""
+    """The cache that a call returns: the main model's keys and values in the columns of `sequences[:, :-1]`, and beside
+    them each assistant's ids, keys and values."""
     main = members[0].model
     if not takes_keys(ModelCall(main).memory):
         return None  # `generate()` would not take it
@@ -41,17 +44,17 @@ def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Pr
     return cache
 
 
-def assistant_states(past: Any, index: int, assistant: Participant, num_rows: int) -> list[State] | None:
-    """Per row, the ids, and their keys and values, of assistant `index` (from 0) where it took part in the call that
-    returned `past`; else `None`."""
+def assistant_states(past: Any, index: int, assistant: ModelHandle, num_rows: int) -> list[State] | None:
+    """Per row, the ids, keys and values of assistant `index` (from 0) in the cache `past`; `None` where this assistant
+    did not take part in the call that returned it."""
     if not isinstance(past, AdaFuseCache) or len(past.texts) != num_rows:
         return None
     return past.states_of(index, assistant.model, _kind(assistant))
 
 
 def resumed_ids(past: AdaFuseCache, going_on: Sequence[bool], states: list[State], rows: list[list[int]]) -> bool:
-    """Where a row goes on with the text of the cache, an assistant does with its own ids of it: they replace those in
-    `rows`. Whether that are all rows."""
+    """In rows that go on with the text of the cache, replace the assistant's ids in `rows` by its own ids of that text.
+    Returns whether all rows go on."""
     resumed = [is_same and text.is_whole for is_same, text in zip(going_on, past.texts, strict=True)]
     for row, is_resumed in enumerate(resumed):
         if is_resumed:
@@ -59,6 +62,6 @@ def resumed_ids(past: AdaFuseCache, going_on: Sequence[bool], states: list[State
     return all(resumed)
 
 
-def _kind(member: Member | Participant) -> tuple[Any, ...]:
+def _kind(member: Member | ModelHandle) -> tuple[Any, ...]:
     """What else an assistant's ids and keys follow from, beside its model."""
     return member.vocabulary.fingerprint, model_state(member.model)

@@ -1,5 +1,7 @@
-"""Images beside the prompts of the main model: which arguments they are, whether its class can take part with them, and
-the pass in which the model reads both. The other members read the text alone.
+"""Images beside the prompts of the main model.
+
+This module finds the arguments that hold them, checks that the model's class can take part with images, and runs the
+pass in which the model reads text and images. The other members read the text alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `generate()` hands over, read and checked once: ids without their padding, a caller's cache. Runs no model."""
+"""Reads and checks the inputs that `generate()` hands to its decoding method: ids without padding, a mask, a cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPECTED = {
 @dataclass(frozen=True)
 class GenerateInputs:
     """
-    What `generate()` hands to its decoding method.
+    The arguments that `generate()` hands to its decoding method.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): padded on the left.

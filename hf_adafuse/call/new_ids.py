@@ -1,5 +1,7 @@
-"""A call that gives the new ids alone, beside a cache and the attention mask of the whole text: it becomes the call
-with all ids, and its output what the caller expects, the ids that were given and those that follow. Runs no model.
+"""Calls that pass only the new ids, with a cache and the attention mask of the whole text.
+
+Such a call is made into one with all ids. Its output is made into what the caller expects: the new ids, and what
+follows them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ..trees.kv_cache import AdaFuseCache
 @dataclass(frozen=True)
 class NewIds:
     """
-    The new ids of a call, and what comes before them.
+    The new ids of a call, and all ids of its text.
 
     Args:
         given (`torch.LongTensor` of shape `(batch_size, num_new)`): the new ids.
@@ -35,7 +37,7 @@ class NewIds:
         return {**call, **shown, "input_ids": self.whole}
 
     def output(self, made: Any) -> Any:
-        """What the call returns, by what the one with all ids has returned."""
+        """The output that the caller expects, made of the output of the call with all ids."""
         sequences = made if isinstance(made, torch.Tensor) else made.sequences
         given = self.given.repeat_interleave(len(sequences) // len(self.given), 0)
         sequences = torch.cat([given, sequences[:, self.whole.shape[1] :]], dim=1)

@@ -1,4 +1,4 @@
-"""What a call returns, made of what became of its prompts. Runs no model."""
+"""Makes what `generate()` returns: the sequences, or an [`AdaFuseOutput`] with rounds, stats and cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rounds_of(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
     branches = "margin_threshold" in make_strategy(settings).uses
     has_margins = branches and settings.commitment == "adaptive" and plan.warpers is None
     threshold = settings.margin_threshold if has_margins else None
-    names = [member.participant.shown_name for member in plan.members]
+    names = [member.handle.shown_name for member in plan.members]
     return AdaFuseRounds(prompt.rounds, names, threshold, prompt.finish_reason)
 
 

@@ -1,5 +1,5 @@
-"""The plan of a call: one frozen value that holds, per member, its ids, its cache and its settings. Runs no model, but
-for the self-test that chooses a backend.
+"""Makes the plan of a call: one frozen value with each member's ids, cache, processors and backend. After this point no
+input is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..members.histories import has_history
-from ..members.participants import Participant
+from ..members.model_handle import ModelHandle
 from ..members.processor_request import ProcessorRequest, assistant_processors, main_processors
 from ..members.processors import PromptProcessors
 from ..members.prompts import assistant_prompts, check_prompts, warn_of_damaged_prompts
+from ..members.stateful_processors import is_stateful
 from ..members.structured import compile_grammar
 from ..transformers_compat import CACHE_NAME, num_cached, prepared_eos_ids
 from ..trees.adapters import base_model
@@ -32,10 +32,10 @@ from .stopping import StopCheck
 @dataclass(frozen=True)
 class MemberInputs:
     """
-    What one member needs.
+    The inputs of one member: its ids, cache, processors and backend.
 
     Args:
-        participant (`Participant`)
+        handle (`ModelHandle`)
         prompts (`list[list[int]]`): its own ids of each prompt.
         cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
         eos_ids (`list[int]`): its end-of-sequence ids, those that it has an embedding of.
@@ -44,7 +44,7 @@ class MemberInputs:
         images (`Images`, *optional*): which it reads with its prompts.
     """
 
-    participant: Participant
+    handle: ModelHandle
     prompts: list[list[int]]
     cache: KeysValues | None
     eos_ids: list[int]
@@ -54,15 +54,16 @@ class MemberInputs:
 
     @property
     def can_share(self) -> bool:
-        """Whether the beginning of a prompt may be read apart: not where a long prompt is read by other frequencies."""
-        switch = self.participant.frequency_switch
+        """Whether a shared beginning of the prompts may be read apart from the rest. A model that reads long prompts by
+        other rotary frequencies cannot."""
+        switch = self.handle.frequency_switch
         return switch is None or max(map(len, self.prompts)) <= switch
 
 
 @dataclass(frozen=True)
 class CallPlan:
     """
-    What a call does.
+    Everything that is decided about a call before it is decoded.
 
     Args:
         members (`list[MemberPlan]`): the main model first.
@@ -105,28 +106,28 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     Raises:
         ValueError: inputs that cannot be used, or a model that no backend can run.
     """
-    inputs = read_inputs(call, ensemble.participants[0].model)
+    inputs = read_inputs(call, ensemble.handles[0].model)
     _check_criteria(call, ensemble.config)
     stop_check = StopCheck(call.stopping_criteria, len(inputs.prompts), call.input_ids.device, call.gives_scores)
     request = replace(call.processors, assistants=ensemble.assistant_processors)
-    request.check(len(ensemble.participants) - 1)
-    participants = ensemble.participants
+    request.check(len(ensemble.handles) - 1)
+    handles = ensemble.handles
     prompts, caches = _prompts(ensemble, call, inputs)
     has_cache = any(cache is not None for cache in caches) or ensemble.images is not None
     _check_places(ensemble.max_batch_size, len(inputs.prompts), has_cache)
-    for participant, ids in zip(participants, prompts, strict=True):
-        participant.check_mode()
-        check_prompts(participant, ids)
+    for handle, ids in zip(handles, prompts, strict=True):
+        handle.check_mode()
+        check_prompts(handle, ids)
     if ensemble.images is not None:
-        _check_image_prompts(participants[0].model, inputs, call.generation_config.num_return_sequences or 1)
-    all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in participants[1:])]
+        _check_image_prompts(handles[0].model, inputs, call.generation_config.num_return_sequences or 1)
+    all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in handles[1:])]
     members = [
-        MemberInputs(participant, ids, cache, _known(eos, participant), [], "")
-        for participant, ids, cache, eos in zip(participants, prompts, caches, all_eos, strict=True)
+        MemberInputs(handle, ids, cache, _known(eos, handle), [], "")
+        for handle, ids, cache, eos in zip(handles, prompts, caches, all_eos, strict=True)
     ]
-    members = [replace(member, backend=member.participant.choose_backend()) for member in members]
-    for participant in participants:
-        participant.warn_of_foreign_tokenizer()
+    members = [replace(member, backend=member.handle.choose_backend()) for member in members]
+    for handle in handles:
+        handle.warn_of_foreign_tokenizer()
     if ensemble.images is not None:
         members[0] = _with_images(members[0], ensemble.images)
     _check_cache(members[0], inputs)
@@ -135,7 +136,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     places = ensemble.max_batch_size, ensemble.on_answer
     plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), (), has_grammar, *places)
     for index, member in enumerate(members):
-        check_served_call(member.participant, member.processors, plan.keeps_logits and index == 0)
+        check_served_call(member.handle, member.processors, plan.keeps_logits and index == 0)
     return plan if plan.warpers is None else replace(plan, streams=random_streams(inputs.prompts))
 
 
@@ -143,31 +144,31 @@ def _prompts(
     ensemble: EnsembleSpec, call: GenerateInputs, inputs: MainInputs
 ) -> tuple[list[list[list[int]]], list[KeysValues | None]]:
     """Each member's ids of the prompts, and the cache of their beginning where there is one."""
-    participants, given = ensemble.participants, ensemble.assistant_inputs
+    handles, given = ensemble.handles, ensemble.assistant_inputs
     repeats = call.generation_config.num_return_sequences or 1
     read = inputs.prompts
     if ensemble.images is not None:
-        tokens = image_tokens(participants[0].model)
+        tokens = image_tokens(handles[0].model)
         read = [[token for token in ids if token not in tokens] for ids in read]
-    prompts = [inputs.prompts, *assistant_prompts(participants, read, given, repeats)]
+    prompts = [inputs.prompts, *assistant_prompts(handles, read, given, repeats)]
     # What follows from the prompt needs all of it to be read.
     is_read_anew = isinstance(ensemble.config.model_weights, str) or make_strategy(ensemble.config).needs_prompt
-    caches: list[KeysValues | None] = [_usable(participants[0], inputs.prompts, inputs.cache, inputs.cached_length)]
+    caches: list[KeysValues | None] = [_usable(handles[0], inputs.prompts, inputs.cache, inputs.cached_length)]
     unread = []
-    for index, (assistant, rows) in enumerate(zip(participants[1:], prompts[1:], strict=True)):
+    for index, (assistant, rows) in enumerate(zip(handles[1:], prompts[1:], strict=True)):
         is_given = given is not None and given[index] is not None
         states = assistant_states(inputs.past, index, assistant, len(rows))
         if not is_given and (states is None or not resumed_ids(inputs.past, inputs.going_on, states, rows)):
             unread.append(index + 1)
         cache = None if states is None or not all(rows) else kept_beginnings(states, rows)
         caches.append(_usable(assistant, rows, cache, max((len(ids) for ids, _ in states or []), default=0)))
-    warn_of_damaged_prompts(participants, prompts, unread)
+    warn_of_damaged_prompts(handles, prompts, unread)
     return prompts, [None] * len(prompts) if is_read_anew else caches
 
 
 def _check_criteria(call: GenerateInputs, config: AdaFuseConfig) -> None:
     """Whole answers are asked for stops before they are committed, each from its own beginning."""
-    remember = [type(one).__name__ for one in call.stopping_criteria if has_history(one)]
+    remember = [type(one).__name__ for one in call.stopping_criteria if is_stateful(one)]
     if remember and make_strategy(config).is_whole:
         raise ValueError(
             f"`stopping_criteria` must be functions of the ids with method {config.method!r}, but {remember} remember "
@@ -181,19 +182,17 @@ def _check_criteria(call: GenerateInputs, config: AdaFuseConfig) -> None:
         )
 
 
-def _usable(
-    participant: Participant, prompts: list[list[int]], cache: KeysValues | None, length: int
-) -> KeysValues | None:
+def _usable(handle: ModelHandle, prompts: list[list[int]], cache: KeysValues | None, length: int) -> KeysValues | None:
     """A cache of a text of `length` tokens, or `None` where its keys are of other rotary frequencies than those by
     which the prompts are read now."""
-    switch = participant.frequency_switch
+    switch = handle.frequency_switch
     if switch is not None and (length <= switch) != (max(map(len, prompts)) <= switch):
         return None
     return cache
 
 
-def _known(eos_ids: list[int], participant: Participant) -> list[int]:
-    size = participant.vocabulary.vocab_size
+def _known(eos_ids: list[int], handle: ModelHandle) -> list[int]:
+    size = handle.vocabulary.vocab_size
     return sorted({token for token in eos_ids if size is None or token < size})
 
 
@@ -201,7 +200,7 @@ def _check_cache(main: MemberInputs, inputs: MainInputs) -> None:
     if inputs.cache is not None and not keeps_keys(main.backend):
         raise ValueError(
             f"`{CACHE_NAME}` must be left out where the main model runs without keys and values, but is given for a "
-            f"{type(main.participant.model).__name__}. Pass all ids alone."
+            f"{type(main.handle.model).__name__}. Pass all ids alone."
         )
 
 
@@ -228,7 +227,7 @@ def _check_image_prompts(model: Any, inputs: MainInputs, num_texts: int) -> None
 def _with_images(main: MemberInputs, images: Images) -> MemberInputs:
     if not keeps_keys(main.backend):
         raise ValueError(
-            f"The inputs must be text alone with AdaFuse and {type(main.participant.model).__name__}, but hold images: "
+            f"The inputs must be text alone with AdaFuse and {type(main.handle.model).__name__}, but hold images: "
             "it keeps no keys for each token. Describe the images in the prompt."
         )
     return replace(main, images=images)
@@ -246,9 +245,9 @@ def _warpers(ensemble: EnsembleSpec) -> list[Warper] | None:
     """How each member's tokens are drawn, where words are sampled."""
     if ensemble.sampling is None:
         return None
-    helper = ensemble.participants[0].model  # any model with `generate()` makes warpers alike
-    owns = [getattr(base_model(who.model), "generation_config", None) for who in ensemble.participants]
-    members = zip(owns, ensemble.participants, strict=True)
+    helper = ensemble.handles[0].model  # any model with `generate()` makes warpers alike
+    owns = [getattr(base_model(who.model), "generation_config", None) for who in ensemble.handles]
+    members = zip(owns, ensemble.handles, strict=True)
     return [warper_of(helper, own, ensemble.sampling, who.device) for own, who in members]
 
 
@@ -256,7 +255,7 @@ def _grammars(ensemble: EnsembleSpec, members: list[MemberInputs]) -> list[Any]:
     """The grammar of the text for each member, in its own tokens; `None` where there is none."""
     if ensemble.structured is None:
         return [None] * len(members)
-    found = [(member.participant, member.eos_ids) for member in members]
+    found = [(member.handle, member.eos_ids) for member in members]
     return [compile_grammar(ensemble.structured, who.vocabulary, eos_ids, who.name) for who, eos_ids in found]
 
 
@@ -264,9 +263,9 @@ def _with_processors(
     members: list[MemberInputs], request: ProcessorRequest, grammars: list[Any], inputs: MainInputs
 ) -> list[MemberInputs]:
     main, *assistants = members
-    helper = main.participant.model  # any model with `generate()` makes processors alike
-    made = [main_processors(helper, request, inputs.padded, main.prompts, main.participant.device, grammars[0])]
+    helper = main.handle.model  # any model with `generate()` makes processors alike
+    made = [main_processors(helper, request, inputs.padded, main.prompts, main.handle.device, grammars[0])]
     for number, member in enumerate(assistants):
-        device, grammar = member.participant.device, grammars[number + 1]
+        device, grammar = member.handle.device, grammars[number + 1]
         made.append(assistant_processors(helper, request, number, member.eos_ids, member.prompts, device, grammar))
     return [replace(member, processors=processors) for member, processors in zip(members, made, strict=True)]

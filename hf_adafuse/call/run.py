@@ -1,4 +1,4 @@
-"""From a plan to an output: makes the members, has them read the prompts, decodes. Checks nothing of the inputs."""
+"""Carries out a plan: makes the members, has them read the prompts, runs the decoder, returns the output."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _plans: ContextVar[list[CallPlan] | None] = ContextVar("planning", default=None)
 
 @contextmanager
 def planning() -> Iterator[list[CallPlan]]:
-    """Within this context a call of `generate()` with an ensemble is checked and planned, and not run: its plan is put
-    into the list that the context gives, and it returns the ids it was given."""
+    """Within this context a call of `generate()` with an ensemble is checked and planned, and not decoded. Its plan is
+    appended to the list that the context returns, and the call returns the ids that it was given."""
     plans: list[CallPlan] = []
     token = _plans.set(plans)
     try:
@@ -66,13 +66,13 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
 
 
 def sharing_prefixes(plan: CallPlan) -> AbstractContextManager[Any]:
-    """Within this context prompts that are read later do not read again what all begin with."""
+    """Within this context a prefix that all prompts share is read once, also by prompts that wait for a place."""
     has_later = plan.max_batch_size is not None and plan.max_batch_size < len(plan.inputs.prompts)
     return prefix_caching() if has_later else nullcontext()
 
 
 def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
-    """The prompts of a plan, which are counted from `first_index` on."""
+    """The prompts of a plan, numbered from `first_index` on."""
     samplings = _samplings(plan)
     return [
         Prompt(
@@ -89,8 +89,8 @@ def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
 
 
 def make_members(plan: CallPlan) -> list[Member]:
-    """The members, which have been given the prompts and have read none."""
-    members = [one.participant.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
+    """The members with their prompts, which they have not read yet."""
+    members = [one.handle.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
     weighting, with_costs = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
     for member, planned in zip(members, plan.members, strict=True):
@@ -105,15 +105,15 @@ def _read_images(plan: CallPlan, planned: MemberInputs) -> Any:
     ids, mask = plan.call.input_ids, plan.call.model_kwargs.get("attention_mask")
     num_padding = ids.shape[1] - max(map(len, planned.prompts))
     try:
-        layers = planned.images.prefill(planned.participant.model, ids, mask)
+        layers = planned.images.prefill(planned.handle.model, ids, mask)
     except ForwardError as error:
         rows = ids.tolist()
-        raise AdaFuseDecodingError(planned.participant.name, str(error), 0, [""] * len(rows), rows) from error.__cause__
+        raise AdaFuseDecodingError(planned.handle.name, str(error), 0, [""] * len(rows), rows) from error.__cause__
     return [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in layers]
 
 
 def prompt_nlls(plan: CallPlan, members: Sequence[Member]) -> list[list[float]]:
-    """As of [`Selector`]: they grow as prompts are read."""
+    """Per member, its NLL of each prompt (nats per byte). The lists grow as prompts are read."""
     return [member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else []
 
 
@@ -142,8 +142,8 @@ def _telling(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | N
 
 
 def make_strategies(plan: CallPlan) -> list[Strategy]:
-    """The method of each prompt, told what the prompt says."""
-    main, made = plan.members[0].participant, []
+    """One strategy per prompt, prepared with the prompt's text."""
+    main, made = plan.members[0].handle, []
     for ids in plan.inputs.prompts:
         strategy = make_strategy(plan.config)
         strategy.prompt_text = main.vocabulary.prompt_text(ids)
@@ -153,24 +153,23 @@ def make_strategies(plan: CallPlan) -> list[Strategy]:
 
 
 def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | None:
-    """The members once more, as raters of answers that have been given the prompts and have read none; `None` where the
-    method has nothing rated."""
+    """The members again, as raters of answers; `None` where the method rates nothing."""
     rubric = strategies[0].rated_by
     if rubric is None:
         return None
     raters, forms = [], []
     for member in plan.members:
-        tokenizer, vocabulary = member.participant.tokenizer, member.participant.vocabulary
+        tokenizer, vocabulary = member.handle.tokenizer, member.handle.vocabulary
         forms.append(RatingPrompts(tokenizer, vocabulary, rubric))
-        raters.append(member.participant.make_member(member.backend, [], member.prompts))
+        raters.append(member.handle.make_member(member.backend, [], member.prompts))
     reviews = Reviews(raters, forms)
     reviews.start([question_asked(plan, strategy) for strategy in strategies])
     return reviews
 
 
 def question_asked(plan: CallPlan, strategy: Strategy) -> str:
-    """What the prompt of a method asks, without the main model's chat template."""
-    main = plan.members[0].participant
+    """The question in a prompt, without the main model's chat template."""
+    main = plan.members[0].handle
     return question_of(main.tokenizer, main.vocabulary, strategy.prompt_text)
 
 

@@ -87,7 +87,8 @@ class RunningBatch:
         return number
 
     def leave(self, number: int) -> bool:
-        """A call ends here, and nobody is told of it. Whether it could leave now: not while a server reads for it."""
+        """End a call before its text ends. Returns `False` where it cannot leave now, because a server is reading for
+        it."""
         prompt = self._prompts[number]
         if prompt.is_finished:
             return True
@@ -101,12 +102,12 @@ class RunningBatch:
         return self._prompts[number].rounds
 
     def prompt(self, number: int) -> Prompt:
-        """What has become of a call so far."""
+        """The state of a call: its ids and rounds so far."""
         return self._prompts[number]
 
     def step(self) -> bool:
         """
-        Run what follows up to the next pass, and that pass; whether anything is left to do.
+        Run one forward pass, and what comes before it. Returns whether anything is left to do.
 
         Raises:
             AdaFuseDecodingError: a member failed. All calls that have not ended have failed with it.
@@ -144,12 +145,12 @@ def batch_key(plan: CallPlan) -> tuple[Any, ...]:
     """What plans must have in common to share a batch."""
     members = [
         (
-            id(base_model(member.participant.model)),
-            model_state(member.participant.model),
-            id(member.participant.tokenizer),
+            id(base_model(member.handle.model)),
+            model_state(member.handle.model),
+            id(member.handle.tokenizer),
             member.backend,
             tuple(member.eos_ids),
-            member.participant.context(member.prompts),
+            member.handle.context(member.prompts),
         )
         for member in plan.members
     ]

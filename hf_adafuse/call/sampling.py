@@ -1,7 +1,7 @@
-"""Whether a call asks for sampling, and with which settings.
+"""Whether a call asks for sampling, with which settings, and how a member's tokens are drawn.
 
-`do_sample=True` reaches a decoding method unasked: most chat models have it in their generation config. So what the
-call says counts here, and what the model's own generation config says does not.
+Most chat models have `do_sample=True` in their own generation config. So the call counts here, and the model's own
+generation config does not.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ GREEDY_TEMPERATURE = 0.01
 
 
 @dataclass(frozen=True)
-class SamplingAsked:
+class SamplingRequest:
     """
-    What a call says of sampling.
+    Whether a call asks for sampling, and with which settings.
 
     Args:
         do_sample (`bool`): whether it asks for it.
@@ -46,7 +46,7 @@ class SamplingAsked:
 @dataclass(frozen=True)
 class Warper:
     """
-    How a member's tokens are drawn.
+    How a member's tokens are drawn: its logits processors for sampling, or greedily.
 
     Args:
         processors (`list[LogitsProcessor]`): warp its scores before.
@@ -63,9 +63,9 @@ class Warper:
         return scores
 
 
-def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) -> SamplingAsked:
+def requested_sampling(call: Mapping[str, Any], generation_config: Any, own: Any) -> SamplingRequest:
     """
-    What a call says of sampling.
+    Whether a call asks for sampling, and with which settings.
 
     Args:
         call (`dict`): its arguments.
@@ -79,7 +79,7 @@ def sampling_asked(call: Mapping[str, Any], generation_config: Any, own: Any) ->
         passed = {}
     given = {**passed, **{name: call[name] for name in names if call.get(name) is not None}}
     settings = {name: given[name] for name in SETTINGS if given.get(name) is not None}
-    return SamplingAsked(bool(given.get("do_sample")), settings)
+    return SamplingRequest(bool(given.get("do_sample")), settings)
 
 
 def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any, own: Any) -> None:
@@ -88,10 +88,10 @@ def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any,
     pipelines do where the model's generation config says nothing. They pass no tokenizer.
 
     Args:
-        call, generation_config, own: as of [`sampling_asked`].
+        call, generation_config, own: as of [`requested_sampling`].
     """
     says_nothing = getattr(own, "do_sample", None) is None and call.get("tokenizer") is None
-    if says_nothing and sampling_asked(call, generation_config, own).do_sample:
+    if says_nothing and requested_sampling(call, generation_config, own).do_sample:
         logger.warning_once(
             "Words are sampled, because the call says `do_sample=True`. A pipeline of transformers says so by itself "
             "where nothing else is said: pass `do_sample=False` for the greedy text, or bind the ensemble to the model "
@@ -101,7 +101,7 @@ def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any,
 
 class RandomNumbers(Iterator[float]):
     """
-    Numbers from 0 to 1 that follow from a name.
+    Random numbers from 0 to 1 that are determined by a name.
 
     Args:
         name (`str`)
@@ -115,14 +115,15 @@ class RandomNumbers(Iterator[float]):
         return self._generator.random()
 
     def branch(self, *numbers: int) -> RandomNumbers:
-        """Others of their own, that follow from the same name and these numbers, and not from what has been drawn."""
+        """Further random numbers, determined by the name and these numbers alone. What has been drawn already makes no
+        difference."""
         return RandomNumbers(f"{self._name} {numbers}")
 
 
 def random_streams(prompts: list[list[int]]) -> list[RandomNumbers]:
     """
-    Per prompt, random numbers from 0 to 1. They follow from torch's seed and the prompt, and, where a prompt comes more
-    than once, from how often it has come: so a prompt has the same text alone and in a batch.
+    Per prompt, random numbers from 0 to 1. They follow from torch's seed, the prompt, and how often the same prompt
+    came before in the batch. So a prompt gives the same text alone and in a batch.
 
     Args:
         prompts (`list[list[int]]`): the main model's ids of each.
@@ -137,7 +138,7 @@ def random_streams(prompts: list[list[int]]) -> list[RandomNumbers]:
 
 def warper_of(helper: Any, own: Any, asked: Mapping[str, Any], device: torch.device) -> Warper:
     """
-    What warps a member's distribution: the settings that the call asks for, else the member's own.
+    How a member's tokens are drawn: by the settings of the call, and by the member's own where the call names none.
 
     Args:
         helper (`PreTrainedModel`): any, with the methods of `generate()`.

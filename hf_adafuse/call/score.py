@@ -1,6 +1,4 @@
-"""Given answers under all members: from a plan to the log-likelihood of each answer. Decodes nothing. Called by
-[`AdaFuseEnsemble.score`].
-"""
+"""The log-likelihood of given answers under every member of a plan. Called by [`AdaFuseEnsemble.score`]."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a member behind a server cannot do, refused before the first request: it gives parts of distributions only, and
-no logits processor acts there.
+"""Refuses, before the first request, settings that a member behind a server cannot honour. A server returns
+log-probabilities of some tokens only, and no logits processor of ours acts there.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.strategy import SpanStrategy
-from ..members.participants import Participant
+from ..members.model_handle import ModelHandle
 
 
 def check_served_settings(
-    participants: Sequence[Participant], strategy: Any, config: AdaFuseConfig, samples: bool, has_grammar: bool
+    handles: Sequence[ModelHandle], strategy: Any, config: AdaFuseConfig, samples: bool, has_grammar: bool
 ) -> None:
     """
     Raises:
         ValueError: settings that need more of a member behind a server than it can give.
     """
-    served = next((one for one in participants if not one.is_local), None)
+    served = next((one for one in handles if not one.is_local), None)
     if served is None:
         return
     most = served.most_top
@@ -40,20 +40,20 @@ def check_served_settings(
             raise ValueError(problem)
 
 
-def check_served_call(participant: Participant, processors: Sequence[Any], keeps_logits: bool) -> None:
+def check_served_call(handle: ModelHandle, processors: Sequence[Any], keeps_logits: bool) -> None:
     """
     Raises:
         ValueError: logits processors, or scores in the output, of a member behind a server.
     """
-    if participant.is_local:
+    if handle.is_local:
         return
     if any(processors):
         raise ValueError(
-            f"Logits processors must act on members that are loaded here, but {participant.name} is behind a server. "
+            f"Logits processors must act on members that are loaded here, but {handle.name} is behind a server. "
             "Leave out `repetition_penalty`, `logits_processor` and the like, or load the model."
         )
     if keeps_logits:
         raise ValueError(
-            f"`output_scores` and `output_logits` must be False where the main model, {participant.name}, is behind a "
+            f"`output_scores` and `output_logits` must be False where the main model, {handle.name}, is behind a "
             "server, but one is True. Leave them out: `rounds` has the scores of words."
         )

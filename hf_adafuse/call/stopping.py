@@ -1,4 +1,4 @@
-"""Whether a prompt stops: the criteria of the call, asked after each committed token as the ordinary loop asks them."""
+"""Asks the stopping criteria of a call after each committed token, as the ordinary loop of `generate()` does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from transformers import MaxLengthCriteria, MaxTimeCriteria
 
 from ..decoding.progress import Prompt
-from ..members.forks import check_forks
-from ..members.histories import LiveCopy, has_history, is_of_transformers, is_per_row
+from ..members.stateful_processors import LiveCopy, check_copyable, is_of_transformers, is_per_row, is_stateful
 from ..trees.backend import as_tensor
 
 # Criteria that end a text wherever it is.
@@ -41,7 +40,7 @@ class StopCheck:
         self._with_scores = with_scores
         self._num_prompts = num_prompts
         if num_prompts > 1:
-            check_forks([one for one in criteria if has_history(one)], "stopping_criteria")
+            check_copyable([one for one in criteria if is_stateful(one)], "stopping_criteria")
         self._criteria = [[self._own(one) for one in criteria] for _ in range(num_prompts)]
 
     def __call__(self, prompt: Prompt, row: int | None = None) -> str | None:
@@ -65,7 +64,7 @@ class StopCheck:
 
     def _own(self, criterion: Any) -> tuple[Any, int]:
         """What a prompt asks in the place of a criterion, and with how many rows."""
-        if self._num_prompts > 1 and has_history(criterion):
+        if self._num_prompts > 1 and is_stateful(criterion):
             return LiveCopy(criterion), self._num_prompts
         return criterion, self._num_prompts if is_per_row(criterion) else 1
 

@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
             '`pip install "hf_adafuse[serve]"`.'
         ) from error
     from ..serve.engine import Engine
-    from ..serve.ensembles import Served, serve_members
+    from ..serve.ensembles import ServedEnsemble, serve_members
     from ..serve.server import make_server
     from ..serve.service import Service
     from .members import load_members
 
-    served: list[Served] = []
+    served: list[ServedEnsemble] = []
     if ensembles is None:
         members = load_members(args.model, args.assistant, **member_loading(args))
         template = _demo_template() if args.model is None else None

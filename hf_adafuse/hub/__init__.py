@@ -1,6 +1,6 @@
-"""Publishing: an ensemble as a repository that works without this package.
+"""Publishing: an ensemble as a Hub repository that works without this package.
 
-`export` writes one, with the help of `flatten` (our code as flat files) and `model_card` (its README.md). `generate`
-and `modeling_adafuse` are the two entries that transformers finds in it, `repository` and `exported` what their code
-knows of the repository around it. This room must not know how decoding works.
+`export` writes one. `flatten` copies our code into it as flat files, and `model_card` writes its README.md.
+transformers enters the repository's code by `generate` or by `modeling_adafuse`. `repository` and `exported` tell that
+code its settings, its assistants and its files.
 """

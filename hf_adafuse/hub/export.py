@@ -1,6 +1,4 @@
-"""Publishing: one folder for the Hub that holds an ensemble and the code to run it, so that its users need only
-transformers. Writes files; what they do when loaded is in `repository.py`.
-"""
+"""`export_adafuse`: writes a folder for the Hub with the members, their settings and the code to run them."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from ..call.arguments import EnsembleArguments, resolve_participants
+from ..call.arguments import EnsembleArguments, resolve_handles
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
 from ..servers.addresses import check_member_name, is_served_name
@@ -186,14 +184,14 @@ def _pairs(
     else:
         folders = ["", *folders]
     arguments = EnsembleArguments(models, chosen, tokenizer=tokenizer)
-    participants = resolve_participants(main, arguments)
-    for member in participants:
+    handles = resolve_handles(main, arguments)
+    for member in handles:
         if is_saved_as_adapter(member.model):
             raise ValueError(
                 f"The members must be saved whole, but {member.name} has a PEFT adapter, and only that would be saved. "
                 "Merge it into the weights first."
             )
-    return [(name, member.model, member.tokenizer) for name, member in zip(folders, participants, strict=True)]
+    return [(name, member.model, member.tokenizer) for name, member in zip(folders, handles, strict=True)]
 
 
 def _write(folder: Path, plan: _Plan, name: str) -> None:

@@ -1,5 +1,5 @@
-"""What a repository written by `hf-adafuse export` says to its own code. The export writes this file anew with the
-settings of that repository; in the package they are empty. Data only.
+"""The settings of an exported repository. `hf-adafuse export` writes this file anew for each repository. In the package
+they are empty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The code of this package as flat files: transformers takes nothing else from a repository.
+"""Copies code of this package as flat files: from a repository transformers loads only modules that lie side by side.
 
-A Hub repository holds modules side by side, found by their `from .x import y`. Here the rooms of the package become
-such files: what an entry needs is copied, and its relative imports, found by `ast`, lose the names of rooms. What has
-been flattened can be flattened again: that is how a repository saves itself.
+A module is copied with all that it imports of this package. `from ..room.x import y` becomes `from .x import y`. What
+has been flattened can be flattened again: that is how a repository saves itself.
 """
 
 from __future__ import annotations

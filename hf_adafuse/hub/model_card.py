@@ -1,4 +1,4 @@
-"""The README.md of a repository written by `hf-adafuse export`: metadata and usage. Strings only."""
+"""The README.md of an exported repository: metadata and usage."""
 
 from __future__ import annotations
 

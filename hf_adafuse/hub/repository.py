@@ -1,5 +1,5 @@
-"""A repository written by `hf-adafuse export`, seen by the code inside it: its settings, its assistants, its own files.
-Works without the package.
+"""An exported repository as its own code sees it: its settings, its assistants, its files. Works without the
+package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..call.arguments import first_given, places_of
+from ..call.arguments import first_setting, setting_sources
 from ..members.loading import find_tokenizer, load_assistant, load_assistant_tokenizer
 from .exported import ADAFUSE_CONFIG, ASSISTANT_MODELS, REQUIREMENTS
 from .flatten import write_code
@@ -71,14 +71,14 @@ def with_settings(
     """
     own = Repository(getattr(model, "name_or_path", "") or "", {} if explicit else code_revision())
     exported = {"adafuse_config": ADAFUSE_CONFIG, "assistant_models": ASSISTANT_MODELS or None}
-    place = "repository of the call" if explicit else "own repository"
-    places = {**places_of(model, kwargs, generation_config), place: exported}
+    source = "repository of the call" if explicit else "own repository"
+    sources = {**setting_sources(model, kwargs, generation_config), source: exported}
     kwargs = dict(kwargs)
-    _, kwargs["adafuse_config"] = first_given("adafuse_config", places)
+    _, kwargs["adafuse_config"] = first_setting("adafuse_config", sources)
     if kwargs["adafuse_config"] is False:
         return kwargs
-    bound = places["bound"]
-    found, assistants = first_given("assistant_models", places)
+    bound = sources["bound"]
+    found, assistants = first_setting("assistant_models", sources)
     if found == "bound":
         assistants = None  # the mixin knows them, and their tokenizers
     if isinstance(assistants, (list, tuple)):

@@ -1,5 +1,5 @@
-"""GenFuser (LLM-Blender, arXiv 2306.02561): a sequence-to-sequence model that writes one answer of several. Runs its
-own model; knows no member, and nothing of how answers come about.
+"""GenFuser (LLM-Blender, arXiv 2306.02561): a sequence-to-sequence model that writes one answer from several. The
+method `blender` calls it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A member's distribution of its next token, seen as text: bytes are what members of different tokenizers share."""
+"""A member's next-token distribution, with its tokens as bytes: members with different tokenizers share only bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .vocabulary import Vocabulary
 
 class Distribution:
     """
-    What a member would say next.
+    A member's next-token distribution after a node.
 
     Args:
         member (`Member`)
@@ -30,20 +30,21 @@ class Distribution:
         self.reading = reading
 
     def top(self, count: int) -> list[tuple[bytes | None, int, float]]:
-        """The most likely tokens that have a text, or end it (`None`): bytes, id, log-probability (nats)."""
+        """The most likely tokens as (bytes, id, log-probability in nats). The bytes are `None` for an end of
+        sequence."""
         ends = set(self.eos_ids)
         piece = self.vocabulary.piece
         best = self.reading.best(count, lambda token: token in ends or bool(piece(token)))
         return [(None if token in ends else piece(token), token, value) for token, value in best]
 
     def log_prob(self, token: int) -> float:
-        """In nats; minus infinity where a processor forbids it."""
+        """The log-probability of a token in nats; minus infinity where a processor forbids it."""
         look_up([(self.reading, token)])
         return self.reading.known[token] - self.reading.log_total
 
     @functools.cached_property
     def end_log_prob(self) -> float:
-        """Of the end of the text: the sum over all of its end-of-sequence ids."""
+        """The log-probability (nats) that the text ends: the sum over all end-of-sequence ids."""
         if not self.eos_ids:
             return -math.inf
         (value,) = span_log_probs([self.reading], [], self.eos_ids)
@@ -51,11 +52,11 @@ class Distribution:
 
     @functools.cached_property
     def best_end(self) -> int:
-        """The most likely of its end-of-sequence ids."""
+        """The most likely of the member's end-of-sequence ids."""
         return self.reading.best_of(self.eos_ids)
 
     def probabilities(self) -> torch.Tensor:
-        """Of all tokens, of shape `(vocab_size,)`, in float64 on the CPU."""
+        """The probabilities of all tokens, of shape `(vocab_size,)`, in float64 on the CPU."""
         return (self.reading.scores.double().cpu() - self.reading.log_total).exp()
 
 
@@ -93,7 +94,7 @@ def shared_pieces(vocabularies: Sequence[Vocabulary]) -> list[bytes]:
 
 
 def have_shared_pieces(vocabularies: Sequence[Vocabulary]) -> bool:
-    """Whether there is any."""
+    """Whether any text is one token in every vocabulary."""
     return next(_shared(vocabularies), None) is not None
 
 

@@ -1,8 +1,8 @@
-"""What has followed which tokens so far in a call: a guess at what comes next.
+"""Drafts by n-gram lookup: what followed the last tokens earlier in the call is a guess at what follows now.
 
-Prompt look-up decoding (Saxena 2023) over all that a member has read and said: texts quote their prompt, repeat
-themselves, and spell a word as they did before. A guess goes with a pass that is run anyway, and saves one where it is
-right; it never changes a result.
+Prompt lookup decoding (Saxena 2023), over all that a member has read and written. Texts quote their prompt, repeat
+themselves, and spell a word as before. A draft goes into a pass that runs anyway. A right draft saves a pass, and none
+changes a result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST = 2**20
 
 class Drafts:
     """
-    Of one member, over all prompts of a call.
+    The drafts of one member, over all prompts of a call.
 
     Args:
         backend (`Backend`): its token trees.
@@ -41,18 +41,18 @@ class Drafts:
         self._record = {length: [1.0, 2.0] for length in _LENGTHS}
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
-        """Texts that are there. What is seen last counts."""
+        """Remember which tokens follow which in these texts. Later texts win over earlier ones."""
         for ids in texts:
             self._add(ids, 1)
 
     def add_end(self, prompt_index: int, ids: Sequence[int]) -> None:
-        """These ids come to the end of a prompt's prefix."""
+        """Remember ids that were appended to a prompt's prefix."""
         last = self._last_ids(self._backend.trees[prompt_index].root)
         self._add([*last, *ids], len(last))
 
     def add_readings(self, nodes: Iterable[Node]) -> None:
-        """What the member would say after nodes that have been read for the first time; by it guesses are right or
-        wrong."""
+        """Take the most likely token after each of these nodes, which have just been read. It is remembered as what
+        follows, and compared with a draft. The share of right drafts decides how many are made."""
         for node in nodes if self._backend.can_prefetch else ():
             last, top = self._last_ids(node), node.reading.top[0]
             self._vocab_size = node.reading.row.shape[-1]
@@ -63,8 +63,8 @@ class Drafts:
             self._add([*last, top], len(last))
 
     def after(self, nodes: list[Node]) -> list[Node]:
-        """What may come after nodes of a prompt that are to be read: first one node after each of their ends, then a
-        second, and so on; made where there are none."""
+        """Draft nodes below nodes that are to be read: first one below the end of each, then a second one, and so
+        on."""
         chains = [self._chain(end) for end in leaves_of(nodes)]
         return [node for level in zip_longest(*chains) for node in level if node is not None]
 

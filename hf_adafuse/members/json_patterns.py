@@ -1,4 +1,6 @@
-"""What a regular expression of a JSON schema has that the library leaves out where it makes a grammar of it."""
+"""Which parts of a regular expression xgrammar leaves out when it makes a grammar of it. Called by
+`schema_keywords`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models and tokenizers by name, each loaded once for as long as the model lives for which it was. Checks nothing."""
+"""Loads models and tokenizers by name. What is loaded for a main model is loaded once, and kept as long as that model
+lives.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ def load_tokenizer(name: str, argument: str) -> Any:
 
 
 def load_model(name: str, **options: Any) -> Any:
-    """A model by its Hub name, its folder or its server; of `options`, those of `from_pretrained` and of `ServedModel`,
-    it takes what it knows."""
+    """A model by its Hub name, its folder or its server. It takes the `options` that belong to its kind: those of
+    `from_pretrained`, or those of `ServedModel`."""
     check_member_name(name)
     own = _known(name, options)
     if is_served_name(name):
@@ -95,7 +97,7 @@ def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_served_options(options: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where they are not all of [`ServedModel`]."""
+    """Raises `ValueError` where an option is not one of [`ServedModel`]."""
     unknown = sorted(set(options) - _SERVED_OPTIONS)
     if unknown:
         raise ValueError(

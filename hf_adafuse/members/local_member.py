@@ -1,4 +1,4 @@
-"""A member whose model runs in this process."""
+"""`LocalMember`: a member whose model runs in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .processors import PromptProcessors
 
 
 class LocalMember(Member):
-    """A [`Member`] whose model runs in this process, on its own device."""
+    """A [`Member`] whose model runs in this process."""
 
     @property
     def device_key(self) -> str:

@@ -1,5 +1,5 @@
-"""Reads what one member's trees have run: makes readings of logits, after its logits processors, in which tokens may be
-forbidden. Calls no model and knows no cache.
+"""Makes [`NodeLogprobs`] of the logits of a forward pass, for one local member: calls its logits processors, then reads
+off the best tokens and the log-probabilities.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_BYTES = 2**26
 
 class LogitsReader:
     """
-    Reads what one member's trees have run.
+    Makes the [`NodeLogprobs`] of one member's nodes from their logits.
 
     Args:
         processors (`list[PromptProcessors]`): per prompt.
@@ -46,7 +46,7 @@ class LogitsReader:
         self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
-        """Give the nodes, which have logits, their readings; `is_committed`: also those below forbidden tokens."""
+        """Give nodes that have logits their `reading`. With `is_committed`, also those below forbidden tokens."""
         most = len(nodes)
         if nodes and not self.has_processors:  # else nodes above and below each other are processed together
             assert nodes[0].logits is not None
@@ -68,35 +68,38 @@ class LogitsReader:
             node.reading = NodeLogprobs(row, *found[:3], states.get(node), node in forbidden, found[3])
 
     def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
-        """The processors of further prompts."""
+        """Take the processors of further prompts."""
         self._processors = [*self._processors, *processors]
         self.has_processors = self.has_processors or any(processors)
 
     def drop(self, prompts: Iterable[int]) -> None:
-        """These prompts are finished: nothing of theirs is read any more."""
+        """Free what is kept for these finished prompts."""
         for prompt_index in prompts:
             self._committed.pop(prompt_index, None)
             self._settled.pop(prompt_index, None)
 
     def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
-        """Of these nodes, those that have not been read; whatever comes after a node, its reading has it."""
+        """Those of these nodes that have not been read. A node that has been read has the log-probability of every
+        token after it."""
         return [node for node in path if node.reading is None]
 
     def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
-        """As of the function, by the nodes before the ids, and after them."""
+        """The log-probability (nats) of each id of a span, given the nodes before the ids, and of the end of the text
+        after it."""
         return span_log_probs([node.reading for node in path], ids, eos_ids)
 
     def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
-        """Tokens of which the probability after a node that has been read will be asked."""
+        """Copy the scores of these (node, token) pairs to the host, all together, before they are asked for one
+        by one."""
         look_up((node.reading, token) for node, token in asked)
 
     def best_of(self, node: Node, tokens: Sequence[int]) -> int:
-        """The most likely of these tokens after a node that has been read; the first of equals."""
+        """The most likely of these tokens after a node that has been read. Of equally likely ones, the first."""
         best: int = node.reading.best_of(tokens)
         return best
 
     def remember(self, path: list[Node]) -> None:
-        """This path becomes part of the prefix, and what is not read of it is parted from what is."""
+        """A path becomes part of the prefix: keep the state of its processors, and note its nodes without a reading."""
         prompt_index = path[0].prompt_index
         for above, node in pairwise(path):
             if node.reading is None and above.reading is not None:
@@ -107,7 +110,7 @@ class LogitsReader:
     def _process(
         self, logits: torch.Tensor, nodes: list[Node], is_committed: bool
     ) -> tuple[torch.Tensor, dict[Node, States], set[Node], set[int]]:
-        """The processed logits, where processors with a history are, which nodes are below forbidden tokens, and the
+        """The processed logits, where processors with a state are, which nodes are below forbidden tokens, and the
         rows that processors have made."""
         states, forbidden, processed = dict[Node, States](), set[Node](), set[int]()
         if not self.has_processors:
@@ -126,7 +129,7 @@ class LogitsReader:
             processors = self._processors[prompt_index]
             if processors:
                 processed.update(indices)
-            if processors.has_history:
+            if processors.is_stateful:
                 for index in indices:
                     logits[index], states[nodes[index]] = self._follow(nodes[index], logits[index], states)
             elif indices and processors:
@@ -135,7 +138,7 @@ class LogitsReader:
         return logits, states, forbidden, processed
 
     def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
-        """The processed logits of one node, where the processors have a history: that of the node above goes on."""
+        """The processed logits of one node, where the processors have a state: that of the node above goes on."""
         processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
         settled = self._settled.get(node.prompt_index)
         before = settled if above is None else states.get(above) or above.reading.states

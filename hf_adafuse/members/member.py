@@ -1,6 +1,6 @@
-"""One model with its tokenizer and its token trees: read, score, commit.
+"""`Member`, the interface to one model in a call: read prompts, run tree nodes, score spans, commit.
 
-[`LocalMember`] and [`ServedMember`] say what differs by where the model runs.
+[`LocalMember`] and [`ServedMember`] implement what depends on where the model runs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class MemberError(Exception):
 
 
 class Span(NamedTuple):
-    """A candidate in one member's tokens, whether the text ends after it, and how many of its ids are read without
-    being scored."""
+    """A candidate in one member's tokens: its ids, whether the text ends after it, and how many of the first ids are
+    read without being scored."""
 
     ids: list[int]
     ends: bool
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
 class Member(ABC):
     """
-    A model that takes part.
+    One model in a call: it reads prompts, runs tree nodes, scores spans and commits.
 
     Args:
         name (`str`): how errors and traces call it.
@@ -106,7 +106,7 @@ class Member(ABC):
         with_costs: bool = False,
     ) -> None:
         """
-        Take the prompts of a call; none is read before `read_prompts`, all at once where a cache holds beginnings.
+        Take the prompts of a call. `read_prompts` reads them.
 
         Args:
             prompts, processors, cache, can_share: as of `MemberInputs`.
@@ -129,7 +129,7 @@ class Member(ABC):
 
     def read_prompts(self, number: int) -> None:
         """
-        Read the next so many prompts, while those before go on.
+        Read the next `number` prompts, while earlier ones go on.
 
         Raises:
             MemberError: a forward pass failed.
@@ -148,18 +148,18 @@ class Member(ABC):
 
     @property
     def num_active(self) -> int:
-        """How many prompts are being decoded."""
+        """The number of prompts that are being decoded."""
         return len(self.backend.active)
 
     @property
     def has_processors(self) -> bool:
-        """Whether logits processors act on it, which may rule texts out."""
+        """Whether logits processors act on this member. They may forbid a text."""
         return bool(self._reader.has_processors)
 
     @property
     @abstractmethod
     def device_key(self) -> Any:
-        """Where it works: members with different keys can work at the same time."""
+        """What this member computes on. Members with different keys can work at the same time."""
 
     @abstractmethod
     def _count_parameters(self) -> int:
@@ -170,7 +170,7 @@ class Member(ABC):
         """What reads log-probabilities off the nodes that its backend has run, `num_top` of the best tokens of each."""
 
     def prompt_cost(self, prompt_index: int) -> int:
-        """About what reading a prompt costs: parameters times the tokens that it takes."""
+        """A measure of what reading a prompt costs: parameters times tokens."""
         return self.num_parameters * len(self._prompts[prompt_index])
 
     def root(self, prompt_index: int) -> Node:
@@ -178,22 +178,22 @@ class Member(ABC):
         return self.backend.trees[prompt_index].root
 
     def entropy(self, prompt_index: int) -> float | None:
-        """Of what may come after a prompt's prefix, in nats; `None` where it has not been read, or is known in part."""
+        """The entropy (nats) of the token after a prompt's prefix; `None` where it is not known in full."""
         reading = self.root(prompt_index).reading
         return entropy_of(reading) if isinstance(reading, NodeLogprobs) else None
 
     def path(self, prompt_index: int, ids: Iterable[int]) -> list[Node]:
-        """The root, and the nodes of these ids below it; made where there are none."""
+        """The root of a prompt's tree and the nodes of these ids below it, made where there are none."""
         root = self.root(prompt_index)
         return [root, *root.add_path(ids)]
 
     def room_after(self, node: Node) -> float:
-        """How many tokens its context holds after a node."""
+        """The number of tokens that fit into the member's context after a node."""
         return float("inf") if self.max_length is None else self.max_length - 1 - node.position
 
     def needed_to_score(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
-        """What the spans' scores need and has not been read. The last token of a span, unless the text ends there, only
-        begins the next round."""
+        """The nodes that the scores of these spans need and that have not been read. A span's last token needs no node
+        of its own, unless the text ends after it."""
         needed: dict[Node, None] = {}
         for span in spans:
             path = self.path(prompt_index, span.ids)[: None if span.ends else -1]
@@ -201,34 +201,34 @@ class Member(ABC):
         return list(needed)
 
     def ends_of(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
-        """The nodes at which the spans end, marked as such."""
+        """The last node of each span, marked as the end of a candidate."""
         ends = [self.path(prompt_index, span.ids)[-1] for span in spans if span.ids]
         for node in ends:
             node.ends_candidate = True
         return ends
 
     def log_probs(self, prompt_index: int, spans: Iterable[Span]) -> list[list[float]]:
-        """Per span that has been read, the log-probability (nats) of each id that is scored, and of the end of the text
-        after it."""
+        """Per span that has been read, the log-probability (nats) of each scored id, and of the end of the text where
+        the span ends it."""
         paths = [(self.path(prompt_index, ids)[start:], ids[start:], ends) for ids, ends, start in spans]
         self._reader.look_up(pair for path, ids, _ in paths for pair in zip(path, ids, strict=False))
         read = self._reader.span_log_probs
         return [read(path, ids, self.eos_ids if ends else None) for path, ids, ends in paths]
 
     def forget_logits(self, prompt_index: int) -> None:
-        """Below a prompt's prefix keep of what has been read only the numbers that have left the device: scores of
-        tokens that have no node there are not asked for any more."""
+        """Free the logits below a prompt's prefix. The numbers that were copied to the host stay."""
         for node in self.backend.trees[prompt_index].root.run_descendants():
             node.logits = None
             if isinstance(node.reading, NodeLogprobs):
                 node.reading.row = _NO_SCORES
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
-        """The most likely of its end-of-sequence ids after these ids, which have been scored with the end."""
+        """The most likely end-of-sequence id after these ids, which have been scored with the end of the text."""
         return int(self._reader.best_of(self.path(prompt_index, ids)[-1], self.eos_ids))
 
     def logits(self, prompt_index: int, span: Span) -> list[float]:
-        """The processed logit of each id of a span that has been read, and of the likeliest end where it ends."""
+        """The processed logit of each id of a span that has been read, and of the most likely end of sequence where the
+        span ends the text."""
         nodes = self.path(prompt_index, span.ids)
         ends = [self.best_end(prompt_index, span.ids)] if span.ends and self.eos_ids else []
         return [float(node.reading.row[token]) for node, token in zip(nodes, [*span.ids, *ends], strict=False)]
@@ -237,7 +237,7 @@ class Member(ABC):
         self, needs: Mapping[int, tuple[list[Node], list[Node]]], likely: Callable[[int], list[Node]]
     ) -> Pass:
         """
-        One forward pass, or one request to a server: planned, not run.
+        Plan one forward pass, or one request to a server. It is not run yet.
 
         Args:
             needs (`dict[int, tuple]`): of the prompts that wait: unread nodes they need, and nodes that are useful.
@@ -250,21 +250,22 @@ class Member(ABC):
         return Pass(passed.work, lambda result: self._read(lambda: passed.finish(result)))
 
     def room_in_tree(self, prompt_index: int) -> int:
-        """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
+        """How many more nodes that nobody needs yet the tree of a single prompt may hold; negative where it holds too
+        many."""
         tree = self.backend.trees[prompt_index]
         return room_in_tree(len(tree.unsettled()), tree.root.position, policy_for(self.backend.device))
 
     def state(self, prompt_index: int) -> tuple[list[int], Any]:
-        """All ids of a prompt, and a copy of their keys and values where they are kept."""
+        """All ids of a prompt, and a copy of their keys and values where the backend keeps them."""
         return self.backend.trees[prompt_index].ids, self.backend.keys_values(prompt_index)
 
     def drop(self, finished: set[int]) -> None:
-        """These prompts need no more passes."""
+        """Free what is kept for these finished prompts."""
         self.backend.drop(finished)
         self._reader.drop(finished)
 
     def commit(self, prompt_index: int, ids: list[int]) -> None:
-        """Make these ids part of a prompt's prefix. What was read below a forbidden token is processed only now."""
+        """Append ids to a prompt's prefix. Logits below a forbidden token are processed only now."""
         path = self.path(prompt_index, ids)
         was_forbidden = self.has_processors and any(
             above.reading and above.reading.forbids(node.token) for above, node in pairwise(path)
@@ -279,7 +280,7 @@ class Member(ABC):
 
     def read_to_end(self, prompts: Iterable[int]) -> None:
         """
-        Read all but the last token of these prompts: what a cache that is handed out must hold.
+        Read the prefix of these prompts up to its last token but one, as a returned cache must hold it.
 
         Raises:
             MemberError: the forward pass failed.

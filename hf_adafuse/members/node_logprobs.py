@@ -1,6 +1,6 @@
-"""What a member reads off the logits of nodes, after its logits processors. Calls no model and knows no cache.
+"""The log-probabilities at one node of a token tree, after the member's logits processors.
 
-Numbers leave the device once a pass, all together: each time the host would wait for it.
+A pass copies its numbers from the device to the host once, all together: each copy makes the host wait.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _in_order(scores: torch.Tensor, least: torch.Tensor | float, count: int) -> 
 
 class NodeLogprobs:
     """
-    What a member reads off the logits of one node.
+    The best tokens after one node, and the scores of all tokens.
 
     Args:
         row (`torch.Tensor` of shape `(vocab_size,)`): as of `scores`, in any precision. The reading keeps it, so it
@@ -82,7 +82,7 @@ class NodeLogprobs:
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
         known (`dict[int, float]`): by token, scores that have left the device.
-        states (`list`, *optional*): where the processors with a history are; `None` where there are none.
+        states (`list`, *optional*): where the processors with a state are; `None` where there are none.
         is_forbidden (`bool`): whether a token on the way here has been forbidden and not committed.
     """
 
@@ -129,13 +129,13 @@ class NodeLogprobs:
         return self.known[token] == -math.inf
 
     def best_of(self, tokens: Sequence[int]) -> int:
-        """The most likely of these tokens; the first of equals."""
+        """The most likely of these tokens. Of equally likely ones, the first."""
         look_up([(self, token) for token in tokens])
         return max(tokens, key=lambda token: self.known[token])
 
 
 def look_up(asked: Iterable[tuple[NodeLogprobs, int]]) -> None:
-    """Make these scores known, all at once."""
+    """Copy the scores of these (reading, token) pairs to the host, all together."""
     unknown = [(reading, token) for reading, token in asked if token not in reading.known]
     if unknown:
         scores = torch.stack([reading.row[token].float() for reading, token in unknown]).tolist()
@@ -144,7 +144,7 @@ def look_up(asked: Iterable[tuple[NodeLogprobs, int]]) -> None:
 
 
 def entropy_of(reading: NodeLogprobs) -> float:
-    """Of the token that comes next, in nats."""
+    """The entropy (nats) of the next token."""
     probabilities = (reading.scores.double() - reading.log_total).exp()
     return float(torch.special.entr(probabilities).sum())
 
@@ -207,7 +207,7 @@ def span_log_probs(readings: list[NodeLogprobs], ids: list[int], eos_ids: Sequen
 
 
 def log_sum(values: Sequence[float]) -> float:
-    """The log of the sum of their exponentials."""
+    """The logarithm of the sum of the exponentials of these values."""
     most = max(values, default=-math.inf)
     return most if most == -math.inf else most + math.log(math.fsum(math.exp(value - most) for value in values))
 

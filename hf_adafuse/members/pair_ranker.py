@@ -1,5 +1,5 @@
-"""PairRM (LLM-Blender, arXiv 2306.02561): an encoder that reads a prompt and two answers, and says which is the better
-one. Runs its own model; knows no member, and nothing of how answers come about.
+"""PairRM (LLM-Blender, arXiv 2306.02561): an encoder that reads a prompt and two answers and says which one is better.
+The method `blender` calls it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One pass of a member: what it shall read and what goes with that, and how it is run."""
+"""Plans one forward pass of a member: the nodes that are needed, others that are useful, and how the pass is run."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def planned_pass(
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:
-    """Those that have not been read, each once."""
+    """The nodes among these that have no reading, each once."""
     return list({id(node): node for node in nodes if node.reading is None}.values())

@@ -16,9 +16,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 from ..transformers_compat import make_processors, set_prepared_eos_ids
-from .forks import check_forks
-from .histories import has_history, is_per_row
 from .processors import ProcessorStep, PromptProcessors
+from .stateful_processors import check_copyable, is_per_row, is_stateful
 
 # Flags that name no ids of the main vocabulary, so that they mean the same to every member.
 _SHARED_FLAGS = (
@@ -37,7 +36,7 @@ _SHARED_FLAGS = (
 @dataclass(frozen=True)
 class ProcessorRequest:
     """
-    What `generate()` was asked to process logits with, kept until the prompts are known.
+    The logits processors that a call of `generate()` asks for, kept until the prompts are known.
 
     Args:
         generation_config (`GenerationConfig`): its flags.
@@ -53,7 +52,7 @@ class ProcessorRequest:
 
     def check(self, num_assistants: int) -> None:
         """
-        Refuse what cannot be asked.
+        Refuse processors that cannot be called or copied.
 
         Raises:
             ValueError: what cannot be called, an object that cannot be copied, or not a list for each assistant.
@@ -137,7 +136,7 @@ def _custom(processors: Sequence[Any], padded: list[list[int]], index: int) -> l
     """The user's processors for one prompt: those that may be made for the whole batch are called with it."""
     steps = []
     for one in _each(processors):
-        needs_batch = has_history(one) or is_per_row(one)
+        needs_batch = is_stateful(one) or is_per_row(one)
         steps.append(ProcessorStep(one, padded, index) if needs_batch else ProcessorStep(one, [padded[index]]))
     return steps
 
@@ -154,7 +153,7 @@ def _check(processors: list[Any], argument: str) -> None:
                 f"`{argument}` must be processors, which can be called, but {one!r} cannot. Derive it from "
                 "`LogitsProcessor`."
             )
-    check_forks([one for one in processors if has_history(one)], argument)
+    check_copyable([one for one in processors if is_stateful(one)], argument)
 
 
 def _from_flags(model: Any, config: GenerationConfig, prompt: list[int], device: torch.device) -> LogitsProcessorList:

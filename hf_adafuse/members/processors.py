@@ -1,4 +1,6 @@
-"""The logits processors of one prompt under one member, as they are asked: of many texts at once, or once a token."""
+"""Calls the logits processors of one prompt under one member: functions of the ids for many texts at once, stateful
+ones once a token.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor
 
-from .histories import ForkError, History, has_history
+from .stateful_processors import CopyError, StatefulProcessor, is_stateful
 
 # Those that let no text end before it has so many ids. A call of one looks through all of the vocabulary for the few
 # tokens that it forbids: with 262,144 tokens it took a tenth of the time of decoding.
@@ -21,7 +23,7 @@ _SHORTEST: dict[type, Callable[[Any], int]] = {
 
 
 class ProcessorError(Exception):
-    """A logits processor returned what is no scores; says which."""
+    """A logits processor returned something else than scores of the right shape. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class ProcessorStep:
     One logits processor as it acts on one prompt.
 
     Args:
-        processor: a function of the ids, or an object with a history.
+        processor: a function of the ids, or an object with a state.
         batch (`list[list[int]]`): the prompts it was made for, of one length, padding and all; this one alone where
             it makes no difference.
         row (`int`): which of them this prompt is.
@@ -47,9 +49,10 @@ class ProcessorStep:
 
 
 class StepState(NamedTuple):
-    """Where a processor with a history is: that history, the ids of its last call, what the other rows go on with."""
+    """The state of a stateful processor after a text: its copy, the ids of its last call, and the next tokens of the
+    other rows of its batch."""
 
-    history: History
+    stateful: StatefulProcessor
     ids: torch.Tensor
     others: torch.Tensor
 
@@ -66,13 +69,13 @@ class PromptProcessors:
         num_prompt_tokens (`int`): of the prompt, without padding.
 
     Attributes:
-        has_history (`bool`): whether the order and number of calls matters to one of them.
+        is_stateful (`bool`): whether the order and number of calls matters to one of them.
     """
 
     def __init__(self, steps: Iterable[ProcessorStep] = (), num_prompt_tokens: int = 0) -> None:
         self.steps = list(steps)
         self._num_prompt_tokens = num_prompt_tokens
-        self.has_history = any(has_history(step.processor) for step in self.steps)
+        self.is_stateful = any(is_stateful(step.processor) for step in self.steps)
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -86,17 +89,17 @@ class PromptProcessors:
         return scores
 
     def begin(self, ids: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, States]:
-        """Process the `scores`, of shape `(vocab_size,)`, after a prompt; returns them, and where each processor is."""
+        """The processed `scores`, of shape `(vocab_size,)`, after a prompt, and the state of each processor."""
         return self._follow(ids, scores, [None] * len(self.steps))
 
     def advance(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
-        """The same after a text that is longer by one token than that of `states`."""
+        """The processed scores after a text that is one token longer than that of `states`, and the new states."""
         return self._follow(ids, scores, states)
 
     def _follow(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
         scores, reached = scores[None].clone(), States()
         for step, state in zip(self.steps, states, strict=True):
-            if has_history(step.processor):
+            if is_stateful(step.processor):
                 scores, following = _called(step, state, ids[-1], scores)
                 reached.append(following)
             else:
@@ -139,21 +142,21 @@ def _called(
     step: ProcessorStep, state: StepState | None, token: int, scores: torch.Tensor
 ) -> tuple[torch.Tensor, StepState]:
     """
-    Call a processor with a history with as many rows as it was made for. The other rows cannot be those of the other
+    Call a processor with a state with as many rows as it was made for. The other rows cannot be those of the other
     prompts, which are at other lengths: they go on with the best token that the processor lets them have.
     """
     if state is None:
-        history, ids = History(step.processor), torch.tensor(step.batch, device=scores.device)
+        stateful, ids = StatefulProcessor(step.processor), torch.tensor(step.batch, device=scores.device)
     else:
         others = state.others.clone()
         others[step.row] = token
-        history, ids = state.history, torch.cat([state.ids, others[:, None]], dim=1)
+        stateful, ids = state.stateful, torch.cat([state.ids, others[:, None]], dim=1)
     try:
-        history, result = history.after(ids, _with_others(scores, len(ids), step.row))
-    except ForkError as error:
+        stateful, result = stateful.after(ids, _with_others(scores, len(ids), step.row))
+    except CopyError as error:
         raise ProcessorError(f"its logits processor {type(step.processor).__name__} {error}") from error.__cause__
     result = _checked(step.processor, result, scores.expand(len(ids), -1), step.row)
-    return result[step.row : step.row + 1], StepState(history, ids, result.argmax(-1))
+    return result[step.row : step.row + 1], StepState(stateful, ids, result.argmax(-1))
 
 
 def _with_others(scores: torch.Tensor, num_rows: int, row: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Texts as each member's own ids: what `generate()` takes for the main model and for its assistants. Chats are rendered
-in `chat`.
+"""Encodes texts for all members: `input_ids` for the main model, `assistant_inputs` for the others. `chat` does the
+same for conversations.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def text_inputs(texts: str | Sequence[str], tokenizers: Sequence[Any]) -> Any:
 
 
 def pad_left(rows: Sequence[Sequence[int]], tokenizer: Any) -> Any:
-    """Rows of ids as a left-padded `BatchEncoding`, whatever the tokenizer's own settings; it need not have padding."""
+    """Rows of ids as a left-padded `BatchEncoding`. The tokenizer's own padding side makes no difference, and it need
+    not have a padding token."""
     filler = padding_id(tokenizer) or 0
     width = max(map(len, rows))
     ids = [[filler] * (width - len(row)) + list(row) for row in rows]
@@ -72,13 +73,12 @@ def pad_left(rows: Sequence[Sequence[int]], tokenizer: Any) -> Any:
 
 
 def padding_id(tokenizer: Any) -> int | None:
-    """The id that rows are filled up with: the tokenizer's padding token, else its end of sequence; `None` where it has
-    neither."""
+    """The id that fills up rows: the tokenizer's padding token, else its end of sequence, else `None`."""
     return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), None)
 
 
 def check_tokenizer_list(tokenizers: Any) -> None:
-    """Raises `ValueError` where it is no list of at least one tokenizer."""
+    """Raises `ValueError` where `tokenizers` is not a list of at least one tokenizer."""
     if isinstance(tokenizers, (str, bytes)) or not isinstance(tokenizers, Sequence) or not tokenizers:
         raise ValueError(
             "`tokenizers` must be a list with one tokenizer per member, but is "

@@ -1,4 +1,6 @@
-"""Each member's ids of the prompts, checked. Runs no model."""
+"""Makes and checks each member's ids of the prompts of a call. An assistant without inputs of its own reads the text of
+the main model's ids.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from transformers.utils import logging
 from ..trees.backend import as_tensor
 from ..trees.model_call import has_dynamic_frequencies
 from .chat import is_same_text, loses_template
-from .participants import Participant
+from .model_handle import ModelHandle
 
 logger = logging.get_logger(__name__)
 
@@ -22,14 +24,14 @@ _REMEDY = (
 
 
 def assistant_prompts(
-    participants: Sequence[Participant], main_prompts: list[list[int]], given: Sequence[Any] | None, repeats: int = 1
+    handles: Sequence[ModelHandle], main_prompts: list[list[int]], given: Sequence[Any] | None, repeats: int = 1
 ) -> list[list[list[int]]]:
     """
     Per assistant, its ids of each prompt: as given; the main model's when the tokenizers are identical; else the
     decoded prompt, encoded with the assistant's own special tokens. `repeats` is how often each of the main model's
     prompts comes in a row, where several texts are sampled of one.
     """
-    main, *assistants = participants
+    main, *assistants = handles
     if given is not None and not isinstance(given, (list, tuple)):
         raise ValueError(f"`assistant_inputs` must be a list, but is a {type(given).__name__}. Give one per assistant.")
     if given is not None and len(given) != len(assistants):
@@ -52,18 +54,18 @@ def assistant_prompts(
 
 
 def warn_of_damaged_prompts(
-    participants: Sequence[Participant], prompts: Sequence[list[list[int]]], unread: Sequence[int]
+    handles: Sequence[ModelHandle], prompts: Sequence[list[list[int]]], unread: Sequence[int]
 ) -> None:
     """
     Warn, once for each case, where a member does not read the prompt that the caller means.
 
     Args:
-        participants (`list[Participant]`): the main model first.
+        handles (`list[ModelHandle]`): the main model first.
         prompts (`list[list[list[int]]]`): of each, its ids of each prompt.
         unread (`list[int]`): the assistants, by number, whose prompts have been made of the main model's ids.
     """
-    main, main_prompts = participants[0], prompts[0]
-    for k, other in enumerate(participants):
+    main, main_prompts = handles[0], prompts[0]
+    for k, other in enumerate(handles):
         ends = other.vocabulary.appended
         is_given = k not in unread
         if is_given and ends and any(len(ids) > len(ends) and ids[-len(ends) :] == ends for ids in prompts[k]):
@@ -81,7 +83,7 @@ def warn_of_damaged_prompts(
                 "`hf_adafuse.chat_inputs(messages, [tokenizer, *assistant_tokenizers])`, or use "
                 '`pipeline("adafuse-text-generation", ...)` (`hf_adafuse.AdaFusePipeline`).'
             )
-    if any(not participants[k].vocabulary.is_same_as(main.vocabulary) for k in unread):
+    if any(not handles[k].vocabulary.is_same_as(main.vocabulary) for k in unread):
         lost = main.vocabulary.lost_in_prompts
         if not lost and any(map(main.vocabulary.has_unknown, main_prompts)):
             lost = ["characters that are not in its vocabulary"]
@@ -93,32 +95,32 @@ def warn_of_damaged_prompts(
             )
 
 
-def check_prompts(participant: Participant, prompts: list[list[int]]) -> None:
+def check_prompts(handle: ModelHandle, prompts: list[list[int]]) -> None:
     """Refuse prompts that the model cannot read."""
-    size = participant.vocabulary.vocab_size
+    size = handle.vocabulary.vocab_size
     for row, ids in enumerate(prompts):
         outside = [token for token in ids if token < 0 or (size is not None and token >= size)]
         if outside:
             raise ValueError(
-                f"The prompt of {participant.name} must be ids from 0 to {(size or 0) - 1}, but has {outside[0]} in "
+                f"The prompt of {handle.name} must be ids from 0 to {(size or 0) - 1}, but has {outside[0]} in "
                 f"row {row}. Tokenize it with that member's own tokenizer."
             )
         if not ids:
             raise ValueError(
-                f"The prompt of {participant.name} must be at least one token, but is empty in row {row} (its "
+                f"The prompt of {handle.name} must be at least one token, but is empty in row {row} (its "
                 "tokenizer adds no beginning-of-sequence token). Pass a prompt, or its ids in `assistant_inputs`."
             )
-        if participant.max_length is not None and len(ids) > participant.max_length:
-            follow = has_dynamic_frequencies(participant.model.config.get_text_config())
+        if handle.max_length is not None and len(ids) > handle.max_length:
+            follow = has_dynamic_frequencies(handle.model.config.get_text_config())
             reason = "; beyond, its dynamic rotary frequencies follow the length of the text" if follow else ""
             raise ValueError(
-                f"The prompt of {participant.name} must be at most {participant.max_length} tokens "
+                f"The prompt of {handle.name} must be at most {handle.max_length} tokens "
                 f"(`max_position_embeddings`{reason}), but is {len(ids)} tokens in row {row}. Shorten it."
             )
-    switch, lengths = participant.frequency_switch, [len(ids) for ids in prompts]
+    switch, lengths = handle.frequency_switch, [len(ids) for ids in prompts]
     if switch is not None and min(lengths) <= switch < max(lengths):
         raise ValueError(
-            f"The prompts of {participant.name} must be all of at most {switch} tokens or all longer, for there its "
+            f"The prompts of {handle.name} must be all of at most {switch} tokens or all longer, for there its "
             f"rotary frequencies change, but are of {lengths} tokens. Pass them in two calls."
         )
 
@@ -147,7 +149,7 @@ def unpadded_rows(ids: torch.Tensor, mask: torch.Tensor | None, name: str) -> li
     return [row[len(row) - count :] for row, count in zip(rows, counts, strict=True)]
 
 
-def _given_rows(inputs: Any, index: int, num_rows: int, assistant: Participant) -> list[list[int]]:
+def _given_rows(inputs: Any, index: int, num_rows: int, assistant: ModelHandle) -> list[list[int]]:
     name = f"assistant_inputs[{index}]"
     if not isinstance(inputs, Mapping) and not hasattr(inputs, "keys"):
         inputs = {"input_ids": inputs}

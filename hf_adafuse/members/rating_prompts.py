@@ -1,5 +1,5 @@
-"""How a member is asked to rate answers: a rubric, the question and the answers, in the member's own chat template, and
-the ids with which it may reply. Used by `decoding.reviews`.
+"""The prompt by which a member rates answers: a rubric, the question and the answers in the member's own chat template,
+and the ids of the possible ratings. Used by `decoding.reviews`.
 """
 
 from __future__ import annotations

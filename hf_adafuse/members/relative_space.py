@@ -1,4 +1,6 @@
-"""Members' tokens in a common space: by their cosine similarity to tokens that all have."""
+"""Tables that map each member's vocabulary to a common space: the cosine similarities of a token to tokens that all
+members have. The method `deepen` adds up distributions there.
+"""
 
 from __future__ import annotations
 

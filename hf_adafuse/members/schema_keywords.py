@@ -8,74 +8,32 @@ grammar itself, with a document that violates the keyword. Where a keyword canno
 from __future__ import annotations
 
 import json
-import operator
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .json_patterns import flaw_of
-
-# The keywords that rule out values, by the type of the values that they are about. Of a schema with one of `_FIRST`,
-# the first in this order alone is read: what stands beside it is not.
-_FIRST = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-_OF_ANY = ("not", "if", "$dynamicRef", "$recursiveRef")
-_OF_TYPE = {
-    "object": (
-        "properties", "required", "patternProperties", "additionalProperties", "propertyNames", "minProperties",
-        "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
-    ),
-    "array": (
-        "items", "prefixItems", "contains", "minContains", "maxContains", "minItems", "maxItems", "uniqueItems",
-        "unevaluatedItems",
-    ),
-    "string": (
-        "minLength", "maxLength", "pattern", "format", "contentEncoding", "contentMediaType", "contentSchema",
-    ),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-}  # fmt: skip
-_TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
-# By which of these a schema without `type` is read as one of objects, or else of arrays.
-_MEANS_OBJECT = ("properties", "additionalProperties", "unevaluatedProperties")
-_MEANS_ARRAY = ("items", "prefixItems", "unevaluatedItems")
-# Never enforced, wherever they stand.
-_IGNORED = {
-    *_OF_ANY,
-    *("dependentRequired", "dependentSchemas", "dependencies"),
-    *("contains", "minContains", "maxContains", "uniqueItems"),
-    *("contentEncoding", "contentMediaType", "contentSchema"),
-}
-# The formats that have a regular expression, in whose place `pattern` and lengths are not read. Those of JSON pointers
-# let quotes into a string.
-_KNOWN_FORMATS = {
-    *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-    *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
-}
-_UNSAFE_FORMATS = {"json-pointer", "relative-json-pointer"}
-# Multiples are counted up to this number, and within bounds that are at most so far apart.
-_MOST_MULTIPLE = 1024
-_MOST_APART = 10_000
-# What a keyword's value is, where it is not a schema, a number or anything at all.
-_SHAPES: dict[Any, tuple[str, ...]] = {
-    str: ("$ref", "pattern", "format"),
-    list: ("enum", "anyOf", "oneOf", "allOf", "required", "prefixItems"),
-    dict: ("properties", "patternProperties"),
-    (int, float): (
-        *_OF_TYPE["number"],
-        *(f"{end}{name}" for end in ("min", "max") for name in ("Length", "Items", "Properties")),
-    ),
-}
-_SHAPE_OF = {keyword: shape for shape, keywords in _SHAPES.items() for keyword in keywords}
-_BOUNDS = {
-    "minimum": operator.ge,
-    "maximum": operator.le,
-    "exclusiveMinimum": operator.gt,
-    "exclusiveMaximum": operator.lt,
-}
-# What the library leaves out, wherever it stands, where it compares two schemas: names of properties among it.
-_ANNOTATIONS = {
-    *("title", "default", "description", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
-}
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+from .keyword_rules import (
+    FIRST,
+    IGNORED,
+    KNOWN_FORMATS,
+    MEANS_OBJECT,
+    UNSAFE_FORMATS,
+    assertions,
+    compared_part,
+    counts_multiples,
+    holds,
+    is_same_value,
+    json_type,
+    lacks_required,
+    listed,
+    listed_values,
+    meaning_of,
+    numbers_alike,
+    others_keyword,
+    required_properties,
+    types_read,
+    well_formed,
+)
 
 
 class Unenforced(NamedTuple):
@@ -119,21 +77,21 @@ class _Reader:
 
     def read(self, schema: Any, path: tuple[str, ...], is_name: bool = False) -> None:
         """A schema; `is_name`: of the names of properties, which are strings."""
-        schema = _sound(schema)
+        schema = well_formed(schema)
         if schema is None or path in self._seen or self._is_taken_for_another(schema, path):
             return
         self._seen.add(path)
-        first = next((keyword for keyword in _FIRST if keyword in schema), None)
+        first = next((keyword for keyword in FIRST if keyword in schema), None)
         if first is not None:
             self._read_first(schema, path, first)
             return
-        types = ["string"] if is_name and "type" not in schema else _kinds(schema)
+        types = ["string"] if is_name and "type" not in schema else types_read(schema)
         if not types:
-            for keyword in _assertions(schema):
-                self._note(keyword, path, "" if keyword in _IGNORED else "without `type`")
+            for keyword in assertions(schema):
+                self._note(keyword, path, "" if keyword in IGNORED else "without `type`")
             return
-        for keyword in _assertions(schema, types):
-            if keyword in _IGNORED:
+        for keyword in assertions(schema, types):
+            if keyword in IGNORED:
                 self._note(keyword, path)
         if "object" in types:
             self._read_object(schema, path)
@@ -141,7 +99,7 @@ class _Reader:
             self._read_array(schema, path)
         if "string" in types:
             self._read_string(schema, path)
-        is_lost = "number" in types or ("integer" in types and not _counts_multiples(schema))
+        is_lost = "number" in types or ("integer" in types and not counts_multiples(schema))
         if is_lost and "multipleOf" in schema:
             self._note("multipleOf", path, "of numbers" if "number" in types else "large, or beside a bound")
 
@@ -150,8 +108,10 @@ class _Reader:
 
     def _is_taken_for_another(self, schema: Any, path: tuple[str, ...]) -> bool:
         """The library tells schemas apart without the names of `_ANNOTATIONS`, of properties too."""
-        meaning = json.dumps(_meaning(schema), sort_keys=True)
-        known, where = self._alike.setdefault(json.dumps(_compared(schema), sort_keys=True), (meaning, _pointer(path)))
+        meaning = json.dumps(meaning_of(schema), sort_keys=True)
+        known, where = self._alike.setdefault(
+            json.dumps(compared_part(schema), sort_keys=True), (meaning, _pointer(path))
+        )
         if known != meaning:
             keyword = next((one for one in ("properties", "const", "enum") if one in schema), next(iter(schema)))
             where = where or "the root"
@@ -160,9 +120,9 @@ class _Reader:
 
     def _read_first(self, schema: Any, path: tuple[str, ...], first: str) -> None:
         value, possible = schema[first], self._types({first: schema[first]})
-        for keyword in _assertions(schema, possible):
+        for keyword in assertions(schema, possible):
             if keyword != first and not self._is_implied(schema, first, keyword, possible):
-                self._note(keyword, path, "" if keyword in _IGNORED else f"beside `{first}`")
+                self._note(keyword, path, "" if keyword in IGNORED else f"beside `{first}`")
         if first == "$ref":
             target = self._target(value, path)
             if target is None:
@@ -186,15 +146,15 @@ class _Reader:
         """Whether what stands beside `first` holds for every value that this allows."""
         if first in ("const", "enum"):
             values = schema[first] if first == "enum" else [schema[first]]
-            return all(_holds(value, keyword, schema[keyword]) for value in values)
+            return all(holds(value, keyword, schema[keyword]) for value in values)
         if keyword == "type" and possible is not None:
-            types = set(_listed(schema["type"]))
+            types = set(listed(schema["type"]))
             return possible <= types | ({"integer"} if "number" in types else set())
         return False
 
     def _read_object(self, schema: Any, path: tuple[str, ...]) -> None:
         properties, patterns = (schema.get(key) or {} for key in ("properties", "patternProperties"))
-        names, others = schema.get("propertyNames"), _others(schema)
+        names, others = schema.get("propertyNames"), others_keyword(schema)
         for required in schema.get("required", ()):
             if required not in properties:
                 self._note("required", path, f"{required!r} is not in `properties`")
@@ -209,7 +169,7 @@ class _Reader:
             if not patterns and others is not None and any(self._holds_all(name, names) for name in properties):
                 self._note("properties", path, "beside `propertyNames`, which allows these names with any value")
             if not patterns and not properties:
-                closed = next((key for key in _MEANS_OBJECT[1:] if schema.get(key) is False), None)
+                closed = next((key for key in MEANS_OBJECT[1:] if schema.get(key) is False), None)
                 if closed is not None:
                     self._note(closed, path, "beside `propertyNames`")
             self.read(names, (*path, "propertyNames"), is_name=True)
@@ -220,10 +180,14 @@ class _Reader:
             self.read(schema[others], (*path, others))
 
     def _read_patterns(self, schema: Any, path: tuple[str, ...]) -> None:
-        patterns, properties, others = schema["patternProperties"], schema.get("properties") or {}, _others(schema)
+        patterns, properties, others = (
+            schema["patternProperties"],
+            schema.get("properties") or {},
+            others_keyword(schema),
+        )
         if len(patterns) > 1:
             self._note("patternProperties", path, "several patterns may match a name")
-        elif any(not _holds(name, "not", {"pattern": pattern}) for name in properties for pattern in patterns):
+        elif any(not holds(name, "not", {"pattern": pattern}) for name in properties for pattern in patterns):
             self._note("patternProperties", path, "beside `properties`")
         elif properties and others is not None:
             self._note("patternProperties", path, f"beside `{others}`")
@@ -241,12 +205,12 @@ class _Reader:
 
     def _read_string(self, schema: Any, path: tuple[str, ...]) -> None:
         form, pattern = schema.get("format"), schema.get("pattern")
-        instead = "format" if form in _KNOWN_FORMATS else None if pattern is None else "pattern"
+        instead = "format" if form in KNOWN_FORMATS else None if pattern is None else "pattern"
         for keyword in ("minLength", "maxLength", "pattern"):
-            if instead not in (None, keyword) and keyword in _assertions(schema):
+            if instead not in (None, keyword) and keyword in assertions(schema):
                 self._note(keyword, path, f"beside `{instead}`")
-        if form is not None and form not in _KNOWN_FORMATS - _UNSAFE_FORMATS:
-            self._note("format", path, f"{form!r} is {'not safe' if form in _KNOWN_FORMATS else 'not known'}")
+        if form is not None and form not in KNOWN_FORMATS - UNSAFE_FORMATS:
+            self._note("format", path, f"{form!r} is {'not safe' if form in KNOWN_FORMATS else 'not known'}")
         if instead == "pattern" and (reason := flaw_of(pattern)):
             self._note("pattern", path, reason)
 
@@ -273,18 +237,18 @@ class _Reader:
 
     def _types(self, schema: Any, seen: frozenset[str] = frozenset(), is_said: bool = False) -> set[str] | None:
         """The types of the values that the grammar of a schema allows, or with `is_said` the schema; `None`: any."""
-        schema = _sound(schema)
+        schema = well_formed(schema)
         if schema is None:
             return None
-        first = next((keyword for keyword in _FIRST if keyword in schema), None)
+        first = next((keyword for keyword in FIRST if keyword in schema), None)
         if first is None:
-            return set(_kinds(schema)) or None if not is_said or "type" in schema else None
+            return set(types_read(schema)) or None if not is_said or "type" in schema else None
         value = schema[first]
         if first == "$ref":
             target = None if value in seen else self._target(value, ())
             return None if target is None else self._types(target[0], seen | {value}, is_said)
         if first in ("const", "enum"):
-            return {_type(one) for one in (value if first == "enum" else [value])}
+            return {json_type(one) for one in (value if first == "enum" else [value])}
         if first == "allOf" and len(value) != 1:
             return None
         options = [self._types(option, seen, is_said) for option in value]
@@ -299,7 +263,7 @@ class _Reader:
         for _ in range(20):
             if isinstance(schema, bool):
                 return schema
-            schema = _sound(schema)
+            schema = well_formed(schema)
             if schema is None or "$ref" not in schema:
                 return schema
             target = self._target(schema["$ref"], ())
@@ -312,174 +276,26 @@ class _Reader:
             return one is False or other is False
         types, others = self._types(one), self._types(other)
         sides = ((types, self._types(other, is_said=True)), (others, self._types(one, is_said=True)))
-        if all(left and right and not _numbers_alike(left) & _numbers_alike(right) for left, right in sides):
+        if all(left and right and not numbers_alike(left) & numbers_alike(right) for left, right in sides):
             return True
-        values, other_values = _values(one), _values(other)
+        values, other_values = listed_values(one), listed_values(other)
         if values is not None and other_values is not None:
-            return not any(_is_same(value, other_value) for value in values for other_value in other_values)
+            return not any(is_same_value(value, other_value) for value in values for other_value in other_values)
         if types != {"object"} or others != {"object"}:
             return False
-        shared = [name for name in _required(one) if name in _required(other)]
+        shared = [name for name in required_properties(one) if name in required_properties(other)]
         if any(
             self._are_apart(self._resolved(one["properties"][name]), self._resolved(other["properties"][name]))
             for name in shared
         ):
             return True
-        return _lacks_required(one, other) and _lacks_required(other, one)
+        return lacks_required(one, other) and lacks_required(other, one)
 
     def _holds_all(self, name: str, schema: Any) -> bool:
         """Whether the name of a property is surely valid by a schema."""
         schema = self._resolved(schema)
-        return isinstance(schema, Mapping) and all(_holds(name, key, schema[key]) for key in _assertions(schema))
+        return isinstance(schema, Mapping) and all(holds(name, key, schema[key]) for key in assertions(schema))
 
 
 def _pointer(path: tuple[str, ...]) -> str:
     return "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in path)
-
-
-def _sound(schema: Any) -> dict[str, Any] | None:
-    """A schema without the keywords whose value is of another type than theirs: the library refuses these."""
-    if not isinstance(schema, Mapping):
-        return None
-    return {key: value for key, value in schema.items() if isinstance(value, _SHAPE_OF.get(key, object))}
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types as which the library reads a schema without one of `_FIRST`; none: as anything at all."""
-    if "type" in schema:
-        return [one for one in _listed(schema["type"]) if one in _TYPES]
-    is_object = any(keyword in schema for keyword in _MEANS_OBJECT)
-    return ["object"] if is_object else ["array"] if any(keyword in schema for keyword in _MEANS_ARRAY) else []
-
-
-def _others(schema: Mapping[str, Any]) -> str | None:
-    """The keyword by which properties without a name of their own are allowed."""
-    keyword = next((key for key in _MEANS_OBJECT[1:] if key in schema), None)
-    return None if keyword is None or schema[keyword] is False else keyword
-
-
-def _assertions(schema: Mapping[str, Any], types: Iterable[str] | None = None) -> Iterator[str]:
-    """The keywords of a schema that rule out some value, of these types where they are given."""
-    known = {*_TYPES} if types is None else {*types}
-    keywords = {"type", *_FIRST, *_OF_ANY, *(one for kind in _numbers_alike(known) for one in _OF_TYPE.get(kind, ()))}
-    return (keyword for keyword in schema if keyword in keywords and not _says_nothing(schema, keyword))
-
-
-def _says_nothing(schema: Mapping[str, Any], keyword: str) -> bool:
-    value = schema[keyword]
-    if keyword == "if":
-        return "then" not in schema and "else" not in schema
-    if keyword in ("minContains", "maxContains"):
-        return "contains" not in schema or (value == 0 and keyword == "minContains")
-    if keyword == "contains":  # `true` and `{}`, too, want an item
-        return bool(schema.get("minContains") == 0)
-    if keyword in ("const", "enum", "anyOf", "oneOf", "type"):
-        return False
-    if isinstance(value, bool):
-        return value is (keyword not in ("uniqueItems", "not"))
-    if keyword in ("minLength", "minItems", "minProperties"):
-        return bool(value == 0)
-    return keyword != "not" and value in ([], {})
-
-
-def _counts_multiples(schema: Mapping[str, Any]) -> bool:
-    """Whether `multipleOf` holds for integers."""
-    multiple = schema.get("multipleOf", 1)
-    if not isinstance(multiple, (int, float)) or multiple <= 0 or 1 % multiple == 0:
-        return True
-    low, high = (
-        [schema[name] for name in names if name in schema]
-        for names in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
-    )
-    if multiple % 1 or multiple > _MOST_MULTIPLE or bool(low) != bool(high):
-        return False
-    return not low or min(high) - max(low) < _MOST_APART
-
-
-def _type(value: Any) -> str:
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array"}
-    return "integer" if isinstance(value, float) and value.is_integer() else kinds.get(type(value), "object")
-
-
-def _numbers_alike(types: set[str]) -> set[str]:
-    return {"number" if one == "integer" else one for one in types}
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one == other) and _type(one) == _type(other)
-
-
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    if "const" in schema or "enum" in schema:
-        return [schema["const"]] if "const" in schema else schema["enum"]
-    return None
-
-
-def _required(schema: Mapping[str, Any]) -> list[str]:
-    """The properties that a text by the grammar has, with a schema of their own."""
-    return [name for name in schema.get("required", ()) if name in (schema.get("properties") or {})]
-
-
-def _lacks_required(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether what the grammar of one schema allows lacks a property that the other requires."""
-    is_closed = _others(one) is None and not one.get("patternProperties") and not one.get("propertyNames")
-    return is_closed and bool(set(other.get("required", ())) - set(one.get("properties") or {}))
-
-
-def _holds(value: Any, keyword: str, expected: Any) -> bool:
-    """Whether a value is surely valid by a keyword; of keywords that are seldom beside a value, no."""
-    is_number = _type(value) in ("integer", "number")
-    try:
-        if keyword == "type":
-            kind = _type(value)
-            return kind in _listed(expected) or (kind == "integer" and "number" in _listed(expected))
-        if keyword in ("const", "enum"):
-            return any(_is_same(value, one) for one in (expected if keyword == "enum" else [expected]))
-        if keyword == "not" and list(expected) == ["pattern"]:
-            return re.search(expected["pattern"], value) is None
-        if keyword == "pattern":
-            return not isinstance(value, str) or re.search(expected, value) is not None
-        for sort, names in ((str, "Length"), (list, "Items"), (dict, "Properties")):
-            if keyword in (f"min{names}", f"max{names}"):
-                is_right = operator.ge if keyword.startswith("min") else operator.le
-                return not isinstance(value, sort) or bool(is_right(len(value), expected))
-        if keyword in _BOUNDS:
-            return not is_number or bool(_BOUNDS[keyword](value, expected))
-        if keyword == "multipleOf":
-            return not is_number or value % expected == 0
-    except (
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        re.error,
-    ):  # no valid schema: the library says so, or it does not hold
-        return False
-    return False
-
-
-def _compared(value: Any) -> Any:
-    """What of a schema the library compares."""
-    if isinstance(value, Mapping):
-        return {key: _compared(one) for key, one in value.items() if key not in _ANNOTATIONS}
-    return [_compared(one) for one in value] if isinstance(value, list) else value
-
-
-def _meaning(schema: Any) -> Any:
-    """A schema without its annotations; properties of such names are none."""
-    if isinstance(schema, list):
-        return [_meaning(one) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: value
-        if key in ("const", "enum")
-        else {name: _meaning(one) for name, one in value.items()}
-        if key in _OF_NAMES and isinstance(value, Mapping)
-        else _meaning(value)
-        for key, value in schema.items()
-        if key not in _ANNOTATIONS
-    }

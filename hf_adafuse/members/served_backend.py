@@ -1,8 +1,7 @@
-"""Trees of a model behind a server: running nodes is a request.
+"""Token trees of a model behind a server: running nodes is a request.
 
-Each node is a text of its own. Where a member goes on it is asked for the most likely tokens, and for several greedy
-ones at once, which become nodes too; where a member scores it is asked for the tokens that are scored, and no more.
-What is known of a node, by token, is its `snapshot`; its reading has the most likely tokens too.
+To propose, a member asks for the most likely tokens and for a greedy walk of several tokens, which become nodes. To
+score, it asks for the scored tokens alone. A node's `snapshot` holds the log-probabilities known so far, by token.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ServedBackend(Backend):
         with_log_probs: bool = False,
         can_share: bool = True,
     ) -> list[Node]:
-        """Make the trees. The server reads the prompts with the first request."""
+        """Plant the trees. The server reads the prompts with the first request."""
         self._plant(prompts)
         if with_log_probs:
             try:
@@ -58,18 +57,18 @@ class ServedBackend(Backend):
         return []
 
     def run(self, wanted: Iterable[Node]) -> list[Node]:
-        """Ask for these nodes; returns those that have been read by it."""
+        """Ask the server for these nodes. Returns the nodes that its answers have filled."""
         work, apply_answer = self.plan(list(wanted))
         return apply_answer(work())
 
     def plan(self, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
-        """A request for these nodes in two steps; see [`Backend`]."""
+        """A request for these nodes in two steps: asking, and giving the answers to the nodes; see [`Backend`]."""
         asked = [(node, self._query(node)) for node in nodes]
         return lambda: self.ask([query for _, query in asked]), partial(self._apply_answer, asked)
 
     def ask(self, queries: Sequence[Asked]) -> Any:
         """
-        One request, or a few where there is too much for one. Touches no tree: another thread may run it.
+        Send one request, or several where it is too large. This touches no tree, so another thread may run it.
 
         Raises:
             ForwardError: the server gives no usable answer.

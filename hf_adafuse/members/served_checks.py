@@ -1,5 +1,5 @@
-"""What is compared before a server is trusted: its tokens with those of the tokenizer here, its numbers with one
-another.
+"""Checks a server before its first answer is used: its tokens against the tokenizer here, and its log-probabilities of
+one text, asked in several shapes, against each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUM_STEPS = 4
 
 def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
     """
-    Compare, once for each server, of which copies of a model share what was found; and again when it has been away, or
+    Compare a server's tokens and numbers before it is used: once for each server, and again when it has been away or
     may have been.
 
     Raises:

@@ -1,17 +1,21 @@
-"""A member whose model is behind a server: its log-probabilities are known as far as they were asked for."""
+"""A member whose model is behind a server, and what it reads after a text: the most likely tokens and those that were
+asked for. A token that was not asked for is unknown. It is never taken for impossible.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..trees.nodes import Node
 from .member import Member
+from .node_logprobs import log_sum
 from .processors import PromptProcessors
 from .served_backend import ServedBackend
-from .sparse_logprobs import SparseReader, SparseReading
 
 
 class ServedMember(Member):
-    """A [`Member`] whose model is behind a server. Its passes are requests, which other members do not wait for."""
+    """A [`Member`] whose model is behind a server. Its passes are requests, and other members go on meanwhile."""
 
     runs_elsewhere = True
     backend: ServedBackend
@@ -27,3 +31,83 @@ class ServedMember(Member):
         self.backend.num_top = num_top
         self.backend.make_reading = SparseReading
         return SparseReader(self.eos_ids, self.backend.wanted)
+
+
+class SparseReading:
+    """
+    Like [`NodeLogprobs`], with the log-probabilities that the server has returned.
+
+    Attributes:
+        top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
+    """
+
+    __slots__ = ("top", "top_log_probs")
+
+    def __init__(self, top: Sequence[int], log_probs: Mapping[int, float]) -> None:
+        self.top = list(top)
+        self.top_log_probs = [log_probs[token] for token in top]
+
+    def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
+        """The `count` best tokens among those known that are allowed, with their log-probabilities (nats)."""
+        pairs = zip(self.top, self.top_log_probs, strict=True)
+        return [(token, value) for token, value in pairs if allow(token)][:count]
+
+    def forbids(self, token: int) -> bool:
+        """`False`: no logits processor acts on a member behind a server."""
+        return False
+
+
+class SparseReader:
+    """
+    Answers for a served member what [`LogitsReader`] answers for a local one.
+
+    Args:
+        eos_ids (`list[int]`): of the member.
+        wanted (`dict[Node, set[int]]`): where the backend looks for tokens to ask for.
+    """
+
+    has_processors = False
+
+    def __init__(self, eos_ids: Sequence[int], wanted: dict[Node, set[int]]) -> None:
+        self._eos_ids = list(eos_ids)
+        self._wanted = wanted
+
+    def read(self, nodes: list[Node], is_committed: bool = False) -> None:
+        """Nothing to do: the backend gives nodes their readings."""
+
+    def remember(self, path: list[Node]) -> None:
+        """Nothing to do: there are no processors whose state would be kept."""
+
+    def drop(self, prompts: Iterable[int]) -> None:
+        """Nothing to do: nothing is kept for a prompt."""
+
+    def add_prompts(self, processors: Sequence[Any]) -> None:
+        """Nothing to do: no logits processor acts on a member behind a server."""
+
+    def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
+        """The nodes of this path after which the log-probability of the path's next token, or of the end of the text,
+        is not known. Those tokens are noted, to be asked for. The first `start` tokens are not scored and need nothing:
+        a server reads them with a later node."""
+        wanted = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
+        missing = []
+        for node, after in [*zip(path, wanted, strict=False)][start:]:
+            lacking = [token for token in after if token not in (node.snapshot or ())]
+            if lacking:
+                self._wanted.setdefault(node, set()).update(lacking)
+                missing.append(node)
+        return missing
+
+    def best_of(self, node: Node, tokens: Sequence[int]) -> int:
+        """The most likely of these tokens, whose log-probabilities are known; see [`LogitsReader`]."""
+        return max(tokens, key=lambda token: float(node.snapshot[token]))
+
+    def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
+        """Nothing to do: the log-probabilities are on the host."""
+
+    def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
+        """The log-probability (nats) of each id of a span, and of the end of the text after it; see
+        [`LogitsReader`]."""
+        values = [float(node.snapshot[token]) for node, token in zip(path, ids, strict=False)]
+        if eos_ids is not None:
+            values.append(log_sum([float(path[-1].snapshot[token]) for token in eos_ids]))
+        return values

@@ -1,5 +1,5 @@
 """Structured output: a JSON schema, a regular expression or a grammar, compiled for each member's own tokenizer, so
-that all members propose valid text. Needs xgrammar, an extra.
+that all members propose valid text. Needs xgrammar (the extra `structured`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, dict[Any, Any]] = weakref.Weak
 
 
 class UnenforcedKeywordsError(ValueError):
-    """A schema that is to be strict has keywords that its grammar does not enforce. The message says nothing else."""
+    """A strict schema has keywords that its grammar does not enforce."""
 
 
 def read_structured(given: Any) -> tuple[str, str] | None:
     """
-    What `generate(structured=...)` was given, as its kind and its text. Of a JSON schema with keywords that the grammar
-    does not enforce a warning names all of these, once for each schema.
+    The kind and the text of what `generate(structured=...)` was given. A warning names the keywords of a JSON schema
+    that the grammar does not enforce, once for each schema.
 
     Args:
         given (`dict`): of one item: `json_schema` (a dict, its text, or a pydantic model), `regex`, `grammar` (in GBNF
@@ -74,7 +74,7 @@ def read_structured(given: Any) -> tuple[str, str] | None:
 
 def check_keywords(structured: tuple[str, str], strict: bool, name: str) -> None:
     """
-    Warn of what of a JSON schema the grammar does not enforce, once for each schema.
+    Warn of the keywords of a JSON schema that the grammar does not enforce, once for each schema.
 
     Args:
         structured (`tuple[str, str]`): a schema's or a structural tag's kind and text.
@@ -208,7 +208,7 @@ def _compiler(vocabulary: Vocabulary, eos_ids: list[int], is_json: bool) -> Any:
 
 def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
     """
-    The grammar, for any vocabulary.
+    The grammar, not yet compiled for a vocabulary.
 
     Args:
         structured (`tuple[str, str]`): as of [`read_structured`].

@@ -1,4 +1,4 @@
-"""A record made into a prompt: a text with fields in braces."""
+"""Prompt templates: a text with fields in braces, filled from a record."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PromptTemplate:
 
     @classmethod
     def of_field(cls, name: str) -> PromptTemplate:
-        """The one that is a field alone, whose name may be any text."""
+        """The template that is one field and nothing else. The field's name may be any text."""
         template = cls("{field}")
         template.text = f"{{{name}}}"
         template.fields = [name]
@@ -48,7 +48,8 @@ class PromptTemplate:
         return template
 
     def fill(self, record: Mapping[str, Any]) -> str:
-        """The prompt of a record; what is no text stands there as JSON. Raises `ValueError` with what is wrong."""
+        """The prompt of a record. A value that is no text is written as JSON. Raises `ValueError` where the record
+        lacks a field."""
         prompt = ""
         is_blank = True
         for part, field in self._parts:

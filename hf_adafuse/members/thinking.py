@@ -1,4 +1,4 @@
-"""How thinking models mark what they think: `<think>` and its like, as their chat templates say."""
+"""How a model marks its thoughts, read off its chat template: `<think>`, `[THINK]`, channels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Think apart, answer together: each thinking member writes its own thoughts alone, behind its own prompt, and the
-ensemble fuses the answer that follows. Thoughts are never shared with another member or voted on.
+"""Members think alone and answer together: each thinking member writes its own thoughts behind its own prompt, and the
+ensemble fuses the answer that follows. No member reads another's thoughts.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class ToolCall:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The call in the form of OpenAI's API."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -89,11 +89,11 @@ class Offer:
 
     @property
     def prompt(self) -> str:
-        """What the members are told."""
-        told = [{**tool, "function": {**tool["function"]}} for tool in self.tools]
-        for tool in told:
+        """The text by which members are told of the tools."""
+        described = [{**tool, "function": {**tool["function"]}} for tool in self.tools]
+        for tool in described:
             tool["function"].pop("strict", None)  # a word for the grammar
-        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in told)
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
             f"function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n</tools>\n\nFor each function "
@@ -145,8 +145,8 @@ class Offer:
         }
 
     def read(self, text: str) -> tuple[str, list[ToolCall]]:
-        """What an answer says in words, and the calls behind that. A text with a call that cannot be read, or of a tool
-        that was not offered, is all words; what stands behind a call is left out."""
+        """The words of an answer, and the tool calls behind them. A text with a call that cannot be read, or of a tool
+        that was not offered, is all words. Text behind a call is left out."""
         at = text.find(OPENING)
         calls = self._calls(text if at < 0 else text[at:], at < 0)
         if not calls:
@@ -155,7 +155,7 @@ class Offer:
         return words if words.strip() else "", calls[: self.most_calls]
 
     def num_words_so_far(self, text: str) -> int:
-        """Of a text that goes on, how many of its first characters are words, whatever follows."""
+        """How many first characters of an unfinished text are words, whatever follows."""
         if not text.strip() or text.lstrip().startswith("{"):
             return 0
         at = text.find(OPENING)
@@ -183,9 +183,12 @@ class Offer:
         return ToolCall(found["name"], json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
-def told(messages: Sequence[Mapping[str, Any]], offer: Offer | None, takes_system: bool = True) -> list[dict[str, Any]]:
+def with_tools(
+    messages: Sequence[Mapping[str, Any]], offer: Offer | None, takes_system: bool = True
+) -> list[dict[str, Any]]:
     """
-    A conversation as the members read it: told of tools, and with earlier calls and their results as texts.
+    A conversation as the members read it: with a description of the tools, and with earlier calls and their results as
+    text.
 
     Args:
         messages (`list[dict]`): each with `role` and `content`, those of the assistant with `tool_calls`, maybe.

@@ -1,5 +1,6 @@
 """Ensembles behind an address that speaks OpenAI's API: `hf-adafuse serve`. Needs the extra `serve` (FastAPI, uvicorn).
 
-`ensembles` loads what is served, `requests` says what may be asked, `calls` makes calls of `generate()` of it, `engine`
-decodes them in running batches, `answers` shows what came of them, `app` is the API, `page.html` the page at `/`.
+`app` is the API and `page.html` the page at `/`. `requests` says what a request may hold. `service` takes a request to
+its reply: `calls` plans its calls of `generate()`, `engine` decodes them in running batches, `answers` and `replies`
+put the texts into OpenAI's form. `ensembles` loads what is served.
 """

@@ -1,4 +1,4 @@
-"""What came of a call, as an answer shows it: its text, its words with who proposed them, its rounds. Values only."""
+"""The text of a call as a reply shows it: cut at stop texts, with its words, who proposed them, and its rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .calls import TokenLogProb
 
 class GrowingText:
     """
-    The text of a call as its rounds come, without what it stops at: that is no part of an answer.
+    The text of a call as its rounds come, up to its stop text.
 
     Args:
         stops (`list[str]`): the texts to stop at.
@@ -38,12 +38,12 @@ class GrowingText:
         self._sent = self._num_words_sent = 0
 
     def restart(self) -> None:
-        """The rounds begin anew; what has been sent remains."""
+        """The rounds begin anew. Text that has been sent stays sent."""
         self.rounds = []
         self._text = ""
 
     def add(self, rounds: Sequence[AdaFuseRound]) -> str:
-        """New rounds; returns what may be sent: all but what may yet be the beginning of a text to stop at."""
+        """Take new rounds. Returns the text that may be sent: all but what may be the beginning of a stop text."""
         self.rounds += rounds
         self._text += "".join(one.text for one in rounds)
         content = cut_at(self._text, self._stops)
@@ -54,7 +54,7 @@ class GrowingText:
         return self._send(content)
 
     def end(self, rounds: Sequence[AdaFuseRound]) -> str:
-        """All rounds; returns what is left to be sent."""
+        """Take all rounds of the finished text. Returns what is left to send."""
         self.rounds = list(rounds)
         self._text = "".join(one.text for one in rounds)
         self._answer = self._read()
@@ -67,12 +67,12 @@ class GrowingText:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls of tools behind it, once the text has ended."""
+        """The tool calls behind the text, once it has ended."""
         return [] if self._answer is None else self._answer[1]
 
     @property
     def whole(self) -> str:
-        """The text of the answer, calls of tools included."""
+        """The text of the answer with its tool calls."""
         return cut_at(self._text, self._stops)
 
     def _read(self) -> tuple[str, list[ToolCall]]:

@@ -19,17 +19,18 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Str
 from starlette.exceptions import HTTPException
 
 from .calls import as_api_error
-from .ensembles import Served
+from .ensembles import ServedEnsemble
 from .errors import ApiError
-from .limits import Gate
+from .limits import LimitMiddleware
+from .replies import Reply
 from .requests import ChatRequest, CompletionRequest
-from .service import ClientGoneError, Reply, Service
+from .service import ClientGoneError, Service
 
 T = TypeVar("T")
 
 MOST_BODY_BYTES = 4 * 2**20
 # For the headers of a request, and as long again for its body.
-PATIENCE = 60.0
+MAX_REQUEST_SECONDS = 60.0
 # The page asks for the key itself.
 _OPEN_PATHS = ("/", "/health")
 _DONE = b"data: [DONE]\n\n"
@@ -40,7 +41,7 @@ def create_app(
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
     most_body_bytes: int = MOST_BODY_BYTES,
-    patience: float = PATIENCE,
+    max_request_seconds: float = MAX_REQUEST_SECONDS,
 ) -> Any:
     """
     The ASGI application. Its lifespan starts and stops the engine of the service.
@@ -50,7 +51,7 @@ def create_app(
         api_key (`str`, *optional*): what clients must send; `None`: anybody may ask.
         cors_origins (`list[str]`, *optional*): pages of these origins may ask from a browser; by default none.
         most_body_bytes (`int`, *optional*, defaults to 4 MiB): of a request.
-        patience (`float`, *optional*, defaults to 60.0): the seconds within which a body must have come.
+        max_request_seconds (`float`, *optional*, defaults to 60.0): the seconds within which a body must have come.
     """
 
     @asynccontextmanager
@@ -69,7 +70,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    return Gate(app, most_body_bytes, patience, api_key, _OPEN_PATHS)
+    return LimitMiddleware(app, most_body_bytes, max_request_seconds, api_key, _OPEN_PATHS)
 
 
 def _add_paths(app: FastAPI, service: Service) -> None:
@@ -234,7 +235,7 @@ def _count(service: Service, request: Request, status: int) -> None:
     service.metrics.requests[path, getattr(request.state, "model", ""), status] += 1
 
 
-def _model(served: Served) -> dict[str, Any]:
+def _model(served: ServedEnsemble) -> dict[str, Any]:
     return {
         "id": served.name,
         "object": "model",

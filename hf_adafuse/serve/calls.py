@@ -1,4 +1,4 @@
-"""From a request to calls of `generate()` that the engine decodes, and what they tell of their text as it comes."""
+"""Plans the calls of `generate()` of a request, and passes on their text as it comes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.structured import UnenforcedKeywordsError
 from ..members.thinking import thinking_format
 from ..members.thoughts import thinking_at
-from ..members.tools import told
+from ..members.tools import with_tools
 from ..servers.queries import ServerError, server_error
-from .engine import Job, StoppedError, Turns, too_long
-from .ensembles import Served, without_paths
+from .ensembles import ServedEnsemble, without_paths
 from .errors import ApiError
+from .jobs import Job
 from .requests import ChatRequest, CompletionRequest
+from .turns import StoppedError, Turns, too_long
 
 # Of a request whose texts are tokenized beside others': some tokenizers take seconds for a word of so many.
 MANY_CHARACTERS = 20_000
@@ -59,12 +60,12 @@ class Seeded:
         _GENERATOR.release()
 
     def hold(self) -> None:
-        """Let other threads have the generator."""
+        """Let other threads use the generator."""
         self._own = _generator_state()
         self.__exit__()
 
     def resume(self) -> None:
-        """Go on with it where it was left."""
+        """Take the generator back in the state in which `hold` left it."""
         _GENERATOR.acquire()
         self._before = _generator_state()
         _set_generator(self._own)
@@ -83,7 +84,7 @@ def _set_generator(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
 @dataclass
 class TokenLogProb:
     """
-    A token of the main model's that was committed.
+    A committed token of the main model, with its log-probability.
 
     Args:
         data (`bytes`): what it says.
@@ -98,11 +99,11 @@ class TokenLogProb:
 
 class Call(Job):
     """
-    A call whose rounds come to a loop of asyncio as they are committed.
+    A call whose rounds reach an asyncio loop as they are committed.
 
     Args:
         plan (`CallPlan`): of one prompt.
-        served (`Served`): what it is a call of.
+        served (`ServedEnsemble`): what it is a call of.
         num_top (`int`, *optional*): of how many tokens log-probabilities are wanted at each token; `None`: of none.
         client (`str`): who waits for it.
 
@@ -111,7 +112,7 @@ class Call(Job):
         log_probs (`list[TokenLogProb]`): as far as they are wanted.
     """
 
-    def __init__(self, plan: CallPlan, served: Served, num_top: int | None, client: str = "") -> None:
+    def __init__(self, plan: CallPlan, served: ServedEnsemble, num_top: int | None, client: str = "") -> None:
         super().__init__(plan, client)
         self.served = served
         self.rounds: Any = None
@@ -120,7 +121,7 @@ class Call(Job):
         self.num_tokens = 0
         self._num_top = num_top
         self._num_seen = 0
-        self._vocabulary = plan.members[0].participant.vocabulary
+        self._vocabulary = plan.members[0].handle.vocabulary
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -137,7 +138,7 @@ class Call(Job):
             yield event
 
     def abandon(self, error: Exception) -> None:
-        """Nobody listens any more; called in the loop."""
+        """End the events: nobody listens any more. Called in the loop."""
         self._events.put_nowait(error)
 
     def restart(self) -> None:
@@ -184,13 +185,18 @@ class Call(Job):
 
 
 def make_plan(
-    served: Served, prompt: Any, request: ChatRequest | CompletionRequest, seed: int, default_tokens: int, turns: Turns
+    served: ServedEnsemble,
+    prompt: Any,
+    request: ChatRequest | CompletionRequest,
+    seed: int,
+    default_tokens: int,
+    turns: Turns,
 ) -> CallPlan:
     """
     The plan of one prompt of a request. Members that think write their thoughts here, in turn with the engine.
 
     Args:
-        served (`Served`)
+        served (`ServedEnsemble`)
         prompt (`str`, `list[int]` or `ChatRequest`): a text, ids of the main model, or the conversation of a request.
         request (`ChatRequest` or `CompletionRequest`)
         seed (`int`): of what is sampled.
@@ -231,7 +237,7 @@ def make_plan(
     return plan
 
 
-def takes_long(served: Served, request: ChatRequest | CompletionRequest) -> bool:
+def takes_long(served: ServedEnsemble, request: ChatRequest | CompletionRequest) -> bool:
     """Whether a plan may take long: members think, a grammar is compiled, a long text is read by tokenizers, or a
     member's server is asked whether it is the one that it was."""
     if request.structured is not None or request.num_characters > MANY_CHARACTERS or served.servers:
@@ -251,11 +257,11 @@ def conversation(request: ChatRequest, takes_system: bool = True) -> list[dict[s
         if one.tool_calls and one.role == "assistant":
             message["tool_calls"] = [call.model_dump() for call in one.tool_calls]
         messages.append(message)
-    return told(messages, request.offer, takes_system)
+    return with_tools(messages, request.offer, takes_system)
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an error: no folder of this machine, no trace."""
+    """The error as a client may see it: without folders of this machine and without a trace."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, StoppedError):
@@ -279,7 +285,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def _arguments(
-    served: Served, request: ChatRequest | CompletionRequest, config: AdaFuseConfig, default_tokens: int
+    served: ServedEnsemble, request: ChatRequest | CompletionRequest, config: AdaFuseConfig, default_tokens: int
 ) -> dict[str, Any]:
     """The arguments of `generate()`."""
     options = request.options

@@ -1,193 +1,43 @@
-"""Decodes the calls of many clients: a thread, in which calls are admitted into running batches, run pass by pass and
-leave.
+"""`Engine`: the thread that decodes the calls of many clients in running batches, pass by pass.
 
-Calls whose settings of AdaFuse differ, and those of other ensembles, are in batches of their own, of which each runs
-one pass in turn. All batches together have `max_batch_size` places; who finds none waits. Clients take turns in getting
-one ([`~hf_adafuse.serve.fairness.FairQueue`]).
+Calls with the same ensemble and settings share a batch. Batches run one pass each in turn. All of them together hold at
+most `max_batch_size` calls, and further calls wait. Clients take turns in getting a place
+([`~hf_adafuse.serve.fairness.FairQueue`]).
 
-A server that hangs holds up the pass that waits for it. So calls whose members are behind servers are decoded by an
-engine of their own ([`Engine.of`]), one for each set of servers. It runs in turn with the main one, but for its waits.
+A server that hangs holds up the pass that waits for it. So calls with members behind servers are decoded by an engine
+of their own ([`Engine.of`]), one for each set of servers. It takes turns with the main engine, except while it waits.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
-from typing import Any
 
 from transformers.utils import logging
 
-from ..call.plan import CallPlan
-from ..call.running_batch import RunningBatch
-from ..decoding.progress import AdaFuseDecodingError, Prompt
+from ..decoding.progress import AdaFuseDecodingError
 from ..servers.daemon_threads import while_waiting
 from ..servers.queries import server_error
 from ..trees.model_facts import ModelFacts, unchanged_models
 from ..trees.shared_prefix import KeptPrefixes, prefix_caching
 from .fairness import FairQueue
+from .jobs import Job, JobBatch
+from .turns import StoppedError, Turns
 
 logger = logging.get_logger(__name__)
-
-# A batch that so many calls have joined takes no more, so that it comes to an end and what it has remembered is freed.
-MOST_CALLS = 256
 # By default: the keys and values of 11,000 tokens of SmolLM2-135M in float32.
 MAX_PREFIX_BYTES = 512 * 2**20
 
 
 class QueueFullError(Exception):
-    """Too many calls wait already. `seconds` (`int`): when it may be tried again."""
+    """Too many calls wait already. `seconds` (`int`): when to try again."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"try again in {seconds} s")
         self.seconds = seconds
-
-
-class StoppedError(Exception):
-    """The engine stops before the call has ended."""
-
-
-class Job:
-    """
-    A call that is to be decoded. Its methods are called in the engine's thread, between passes.
-
-    Args:
-        plan (`CallPlan`): of one prompt.
-        client (`str`): who waits for it.
-    """
-
-    def __init__(self, plan: CallPlan, client: str = "") -> None:
-        self.plan = plan
-        self.client = client
-        self.is_cancelled = False
-        self._streams = copy.deepcopy(plan.streams)  # random numbers are used up
-
-    def on_rounds(self, prompt: Prompt) -> None:
-        """A round has been committed."""
-
-    def on_end(self, rounds: Any) -> None:
-        """The text has ended."""
-
-    def on_error(self, error: Exception) -> None:
-        """There is no (further) text."""
-
-    def restart(self) -> None:
-        """It is decoded once more, from its beginning."""
-        self.plan = replace(self.plan, streams=copy.deepcopy(self._streams))
-
-
-class CancelledError(Exception):
-    """Nobody waits for this any more."""
-
-
-class Turns:
-    """
-    The turns in which members think for one call, or another engine runs its passes, in a thread of its own: the engine
-    gives one between two passes, so that no two threads run the models at the same time. See
-    [`~hf_adafuse.members.thoughts.Pace`].
-
-    Args:
-        engine (`Engine`)
-
-    Attributes:
-        hold, resume (`Callable`): called in the thinking thread when a turn ends, and when the next one begins.
-        most_tokens (`int`, *optional*): of a prompt.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.hold: Callable[[], None] = lambda: None
-        self.resume: Callable[[], None] = lambda: None
-        self.most_tokens: int | None = None
-        self._engine = engine
-        self._given = threading.Semaphore(0)
-        self._is_over = threading.Semaphore(0)
-        self._error: Exception | None = None
-
-    def begin(self, num_tokens: int) -> None:
-        """
-        Wait for the first turn, with a prompt of so many tokens.
-
-        Raises:
-            ValueError: it is too long.
-            CancelledError: as of `cancel`.
-            StoppedError: the engine stops.
-        """
-        if self.most_tokens is not None and num_tokens > self.most_tokens:
-            raise too_long("a member that thinks", num_tokens, self.most_tokens)
-        self.hold()
-        try:
-            self._engine.add_turns(self)
-        except StoppedError:
-            self.resume()
-            raise
-        self._wait()
-
-    def next(self) -> None:
-        """As of `begin`."""
-        self.hold()
-        self._is_over.release()
-        self._wait()
-
-    def end(self) -> None:
-        """No more turns are needed."""
-        self._engine.remove_turns(self)
-        self._is_over.release()
-
-    def give(self) -> None:
-        """Let it run to the end of one turn; called in the engine's thread."""
-        self._given.release()
-        self._is_over.acquire()
-
-    def cancel(self, error: Exception | None = None) -> None:
-        """At its next turn it ends."""
-        self._error = error or CancelledError()
-
-    def _wait(self) -> None:
-        self._given.acquire()
-        self.resume()
-        if self._error is not None:
-            raise self._error
-
-
-def too_long(member: str, number: int, most: int) -> ValueError:
-    """The error that says that a prompt is of too many tokens for a member."""
-    return ValueError(f"The prompt of {member} must be at most {most} tokens, but is {number} tokens. Shorten it.")
-
-
-class _Lane:
-    """A running batch, and the jobs in it by their numbers."""
-
-    def __init__(self, job: Job, is_alone: bool, on_leave: Callable[[Job], None]) -> None:
-        self.jobs: dict[int, Job] = {0: job}
-        self.is_alone = is_alone
-        self._on_leave = on_leave
-        self.batch = RunningBatch(job.plan, self._on_rounds, self._on_end)
-
-    def takes(self, plan: CallPlan) -> bool:
-        return not self.is_alone and self.batch.num_calls < MOST_CALLS and self.batch.takes(plan)
-
-    def add(self, job: Job) -> None:
-        self.jobs[self.batch.add(job.plan)] = job
-
-    def cancel(self, job: Job) -> bool:
-        number = next(number for number, one in self.jobs.items() if one is job)
-        if not self.batch.leave(number):
-            return False
-        del self.jobs[number]
-        return True
-
-    def _on_rounds(self, number: int) -> None:
-        if number in self.jobs:
-            self.jobs[number].on_rounds(self.batch.prompt(number))
-
-    def _on_end(self, number: int, rounds: Any) -> None:
-        job = self.jobs.pop(number)
-        self._on_leave(job)
-        job.on_end(rounds)
 
 
 class Engine:
@@ -222,8 +72,8 @@ class Engine:
         self.num_passes = self.num_jobs = self.num_refused = 0
         self._waiting: FairQueue[Job] = FairQueue()
         self._alone: deque[Job] = deque()  # of batches that have failed
-        self._lanes: deque[_Lane] = deque()
-        self._running: dict[Job, _Lane] = {}
+        self._lanes: deque[JobBatch] = deque()
+        self._running: dict[Job, JobBatch] = {}
         self._cancelled: set[Job] = set()
         self._thinking: list[Turns] = []
         self._reserved: Counter[str] = Counter()  # by client
@@ -248,7 +98,7 @@ class Engine:
 
     @property
     def all(self) -> list[Engine]:
-        """This engine, and those beside it."""
+        """This engine and the engines beside it."""
         return [self, *self._beside.values()]
 
     def start(self) -> None:
@@ -311,7 +161,7 @@ class Engine:
             del self._reserved[client]
 
     def submit(self, job: Job) -> None:
-        """A call that has a place in the queue waits for one in a batch."""
+        """Put a call that has a reserved place into the queue."""
         with self._changed:
             self._take_reserved(1, job.client)
             if job.is_cancelled:
@@ -324,7 +174,7 @@ class Engine:
         job.on_error(StoppedError("the server is shutting down"))
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for this call any more: it leaves before the next pass."""
+        """Cancel a call: it leaves before the next pass."""
         with self._changed:
             job.is_cancelled = True
             self._cancelled.add(job)
@@ -332,7 +182,7 @@ class Engine:
 
     def add_turns(self, turns: Turns) -> None:
         """
-        From now on these turns are given, one between two passes.
+        Give these turns from now on, one between two passes.
 
         Raises:
             StoppedError: the engine stops.
@@ -441,7 +291,7 @@ class Engine:
             self._started.setdefault(job, time.monotonic())
             try:
                 if lane is None:
-                    lane = _Lane(job, is_alone, self._end)
+                    lane = JobBatch(job, is_alone, self._end)
                     self._lanes.append(lane)
                 else:
                     lane.add(job)
@@ -451,7 +301,7 @@ class Engine:
                 continue
             self._running[job] = lane
 
-    def _step(self, lane: _Lane) -> None:
+    def _step(self, lane: JobBatch) -> None:
         try:
             lane.batch.step()
             self.num_passes += 1
@@ -459,7 +309,7 @@ class Engine:
             # Without the traceback, which holds on to what the pass that failed has allocated.
             self._fail(lane, error.with_traceback(None))
 
-    def _fail(self, lane: _Lane, error: Exception) -> None:
+    def _fail(self, lane: JobBatch, error: Exception) -> None:
         """A pass has failed: of several calls each is decoded once more, alone; one alone has failed."""
         jobs = list(lane.jobs.values())
         lane.jobs = {}

@@ -1,4 +1,4 @@
-"""What is served, by name: ensembles, and each of their members alone. Loads models; decodes nothing."""
+"""Loads what is served, by name: ensembles, and each of their members alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
 from ..members.mistral_tokenizers import as_usual
-from ..members.participants import servers_of
+from ..members.model_handle import servers_of
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
-from .asked_settings import check_asked
+from .requests import check_request_settings
 
 # Settings with which a member alone writes its own greedy text.
 ALONE = AdaFuseConfig(num_branches=1)
@@ -29,16 +29,16 @@ _PATH = re.compile(r"(?<![\w:/.])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 
 
 @dataclass(eq=False)
-class Served:
+class ServedEnsemble:
     """
-    One name that requests may ask for.
+    An ensemble under the name that requests use.
 
     Args:
         name (`str`)
         ensemble (`AdaFuseEnsemble`)
         config (`AdaFuseConfig`): of requests that name no settings.
         members (`list[str]`): the names of the members, the main one first.
-        alone (`list[Served]`): each member by itself; empty where this is one.
+        alone (`list[ServedEnsemble]`): each member by itself; empty where this is one.
         template (`str`, *optional*): what the page makes a prompt of, where there is no chat: with `{question}`.
         pair (`tuple`, *optional*): the model and the tokenizer of a member alone.
         lengths (`list[int]`): the most tokens of a prompt, for each member.
@@ -49,7 +49,7 @@ class Served:
     ensemble: AdaFuseEnsemble
     config: AdaFuseConfig
     members: list[str]
-    alone: list[Served] = field(default_factory=list)
+    alone: list[ServedEnsemble] = field(default_factory=list)
     template: str | None = None
     pair: tuple[Any, Any] | None = None
     lengths: list[int] = field(default_factory=list)
@@ -58,12 +58,12 @@ class Served:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it can be asked in conversations: a member has a chat template."""
+        """Whether a member has a chat template, so that conversations can be asked."""
         return any(getattr(as_usual(tokenizer), "chat_template", None) for tokenizer in self.ensemble.tokenizers)
 
     @functools.cached_property
     def takes_system(self) -> bool:
-        """As of [`takes_system`]."""
+        """Whether all chat templates take a system message; see [`takes_system`]."""
         return takes_system(self.ensemble.tokenizers)
 
     def has_option(self, given: Mapping[str, Any], name: str) -> bool:
@@ -73,7 +73,7 @@ class Served:
 
     def settings(self, given: Mapping[str, Any], drawn: Mapping[str, Any] | None = None) -> AdaFuseConfig:
         """
-        The settings of a request that names some.
+        The settings of a request: those of the ensemble, changed by those that the request names.
 
         Args:
             given (`dict`): of `AdaFuseConfig`.
@@ -86,7 +86,7 @@ class Served:
         given = {**given, **{name: value for name, value in (drawn or {}).items() if self.has_option(given, name)}}
         if not given:
             return self.config
-        check_asked(given)
+        check_request_settings(given)
         preset = given.pop("preset", None)
         if preset is not None and preset not in PRESETS:
             raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {preset!r}. Choose one of these.")
@@ -102,9 +102,9 @@ def serve_members(
     members: Sequence[tuple[Any, Any]],
     config: Any = None,
     template: str | None = None,
-    known: Sequence[Served] = (),
+    known: Sequence[ServedEnsemble] = (),
     max_prompt_tokens: int | None = None,
-) -> list[Served]:
+) -> list[ServedEnsemble]:
     """
     An ensemble of loaded members, and each of these alone.
 
@@ -112,8 +112,8 @@ def serve_members(
         name (`str`): of the ensemble; a member's name is its model's, with a number where several are alike.
         members (`list[tuple]`): each a model and its tokenizer, the main one first.
         config (`AdaFuseConfig`, `dict` or `str`, *optional*): as of `generate()`.
-        template (`str`, *optional*): as of [`Served`].
-        known (`list[Served]`): members that are served alone already, for other ensembles.
+        template (`str`, *optional*): as of [`ServedEnsemble`].
+        known (`list[ServedEnsemble]`): members that are served alone already, for other ensembles.
         max_prompt_tokens (`int`, *optional*): the most tokens of a prompt, for any member; by default as many as each
             was trained for.
 
@@ -135,12 +135,14 @@ def serve_members(
         if found is None:
             length = max_prompt_tokens or trained_length(base_model(pair[0]).config.get_text_config()) or _USUAL_LENGTH
             servers = servers_of(pair[0])
-            found = Served(one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length], servers)
+            found = ServedEnsemble(
+                one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length], servers
+            )
             new.append(found)
         alone.append(found)
     lengths = [length for one in alone for length in one.lengths]
     served, servers = [one.name for one in alone], frozenset[str]().union(*(one.servers for one in alone))
-    return [Served(name, ensemble, settings, served, alone, template, None, lengths, servers), *new]
+    return [ServedEnsemble(name, ensemble, settings, served, alone, template, None, lengths, servers), *new]
 
 
 def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:
@@ -201,7 +203,7 @@ def config_of(settings: Mapping[str, Any]) -> AdaFuseConfig:
 
 
 def without_paths(message: str) -> str:
-    """A message without the folders of this machine: of each path its last part."""
+    """A message in which each path of this machine is cut to its last part."""
     home = str(Path.home())
     return _PATH.sub(
         lambda found: PurePath(found[0]).name or "...", message.replace(home, "~") if home != "/" else message

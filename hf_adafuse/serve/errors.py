@@ -8,7 +8,7 @@ from typing import Any
 
 class ApiError(Exception):
     """
-    What a request is answered with instead.
+    An error reply: status, message and code.
 
     Args:
         status (`int`): of HTTP.
@@ -33,7 +33,7 @@ class ApiError(Exception):
         self.headers = headers
 
     def as_bytes(self) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """The body, and the headers of an answer after which the connection is closed."""
+        """The body and the headers of a reply that closes the connection."""
         body = json.dumps(self.body).encode()
         length = str(len(body)).encode()
         return body, [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]

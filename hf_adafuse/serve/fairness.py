@@ -1,4 +1,4 @@
-"""Clients take turns: one with many requests does not hold up another's single one."""
+"""Queues in which clients take turns: a client with many requests does not hold up another's single one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 class FairQueue(Generic[T]):
     """
-    What clients wait for, in turns: one thing of each client, then the next one of each. Those of one client leave in
-    the order in which they came. A client whose first thing comes takes its turn behind all that wait already.
+    A queue in which clients take turns: one item of each client, then the next one of each. The items of one client
+    leave in the order of their coming. A new client's turn comes after those of all that wait already.
 
     Example:
 
@@ -38,7 +38,7 @@ class FairQueue(Generic[T]):
 
     def pop(self) -> T:
         """
-        The next thing.
+        Remove and return the next item.
 
         Raises:
             IndexError: there is none.
@@ -69,7 +69,7 @@ class FairQueue(Generic[T]):
 
 class FairPool:
     """
-    Threads that work for clients in turns.
+    Worker threads that clients use in turns.
 
     Args:
         number (`int`): of the threads.
@@ -82,7 +82,7 @@ class FairPool:
         self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue()
 
     def submit(self, client: str, work: Callable[[], T]) -> Future[T]:
-        """What the work gives, once it is this client's turn."""
+        """Run `work` when it is this client's turn. The future holds its result."""
         future: Future[T] = Future()
         with self._lock:
             self._queue.add(client, (future, work))
@@ -90,7 +90,7 @@ class FairPool:
         return future
 
     def close(self) -> None:
-        """Work that has not begun is cancelled."""
+        """Cancel the work that has not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             left = [future for future, _ in self._queue]

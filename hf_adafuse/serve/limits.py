@@ -1,6 +1,4 @@
-"""What an unknown network may send: headers and bodies of at most so many bytes within at most so many seconds, and
-requests with the key.
-"""
+"""`LimitMiddleware`: refuses requests without the API key, too large, or too slow to come."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ MOST_HEADER_BYTES = 32 * 2**10
 MOST_DROPPED_BYTES = 256 * 2**20
 
 
-class Gate:
+class LimitMiddleware:
     """
-    An ASGI application before another: it refuses headers and bodies that are too large, bodies that take too long to
-    come, and requests without the key. What the client sends after the refusal is read and dropped, within bounds.
+    ASGI middleware that refuses headers and bodies that are too large, bodies that take too long to come, and requests
+    without the API key. What a client sends after the refusal is read and dropped, up to a bound.
 
     Args:
         app: the application.

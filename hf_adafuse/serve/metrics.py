@@ -1,4 +1,4 @@
-"""Counts of a server as Prometheus reads them. Values only."""
+"""Counts and durations of a server, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Histogram:
-    """How many values were at most so large."""
+    """Counts of values by upper bound."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(_BOUNDS) + 1)
@@ -32,7 +32,7 @@ class Histogram:
 
 class Metrics:
     """
-    What has happened so far.
+    Counts and durations since the start.
 
     Attributes:
         requests (`Counter`): by path, model and status.
@@ -48,7 +48,7 @@ class Metrics:
 
     def text(self, gauges: dict[str, int]) -> str:
         """
-        All of it in Prometheus' text format.
+        All metrics in Prometheus' text format.
 
         Args:
             gauges (`dict`): further numbers by name; those that end with `_total` only grow.

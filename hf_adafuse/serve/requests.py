@@ -1,189 +1,46 @@
-"""What a request may hold: the fields of OpenAI's API that are honoured, and those of `adafuse`. Bounds all sizes;
-knows no ensemble.
+"""What a request may hold: the fields of OpenAI's API that are honoured, and which settings of AdaFuse it may name.
 
 A field that would change the text and cannot be honoured is refused. Those that say nothing about the text (`user`,
-`metadata`) are taken and not used.
+`metadata`) are taken and not used. Whoever asks is not known: a request must not load models, run a regular expression
+of its own, or ask for more work than many usual requests are.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from ..members.tools import Offer
-
-# The longest text of a message or prompt, in characters, and the most of both in one request.
-MOST_CHARACTERS = 1_000_000
-MOST_MESSAGES = 1_000
-MOST_PROMPTS = 64
-MOST_CHOICES = 16
-MOST_TOKENS = 32_768
-MOST_TOP_LOGPROBS = 20
-# The largest JSON schema or grammar, and all tools together, in characters of JSON.
-MOST_SCHEMA = 100_000
-
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("must be Unicode text, but holds half of a surrogate pair") from None
-    return text
-
-
-Text = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_unicode)]
-Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
-Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class TextPart(_Model):
-    """A part of a message; members read text."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class CalledFunction(BaseModel):
-    """The function of a call."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    name: Annotated[Text, Field(min_length=1, max_length=256)]
-    arguments: Text = "{}"
-
-
-class CalledTool(BaseModel):
-    """A call in an earlier answer."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    function: CalledFunction
-
-
-class Function(BaseModel):
-    """A function that members may call."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: StrictBool | None = None
-
-
-class Tool(BaseModel):
-    """A tool that members may call."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(_Model):
-    """The name of a function."""
-
-    name: Annotated[str, Field(max_length=64)]
-
-
-class ToolChoice(_Model):
-    """The tool that must be called."""
-
-    type: Literal["function"] = "function"
-    function: NamedFunction
-
-
-class Message(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=100)] | None = None
-    name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[CalledTool], Field(max_length=128)] | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-
-    @property
-    def text(self) -> str:
-        """What it says in words."""
-        content = self.content
-        return content if isinstance(content, str) else "".join(part.text for part in content or [])
-
-
-class JsonSchema(BaseModel):
-    """The schema of a `response_format`. With `strict`, keywords that the grammar does not enforce are refused, as the
-    API refuses those that it does not know: its clients take an answer for valid."""
-
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
-
-    name: str = ""
-    strict: StrictBool | None = None
-    schema_: dict[str, Any] = Field(default_factory=lambda: {"type": "object"}, alias="schema")
-
-
-class ResponseFormat(BaseModel):
-    """What the text must be."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> ResponseFormat:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("`json_schema` must be given with this type, but is not")
-        return self
-
-
-class StreamOptions(BaseModel):
-    """Of a stream."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    include_usage: bool = False
-
-
-class AdaFuseOptions(BaseModel):
-    """
-    The field `adafuse` of a request. Fields beyond these are settings of `AdaFuseConfig` for this request, options of
-    its method among them.
-    """
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    rounds: StrictBool = False  # the rounds in the answer: who proposed, who won, by what
-    alone: StrictBool = False  # each member's own answer beside that of the ensemble
-    stream_words: StrictBool = False  # the words of each chunk of a stream, with who proposed them
-    thinking: Literal["apart", "main", "off"] | None = None
-    max_thinking_tokens: Annotated[StrictInt, Field(ge=0, le=MOST_TOKENS)] | None = None
-    regex: Annotated[Text, Field(max_length=MOST_SCHEMA)] | None = None
-    grammar: Annotated[Text, Field(max_length=MOST_SCHEMA)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=0)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Those of `AdaFuseConfig`."""
-        return dict(self.model_extra or {})
-
-    @property
-    def drawn(self) -> dict[str, Any]:
-        """How tokens are drawn, as far as it is said here; or options of a method, where it has some of these names."""
-        return {name: value for name in ("top_k", "min_p") if (value := getattr(self, name)) is not None}
+from .request_parts import (
+    MOST_CHARACTERS,
+    MOST_CHOICES,
+    MOST_MESSAGES,
+    MOST_PROMPTS,
+    MOST_SCHEMA,
+    MOST_TOKENS,
+    MOST_TOP_LOGPROBS,
+    AdaFuseOptions,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    Seed,
+    Stop,
+    StreamOptions,
+    Text,
+    Tool,
+    ToolChoice,
+    _Model,
+    _unicode,
+)
 
 
 class GenerationRequest(_Model):
-    """What both kinds of requests have."""
+    """The fields that chat and completion requests share."""
 
     model: Annotated[str, Field(max_length=256)]
     max_tokens: Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS)] | None = None
@@ -214,7 +71,7 @@ class GenerationRequest(_Model):
 
     @property
     def stops(self) -> list[str]:
-        """The texts to stop at."""
+        """The stop texts."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
@@ -230,7 +87,7 @@ class GenerationRequest(_Model):
 
     @property
     def structured(self) -> dict[str, Any] | None:
-        """What the text must be, as `generate(structured=...)` takes it."""
+        """The structure that the text must have, as `generate(structured=...)` takes it."""
         form, options = self.response_format, self.options
         given = {kind: value for kind in ("regex", "grammar") if (value := getattr(options, kind)) is not None}
         if form is not None and form.type != "text":
@@ -250,7 +107,7 @@ class GenerationRequest(_Model):
 
 
 class ThinkingSwitches(_Model):
-    """What of the variables of chat templates a request may set."""
+    """The chat template variables that a request may set."""
 
     enable_thinking: StrictBool | None = None
     thinking: StrictBool | None = None
@@ -276,7 +133,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def num_top(self) -> int | None:
-        """Of how many tokens log-probabilities are asked for at each; `None`: of none."""
+        """How many log-probabilities are asked for at each token; `None` for none."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
@@ -299,13 +156,13 @@ class ChatRequest(GenerationRequest):
 
     @property
     def num_characters(self) -> int:
-        """Of all messages."""
+        """The characters of all messages together."""
         called = [call.function for message in self.messages for call in message.tool_calls or []]
         return sum(len(message.text) for message in self.messages) + sum(len(one.arguments) for one in called)
 
     @functools.cached_property
     def offer(self) -> Offer | None:
-        """The tools that the members are told of."""
+        """The tools that members are told of."""
         choice = self.tool_choice
         if not self.tools and choice in (None, "none", "auto"):
             return None
@@ -320,7 +177,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def thinking(self) -> str | None:
-        """Who thinks before the answer, as `generate()` takes it."""
+        """Which members think before the answer, as `generate()` takes it."""
         switches = self.chat_template_kwargs or ThinkingSwitches()
         is_off = self.reasoning_effort == "none" or False in (switches.enable_thinking, switches.thinking)
         return self.options.thinking or ("off" if is_off else None)
@@ -353,7 +210,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_characters(self) -> int:
-        """Of all prompts that are texts."""
+        """The characters of all prompts that are texts."""
         return sum(len(one) for one in self.prompts if isinstance(one, str))
 
     @property
@@ -377,3 +234,44 @@ class CompletionRequest(GenerationRequest):
 
 def _size(value: Any) -> int:
     return 0 if value is None else len(json.dumps(value))
+
+
+# The server's settings alone: names of models to load, a regular expression, whose search may take for ever, a file.
+_OF_THE_SERVER = ("ranker", "fuser", "pattern", "calibration")
+# The largest whole numbers: several times what is of use.
+_MOST = {
+    "num_branches": 16,
+    "max_words": 64,
+    "max_word_tokens": 256,
+    "num_words": 256,
+    "num_tokens": 256,
+    "num_samples": 8,
+    "num_fused": 8,
+    "top_k": 1000,
+    "num_steps": 20,
+    "num_anchors": 10_000,
+}
+# Of what methods of the server's own have.
+_MOST_OF_OTHERS = 1000
+
+
+def check_request_settings(settings: Mapping[str, Any]) -> None:
+    """
+    Check the settings of AdaFuse that a request names.
+
+    Raises:
+        ValueError: one is not for requests, or too large.
+    """
+    options = settings.get("method_options")
+    if isinstance(options, Mapping):
+        check_request_settings(options)
+    for name, value in settings.items():
+        if name in _OF_THE_SERVER:
+            raise ValueError(
+                f"`{name}` must be left out of requests, but is given. Set it where the server is started."
+            )
+        most = _MOST.get(name, _MOST_OF_OTHERS)
+        if isinstance(value, int) and value > most:
+            raise ValueError(f"`{name}` must be at most {most} in a request, but is {value}. Ask for less.")
+        if isinstance(value, (list, dict)) and len(value) > _MOST_OF_OTHERS:
+            raise ValueError(f"`{name}` must have at most {_MOST_OF_OTHERS} parts, but has {len(value)}. Shorten it.")

@@ -1,4 +1,4 @@
-"""A running server: uvicorn with the application, that ends soon when it is told to."""
+"""Runs the application under uvicorn, and ends soon when told to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .app import PATIENCE, create_app
+from .app import MAX_REQUEST_SECONDS, create_app
 from .errors import ApiError
 from .limits import MOST_DROPPED_BYTES
 from .service import Service
@@ -51,7 +51,7 @@ class _Connection(H11Protocol):
     """A connection that is closed where the headers of a request take too long to come: uvicorn waits for ever. What
     comes after a request that is none, or whose headers do not end, is read and dropped, so that the answer arrives."""
 
-    patience = PATIENCE
+    max_request_seconds = MAX_REQUEST_SECONDS
     _closing: asyncio.TimerHandle | None = None
     _num_left: int | None = None  # how many bytes more are dropped, once there has been such a request
 
@@ -84,7 +84,7 @@ class _Connection(H11Protocol):
         self.transport.write_eof()
         self._num_left = MOST_DROPPED_BYTES
         self._stop_watching()
-        self._closing = self.loop.call_later(self.patience, self.transport.close)
+        self._closing = self.loop.call_later(self.max_request_seconds, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
@@ -94,7 +94,7 @@ class _Connection(H11Protocol):
         if self.conn.their_state is not h11.IDLE:  # there are headers
             self._stop_watching()
         elif self._closing is None:
-            self._closing = self.loop.call_later(self.patience, self.transport.close)
+            self._closing = self.loop.call_later(self.max_request_seconds, self.transport.close)
 
     def _stop_watching(self) -> None:
         if self._closing is not None:
@@ -109,11 +109,11 @@ def make_server(
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
     on_ready: Callable[[str], None] = lambda url: None,
-    patience: float = PATIENCE,
+    max_request_seconds: float = MAX_REQUEST_SECONDS,
 ) -> Server:
     """A server that is run by `run()`, as long as it is not told to stop. Port 0 is a free one."""
-    app = create_app(service, api_key, cors_origins, patience=patience)
-    connection = type("Connection", (_Connection,), {"patience": patience})
+    app = create_app(service, api_key, cors_origins, max_request_seconds=max_request_seconds)
+    connection = type("Connection", (_Connection,), {"max_request_seconds": max_request_seconds})
     config = uvicorn.Config(
         app, host, port, http=connection, log_level="warning", access_log=False, timeout_graceful_shutdown=5,
         lifespan="on",

@@ -1,4 +1,6 @@
-"""From a request to its answer, whole or as a stream of chunks: the calls are made, waited for and shown."""
+"""`Service`: takes a request to its reply, whole or as a stream of chunks. It makes the calls, queues them and
+waits.
+"""
 
 from __future__ import annotations
 
@@ -8,77 +10,32 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..call.plan import CallPlan
-from ..rounds.plain_json import with_nulls
 from ..trees.model_facts import unchanged_models
-from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
+from .answers import GrowingText
 from .calls import Call, as_api_error, make_plan, takes_long
-from .engine import Engine, QueueFullError, StoppedError, Turns
-from .ensembles import Served
+from .engine import Engine, QueueFullError
+from .ensembles import ServedEnsemble
 from .errors import ApiError
 from .fairness import FairPool
 from .metrics import Metrics
+from .replies import Reply, ReplyChoice, Request, chunk, head, last_part, part, plain, usage, whole_choice
 from .requests import ChatRequest, CompletionRequest
-
-Request = ChatRequest | CompletionRequest
+from .turns import StoppedError, Turns
 
 
 class ClientGoneError(Exception):
-    """Whoever has asked does not wait any more."""
-
-
-@dataclass(eq=False)
-class ReplyChoice:
-    """
-    One choice of an answer; several where they are alike.
-
-    Args:
-        indices (`list[int]`): of the choices.
-        prompt (`str`): what a completion repeats before its text.
-        call (`Call`), text (`GrowingText`)
-    """
-
-    indices: list[int]
-    prompt: str
-    call: Call
-    text: GrowingText
-
-
-@dataclass
-class Reply:
-    """
-    The calls that an answer is made of.
-
-    Args:
-        id (`str`), created (`int`): of the answer.
-        request (`ChatRequest` or `CompletionRequest`), served (`Served`): what was asked of what.
-        choices (`list[ReplyChoice]`)
-        alone (`list[ReplyChoice]`): of each member by itself, where they were asked for.
-        began (`float`): when the request came.
-    """
-
-    id: str
-    created: int
-    request: Request
-    served: Served
-    choices: list[ReplyChoice]
-    alone: list[ReplyChoice]
-    began: float
-
-    @property
-    def calls(self) -> list[Call]:
-        return [one.call for one in (*self.choices, *self.alone)]
+    """The client does not wait for its reply any more."""
 
 
 class Service:
     """
-    What answers requests.
+    Answers requests with ensembles.
 
     Args:
-        served (`list[Served]`): each under its own name.
+        served (`list[ServedEnsemble]`): each under its own name.
         engine (`Engine`): it is started and stopped by the caller.
         default_tokens (`int`): the most new tokens of a request that names no number.
 
@@ -86,7 +43,7 @@ class Service:
         ValueError: two have one name.
     """
 
-    def __init__(self, served: Sequence[Served], engine: Engine, default_tokens: int = 512) -> None:
+    def __init__(self, served: Sequence[ServedEnsemble], engine: Engine, default_tokens: int = 512) -> None:
         names = [one.name for one in served]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -105,8 +62,8 @@ class Service:
         for planner in (self._quick, *self._long.values()):
             planner.close()
 
-    def find(self, name: str) -> Served:
-        """What is served under a name."""
+    def find(self, name: str) -> ServedEnsemble:
+        """The ensemble of a name."""
         if name not in self.served:
             known = ", ".join(self.served)
             raise ApiError(404, f"`model` must be one of {known}, but is {name[:100]!r}.", "model_not_found", "model")
@@ -141,20 +98,20 @@ class Service:
 
     async def whole(self, answer: Reply) -> dict[str, Any]:
         """
-        The body of an answer.
+        The body of a whole reply.
 
         Raises:
             ApiError: a call has failed.
         """
         await asyncio.gather(*(_finish(one) for one in (*answer.choices, *answer.alone)))
         self._count(answer)
-        choices = [_whole_choice(answer, one, index) for one in answer.choices for index in one.indices]
-        body = {**_head(answer, ""), "choices": sorted(choices, key=lambda one: one["index"]), "usage": _usage(answer)}
-        return _plain(body)
+        choices = [whole_choice(answer, one, index) for one in answer.choices for index in one.indices]
+        body = {**head(answer, ""), "choices": sorted(choices, key=lambda one: one["index"]), "usage": usage(answer)}
+        return plain(body)
 
     async def chunks(self, answer: Reply) -> AsyncIterator[dict[str, Any]]:
         """
-        The chunks of a streamed answer.
+        The chunks of a streamed reply.
 
         Raises:
             ApiError: a call has failed.
@@ -172,7 +129,7 @@ class Service:
                 opening = {"role": "assistant", "content": ""}
                 for one in answer.choices:
                     for index in one.indices:
-                        yield _chunk(answer, {"index": index, "delta": opening, "finish_reason": None})
+                        yield chunk(answer, {"index": index, "delta": opening, "finish_reason": None})
             while left:
                 event = await queue.get()
                 if isinstance(event, asyncio.Task):
@@ -184,7 +141,7 @@ class Service:
                     self.metrics.first_token.add(time.monotonic() - answer.began)
                     is_first = False
                 for index in choice.indices:
-                    yield _plain(_chunk(answer, _part(answer, choice, index, start, text, words, log_probs)))
+                    yield plain(chunk(answer, part(answer, choice, index, start, text, words, log_probs)))
         finally:
             for task in tasks:
                 task.cancel()
@@ -193,19 +150,19 @@ class Service:
             calls = [{"index": number, **call.body} for number, call in enumerate(choice.text.calls)]
             for index in choice.indices:
                 if calls:
-                    yield _chunk(answer, {"index": index, "delta": {"tool_calls": calls}, "finish_reason": None})
-                yield _plain(_chunk(answer, _last_part(answer, choice, index)))
+                    yield chunk(answer, {"index": index, "delta": {"tool_calls": calls}, "finish_reason": None})
+                yield plain(chunk(answer, last_part(answer, choice, index)))
         if answer.request.includes_usage:
-            yield {**_head(answer, ".chunk"), "choices": [], "usage": _usage(answer)}
+            yield {**head(answer, ".chunk"), "choices": [], "usage": usage(answer)}
 
     def abandon(self, answer: Reply) -> None:
-        """Nobody waits for the answer any more: its calls leave before the next pass."""
+        """The client is gone: cancel its calls."""
         for call in answer.calls:
             if call.rounds is None:
                 self.engine.of(call.served.servers).cancel(call)
                 call.abandon(ClientGoneError())
 
-    def _samples(self, request: Request, served: Served) -> bool:
+    def _samples(self, request: Request, served: ServedEnsemble) -> bool:
         try:
             config = served.settings(request.options.settings, request.options.drawn)
         except ValueError as error:
@@ -213,7 +170,7 @@ class Service:
         return request.samples or (request.temperature is None and bool(config.do_sample))
 
     async def _submit(
-        self, request: Request, client: str, targets: Sequence[tuple[Served, Any, int, list[int]]]
+        self, request: Request, client: str, targets: Sequence[tuple[ServedEnsemble, Any, int, list[int]]]
     ) -> list[ReplyChoice]:
         most = self.engine.max_batch_size + self.engine.max_waiting
         engines = Counter(self.engine.of(served.servers) for served, *_ in targets)
@@ -301,76 +258,3 @@ def _take(choice: ReplyChoice, rounds: list[Any]) -> str:
         choice.text.restart()
         return ""
     return choice.text.add(rounds)
-
-
-def _head(answer: Reply, suffix: str) -> dict[str, Any]:
-    kind = f"chat.completion{suffix}" if isinstance(answer.request, ChatRequest) else "text_completion"
-    return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.served.name}
-
-
-def _chunk(answer: Reply, choice: dict[str, Any]) -> dict[str, Any]:
-    usage = {"usage": None} if answer.request.includes_usage else {}
-    return {**_head(answer, ".chunk"), "choices": [choice], **usage}
-
-
-def _whole_choice(answer: Reply, choice: ReplyChoice, index: int) -> dict[str, Any]:
-    content, reason = choice.text.content, _reason(choice)
-    found: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
-    adafuse = _adafuse(answer, choice)
-    if isinstance(answer.request, ChatRequest):
-        if answer.request.num_top is not None:
-            found["logprobs"] = chat_log_probs(choice.call.log_probs, content)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "adafuse": adafuse}
-        if choice.text.calls:
-            message |= {"content": content or None, "tool_calls": [call.body for call in choice.text.calls]}
-        return {**found, "message": message}
-    if answer.request.num_top is not None:
-        found["logprobs"] = text_log_probs(choice.call.log_probs, content, len(choice.prompt))
-    return {**found, "text": choice.prompt + content, "adafuse": adafuse}
-
-
-def _part(
-    answer: Reply, choice: ReplyChoice, index: int, start: int, text: str, words: list[Any], log_probs: list[Any]
-) -> dict[str, Any]:
-    """The choice of a chunk with new text, behind so many characters of the answer."""
-    found: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
-    more = {"adafuse": {"words": words}} if answer.request.options.stream_words else {}
-    if isinstance(answer.request, ChatRequest):
-        if answer.request.num_top is not None:
-            found["logprobs"] = chat_log_probs(log_probs)
-        return {**found, "delta": {"content": text, **more}}
-    if answer.request.num_top is not None:
-        found["logprobs"] = text_log_probs(log_probs, None, len(choice.prompt) + start)
-    return {**found, "text": (choice.prompt if start == 0 else "") + text, **more}
-
-
-def _last_part(answer: Reply, choice: ReplyChoice, index: int) -> dict[str, Any]:
-    adafuse = _adafuse(answer, choice)
-    found = {"index": index, "finish_reason": _reason(choice), "logprobs": None, "adafuse": adafuse}
-    if isinstance(answer.request, ChatRequest):
-        return {**found, "delta": {"adafuse": adafuse}}
-    return {**found, "text": "" if choice.text.content else choice.prompt}
-
-
-def _adafuse(answer: Reply, choice: ReplyChoice) -> dict[str, Any]:
-    alone = {one.call.served.name: one.text.content for one in answer.alone} if answer.request.options.alone else None
-    rounds, served = choice.call.rounds, answer.served
-    return adafuse_field(choice.text, served.members, rounds, answer.request.options.rounds, alone)
-
-
-def _reason(choice: ReplyChoice) -> str:
-    reason = getattr(choice.call.rounds, "finish_reason", None) or "stop"
-    return "tool_calls" if choice.text.calls and reason == "stop" else reason
-
-
-def _usage(answer: Reply) -> dict[str, int]:
-    calls = [one.call for one in answer.choices]
-    read = sum(call.num_prompt_tokens for call in calls)
-    written = sum(one.call.num_tokens * len(one.indices) for one in answer.choices)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """As JSON can hold it: no infinity."""
-    made: dict[str, Any] = with_nulls(value)
-    return made

@@ -1,6 +1,5 @@
-"""Models behind servers, as members: what is asked of one, in the shapes that each kind of server knows.
+"""Clients of the servers that members may run behind: vLLM, SGLang, llama.cpp.
 
-`queries` is what is asked and answered, `connection` the requests and what is done about answers that do not come or
-cannot be right, `api` what all kinds of server have in common, `vllm`, `sglang` and `llamacpp` one kind each.
-`served_model` is what stands in for a loaded model. This room must not know trees, words or other members.
+`served_model` stands in for a loaded model. `api` is what all servers can be asked, in the types of `queries`. `vllm`,
+`sglang` and `llamacpp` put it into each server's requests. `transport` sends requests and retries them.
 """

@@ -1,4 +1,4 @@
-"""Where a server is and what may be sent there: its URL, its key, what it says of when to come back. Sends nothing."""
+"""Checks a server's URL and the names of served models, keeps API keys out of messages, reads `Retry-After`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_served_name(name: Any) -> bool:
 
 def check_member_name(name: Any) -> None:
     """
-    Look at a member's name, a Hub name, a folder or that of a model behind a server, before it is kept or shown.
+    Check a member's name before it is kept or shown: a Hub name, a folder, or the name of a model behind a server.
 
     Raises:
         ValueError: it is like that of a server, and is none, or its URL holds more than a host: that may be a key; or
@@ -43,7 +43,7 @@ def check_member_name(name: Any) -> None:
 
 def checked_url(url: Any, allow_http: bool) -> str:
     """
-    A URL without a slash or `/v1` at its end.
+    The URL of a server, without a slash or `/v1` at its end.
 
     Raises:
         ValueError: it is none, it holds more than a host, or it is plain http to another host.
@@ -80,7 +80,7 @@ def _is_here(host: str) -> bool:
 
 
 def seconds_of(value: str | None) -> float:
-    """Of a `Retry-After`: a number of seconds, or a date."""
+    """The seconds that a `Retry-After` header asks for. It holds a number, or a date."""
     with suppress(TypeError, ValueError):
         return max(0.0, float(value or 0.0))
     with suppress(TypeError, ValueError):
@@ -89,7 +89,7 @@ def seconds_of(value: str | None) -> float:
 
 
 def without_key(key: str, text: str) -> str:
-    """A text in which the key does not appear, as it is or in JSON."""
+    """A text in which the API key is replaced by `***`, also in its JSON form."""
     for form in (key, json.dumps(key)[1:-1]) if key else ():
         text = text.replace(form, "***")
     return text

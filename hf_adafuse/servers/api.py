@@ -1,4 +1,4 @@
-"""What every kind of server can be asked here."""
+"""`ServerApi`, what a member asks of its server whatever its kind. Each kind of server is a subclass."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .connection import Connection
 from .daemon_threads import map_at_once
 from .queries import GreedyStep, Query, ServerError, difference
+from .transport import Connection
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ GREEDY = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.
 @dataclass(frozen=True)
 class ServerInfo:
     """
-    What a server says of itself.
+    What a server says about the model that it serves.
 
     Args:
         model (`str`): the name by which requests call the model.
@@ -39,7 +39,7 @@ class ServerInfo:
 @dataclass(frozen=True)
 class Fingerprint:
     """
-    What a server said before it was trusted.
+    Questions to a server and its answers, by which it is recognized later.
 
     Args:
         queries (`list[Query]`), log_probs (`list[float]`): of the one token that each asks for, in nats.
@@ -54,7 +54,7 @@ class Fingerprint:
 @dataclass
 class Traffic:
     """
-    What has been asked so far.
+    Counts of the requests to a server.
 
     Attributes:
         num_requests (`int`): answered ones.
@@ -68,7 +68,7 @@ class Traffic:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, num_sent: int, num_cached: int) -> None:
-        """A request that has been answered; from any thread."""
+        """Count a request that was answered. Any thread may call this."""
         with self._lock:
             self.num_requests += 1
             self.num_sent += num_sent
@@ -77,7 +77,7 @@ class Traffic:
 
 class ServerApi(ABC):
     """
-    One kind of server.
+    What a member asks of its server. Each kind of server is a subclass.
 
     Args:
         connection (`Connection`)
@@ -106,17 +106,17 @@ class ServerApi(ABC):
 
     @property
     def was_away(self) -> bool:
-        """Whether it may be another one than it was when it was compared last."""
+        """Whether the server may have been restarted, with another model, since it was last compared."""
         return self._num_seen != self.connection.num_absences
 
     def trust(self, known: Fingerprint, num_absences: int) -> None:
-        """Take it as known from here on; `num_absences`: those before it was asked."""
+        """Take the server as known. `num_absences`: how often it had been away before it was compared."""
         self.known = known
         self._num_seen = num_absences
 
     def check_same(self) -> None:
         """
-        Ask again what it was asked before it was trusted, where it has been away since.
+        Where the server has been away, ask again what its fingerprint was made of.
 
         Raises:
             ServerError: it says something else, or nothing.
@@ -137,7 +137,7 @@ class ServerApi(ABC):
     @abstractmethod
     def about(self) -> ServerInfo:
         """
-        What is served.
+        What the server says about its model.
 
         Raises:
             ServerError: there is no answer, or no such model.
@@ -170,7 +170,7 @@ class ServerApi(ABC):
 
     def in_requests(self, queries: Sequence[Query], post: Callable[[list[Query], list[int]], Sequence[T]]) -> list[T]:
         """
-        Ask in as many requests as it takes, several at a time.
+        Split queries into requests, and send several at a time.
 
         Args:
             queries (`list[Query]`)

@@ -1,4 +1,6 @@
-"""Calls in threads that nobody waits for when the process ends: a request to a server may take until its deadline."""
+"""Runs calls in daemon threads: a request to a server may take minutes, and the end of the process does not wait for
+it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def while_waiting(let_go: Callable[[], None], take_back: Callable[[], None]) -> 
 
 @contextmanager
 def server_wait() -> Iterator[None]:
-    """Around whatever waits for a server; see [`while_waiting`]."""
+    """Put around every wait for a server; see [`while_waiting`]."""
     found = _around_waits.get()
     if found is None:
         yield
@@ -51,7 +53,7 @@ def server_wait() -> Iterator[None]:
 
 
 def begin(call: Callable[[], R]) -> Future[R]:
-    """Begin a call in a thread of its own; the future has what it returns or raises."""
+    """Begin a call in a daemon thread. The future holds what it returns or raises."""
     future: Future[R] = Future()
     threading.Thread(target=_answer, args=(future, call), daemon=True).start()
     return future
@@ -65,7 +67,7 @@ def _answer(future: Future[R], call: Callable[[], R]) -> None:
 
 
 def map_at_once(function: Callable[[T], R], items: Iterable[T], most: int) -> list[R]:
-    """What a function gives for each item, in their order, `most` of them at a time; the first error is raised."""
+    """The results of a function for each item, in order, with at most `most` threads. The first error is raised."""
     given = list(items)
     if len(given) < 2:
         return [function(item) for item in given]

@@ -1,9 +1,10 @@
-"""llama.cpp's server: its own `/completion` with prompts of token ids.
+"""llama.cpp's server, by its `/completion` with prompts of token ids.
 
-It gives the most likely tokens only, as many as one asks for, and the token that it goes on with. What else is asked
-for it is made to go on with, which changes none of its probabilities. It says nothing of a token that ends within a
-character. Its numbers depend on how a text is cut into passes and on what else it reads at the time, in 4 bits by some
-tenths of a nat; by less with `llama-server --parallel 4`, where each slot has a context of its own.
+The server returns the most likely tokens, as many as are asked for, and the token that it goes on with. For any other
+token the request forces the server to go on with it, which changes no probability. It returns nothing for a token that
+ends within a character. Its log-probabilities depend on how a text is cut into passes and on what else the server reads
+at the time: in 4 bits by some tenths of a nat, by less with `llama-server --parallel 4`, where each slot has a context
+of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from .api import ServerApi, ServerInfo
 from .queries import BadAnswer, GreedyStep, Query, ServerError, make_step
-from .request_gate import request_gate
+from .transport import request_gate
 
 # Tokens asked for at first: most of what other members propose is among them, and an answer stays small.
 _MANY = 64
@@ -50,7 +51,7 @@ class _Context:
 
 
 class LlamaCppApi(ServerApi):
-    """See [`ServerApi`]."""
+    """[`ServerApi`] of llama.cpp."""
 
     most_queries = 16
     _vocab_size, _letter, _context = 0, 0, _Context()

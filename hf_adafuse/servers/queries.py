@@ -1,4 +1,4 @@
-"""What is asked of a server, and what it answers. Values only; knows no HTTP and no kind of server."""
+"""The questions to a server and its answers as values, and the errors of servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 class ServerError(OSError):
     """
-    A server gave no usable answer, however often it was asked; the text says why, without keys.
+    A server gave no usable answer, however often it was asked. The text says why, without API keys.
 
     Args:
         message (`str`)
@@ -24,24 +24,24 @@ class ServerError(OSError):
 
 
 def server_error(error: BaseException | None) -> ServerError | None:
-    """The error of a server that another error follows from, if any."""
+    """The `ServerError` that caused an error; `None` where none did."""
     while error is not None and not isinstance(error, ServerError):
         error = error.__cause__
     return error
 
 
 class BadAnswer(Exception):
-    """An answer that cannot be right: it is asked for again."""
+    """An answer that cannot be right. The request is sent again."""
 
 
 class SpoiltAnswer(BadAnswer):
-    """One that other requests have spoilt: it is asked for again for as long as a busy server is."""
+    """An answer that another request has spoilt. The request is sent again as often as to a busy server."""
 
 
 @dataclass(frozen=True)
 class Query:
     """
-    What comes after a text.
+    A question: which tokens may follow a text.
 
     Args:
         ids (`tuple[int]`): the text, at least one token.
@@ -58,7 +58,7 @@ class Query:
 @dataclass(frozen=True)
 class GreedyStep:
     """
-    What is known of the token after a text.
+    The answer at one step: log-probabilities of tokens after a text, and the token that the server goes on with.
 
     Args:
         top (`tuple[int]`): the most likely tokens, best first; none where they were not asked for.
@@ -73,19 +73,19 @@ class GreedyStep:
 
 
 def difference(one: float, other: float) -> float:
-    """Of two log-probabilities, in nats; of tokens that are next to impossible it says nothing."""
+    """The difference of two log-probabilities (nats); 0 where both tokens have a probability below 0.0001."""
     return abs(one - other) if max(one, other) > math.log(1e-4) else 0.0
 
 
 def check_log_probs(values: Iterable[float]) -> None:
-    """Raises `BadAnswer` where one is no logarithm of a probability."""
+    """Raises `BadAnswer` where a value is not the logarithm of a probability."""
     if any(math.isnan(value) or value > 1e-3 for value in values):
         raise BadAnswer("its numbers are no log-probabilities")
 
 
 def make_step(log_probs: Mapping[int, float], tokens: Collection[int], num_top: int, chosen: int) -> GreedyStep:
     """
-    A step of an answer, looked at.
+    One step of an answer, checked.
 
     Args:
         log_probs (`dict[int, float]`): all that the server says.

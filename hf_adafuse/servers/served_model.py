@@ -1,7 +1,7 @@
-"""A model behind a server, as a member: what stands in for a loaded one.
+"""`ServedModel`: stands in for a loaded model where the model is behind a server.
 
-It is a transformers model without weights, so that everything that takes models takes it: `generate()`, pipelines, the
-commands. It cannot be called; what it would say is asked of the server.
+It is a transformers model without weights. So `generate()`, pipelines and the commands take it like any other. Its
+`forward` cannot be called: log-probabilities come from the server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Generation
 
 from .addresses import KINDS, is_served_name
 from .api import ServerApi
-from .connection import Connection
 from .daemon_threads import map_at_once
 from .llamacpp import LlamaCppApi
 from .queries import GreedyStep, Query
-from .retry_policy import RetryPolicy
 from .sglang import SglangApi
+from .transport import Connection, RetryPolicy
 from .vllm import VllmApi
 
 APIS: dict[str, type[ServerApi]] = dict(zip(KINDS, (VllmApi, SglangApi, LlamaCppApi), strict=True))
@@ -35,7 +34,7 @@ _UNKNOWN_SIZE = 7_000_000_000
 
 
 class ServedConfig(PreTrainedConfig):
-    """Of a model behind a server: what is known of it."""
+    """The config of a model behind a server, as far as it is known."""
 
     model_type = "adafuse_served"
     num_hidden_layers = 1  # `generate()` makes a cache by it, which stays empty
@@ -43,7 +42,7 @@ class ServedConfig(PreTrainedConfig):
 
 class ServedModel(PreTrainedModel, GenerationMixin):
     """
-    A model behind a server, to be a member: the main model or an assistant.
+    A model behind a server, as the main model or an assistant.
 
     Args:
         url (`str`): of the server, like `http://localhost:8000`.
@@ -125,7 +124,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
     @property
     def device(self) -> torch.device:
-        """Where its ids are kept: here."""
+        """The CPU: its ids are kept here."""
         return torch.device("cpu")
 
     @property
@@ -168,28 +167,28 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return found
 
     def room(self, num_ids: int) -> int:
-        """How many tokens may come after a text."""
+        """The number of tokens that fit into the model's context after a text of this length."""
         most = self.config.max_position_embeddings
         return sys.maxsize if most is None else most + 1 - num_ids
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """Of the model behind the server, as it was given."""
+        """The number of parameters of the model behind the server, as given to the constructor."""
         return self._num_parameters
 
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
-        """Not here."""
+        """Raises an error: there is no model here to call."""
         raise NotImplementedError(
             "A model behind a server cannot be called. Pass it to `generate()` as a member, or use `AdaFuseEnsemble`."
         )
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: there are no weights here."""
+        """Raises an error: there are no weights here to save."""
         raise ValueError("The model must have its weights here to be saved, but is behind a server. Save its URL.")
 
     @classmethod
     def from_name(cls, name: str, **options: Any) -> ServedModel:
         """
-        By one text: `kind:url` or `kind:url#model`, as the commands and `assistant_models` take it.
+        The model of a name `kind:url` or `kind:url#model`, as commands and `assistant_models` take it.
 
         Raises:
             ValueError: it is no such text.

@@ -1,8 +1,8 @@
-"""SGLang: its own `/generate` with prompts of token ids.
+"""SGLang's server, by its `/generate` with prompts of token ids.
 
-Each text is a prompt of its own, asked for the token after it (`token_ids_logprob` names more of them than the most
-likely ones); the radix cache reads what texts share once. Its wheels need a GPU of one maker: this shape is tested
-against a stand-in of its endpoint, not against the server itself.
+Each text is a prompt of its own, and the request asks for the token after it. `token_ids_logprob` names further tokens.
+The radix cache reads what texts share once. SGLang's wheels need a GPU: this client is tested against a stand-in of the
+endpoint, not against the server itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .queries import BadAnswer, GreedyStep, Query, ServerError, check_log_probs,
 
 
 class SglangApi(ServerApi):
-    """See [`ServerApi`]."""
+    """[`ServerApi`] of SGLang."""
 
     def about(self) -> ServerInfo:
         info = self.connection.get("/get_model_info", _mapping)

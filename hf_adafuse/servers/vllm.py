@@ -1,10 +1,11 @@
-"""vLLM: the OpenAI-compatible `/v1/completions` with prompts of token ids.
+"""vLLM's server, by the OpenAI-compatible `/v1/completions` with prompts of token ids.
 
-`prompt_logprobs` switches the prefix cache off, so each text is a prompt of its own, asked for the token after it, by
-the most likely ones or by their names (`logprob_token_ids`); whole blocks of what texts share are read once.
+`prompt_logprobs` switches the prefix cache off. So each text is a prompt of its own, and the request asks for the token
+after it: for the most likely ones, or for named ones (`logprob_token_ids`). Whole blocks that texts share are read
+once.
 
-vLLM 0.32 forgets the most likely tokens of every request that it samples together with one for named tokens: the two
-kinds are never under way at once from this process, and what another client has spoilt so is asked for again.
+vLLM 0.32 returns no most likely tokens for requests that it samples together with a request for named tokens. So this
+process never sends both kinds at once, and asks again where another client's request has spoilt an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from .api import GREEDY, ServerApi, ServerInfo
 from .queries import BadAnswer, GreedyStep, Query, ServerError, SpoiltAnswer, check_log_probs, make_step
-from .request_gate import request_gate
+from .transport import request_gate
 
 # The log-probability of what has been forgotten.
 _FORGOTTEN = -9999.0
@@ -27,7 +28,7 @@ def _of_one_kind(kinds: Sequence[Any]) -> bool:
 
 
 class VllmApi(ServerApi):
-    """See [`ServerApi`]."""
+    """[`ServerApi`] of vLLM."""
 
     def about(self) -> ServerInfo:
         models = self.connection.get("/v1/models", _models)

@@ -1,4 +1,6 @@
-"""One model with one of its PEFT adapters active, as a model of its own that shares every weight."""
+"""A model with one of its PEFT adapters active, as a member of its own. All members of one base model share its
+weights.
+"""
 
 from __future__ import annotations
 

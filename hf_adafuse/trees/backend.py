@@ -1,4 +1,4 @@
-"""What every backend does with the token trees of a batch of prompts under one model. Calls no model itself."""
+"""`Backend`, the interface of what runs the token trees of a batch of prompts under one model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Self = TypeVar("Self", bound="Backend")
 
 
 class ForwardError(Exception):
-    """A model raised, ran out of memory or returned NaN; the reason is its `__cause__` or its text."""
+    """A model raised an error, ran out of memory or returned NaN. The reason is its `__cause__` or its text."""
 
 
 class Backend:
     """
-    The token trees of a batch of prompts under one model. A backend adds to this class the passes, and what it keeps
-    of them.
+    Runs the token trees of a batch of prompts under one model. Each subclass adds the passes, and what it keeps of
+    them.
 
     Args:
         model (`PreTrainedModel`): called as it is; nothing of it is changed.
@@ -52,7 +52,7 @@ class Backend:
 
     @property
     def is_padded(self) -> bool:
-        """Whether prompts that need fewer nodes of a pass than others are filled up."""
+        """Whether a pass pads prompts that need fewer nodes than others."""
         return False
 
     def prefill(
@@ -77,7 +77,8 @@ class Backend:
         raise NotImplementedError
 
     def admit(self, prompts: list[list[int]], with_log_probs: bool = False, can_share: bool = True) -> list[Node]:
-        """Read further prompts, while others are being decoded; see `prefill`. Their indices follow those before."""
+        """Read further prompts while others are being decoded, like `prefill`. Their indices follow the earlier
+        ones."""
         newcomers = copy.copy(self)
         newcomers.first_index = len(self.trees)
         newcomers.prompt_log_probs = []
@@ -94,7 +95,7 @@ class Backend:
         """What has been read of further prompts becomes this backend's, where that is more than their trees."""
 
     def run(self, wanted: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them; returns the nodes newly run."""
+        """Run these nodes and their ancestors. Returns the nodes newly run."""
         raise NotImplementedError
 
     def plan(self, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
@@ -103,7 +104,7 @@ class Backend:
         return lambda: self.run(nodes), list
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
-        """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
+        """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         self.trees[prompt_index].commit(path)
 
     def keys_values(self, prompt_index: int) -> KeysValues | None:
@@ -112,7 +113,7 @@ class Backend:
         return None
 
     def drop(self, finished: set[int]) -> None:
-        """These prompts need no more passes and cost nothing from here on."""
+        """Free what is kept for these finished prompts."""
         for prompt_index in finished.intersection(self.active):
             self.trees[prompt_index].close()
         self.active = [prompt_index for prompt_index in self.active if prompt_index not in finished]
@@ -133,13 +134,13 @@ class Backend:
 
 
 def as_tensor(values: Any) -> torch.Tensor:
-    """A tensor as it is; other numbers as one on the host, also where torch's default device is another."""
+    """A tensor as it is, or other numbers as a tensor on the CPU, whatever torch's default device is."""
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
 
 
 def to_device(values: Any, device: torch.device) -> torch.Tensor:
-    """Numbers that are on the host, as a tensor on a device. Of a GPU the host does not wait for the copy: an ordinary
-    one waits until all is done that the GPU has been told to do."""
+    """Numbers of the host as a tensor on a device. With a GPU the copy does not make the host wait for the work that
+    the GPU has been given."""
     tensor = as_tensor(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

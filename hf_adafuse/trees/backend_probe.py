@@ -1,6 +1,7 @@
-"""Which backend runs a model's trees: the first whose logits on a few made-up tokens are those of plain forward passes.
+"""Chooses the backend of a model: the first one whose logits on a few made-up tokens equal those of plain forward
+passes.
 
-A rule by architecture would be wrong for the next one; what a model does with a mask or a cache, it shows here.
+A list of architectures would be wrong for the next one. What a model does with a mask or a cache shows in its logits.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import torch
 
 from ..transformers_compat import adapter_names, attention_of, hooks_of
 from .backend import Backend, ForwardError
+from .branch_rows_backend import BranchRowsBackend
 from .model_call import ModelCall
 from .model_facts import found_once
-from .packed_backend import PackedBackend
-from .reencode_backend import ReencodeBackend
-from .rows_backend import RowsBackend
-from .snapshot_backend import SnapshotBackend
+from .recurrent_backend import RecurrentBackend
 from .static_shapes import uncompiled
+from .tree_attention_backend import TreeAttentionBackend
 from .tree_mask import hidden_limit, hidden_mask_limit
+from .uncached_backend import UncachedBackend
 
 # In the order in which they are tried, fastest first.
 BACKENDS: dict[str, Callable[[Any, torch.device], Backend]] = {
-    "packed": PackedBackend,
-    "rows": RowsBackend,
-    "tokenwise (several tokens)": SnapshotBackend,
-    "tokenwise": functools.partial(SnapshotBackend, max_tokens=1),
-    "tokenwise (one row)": functools.partial(SnapshotBackend, max_rows=1),
-    "reencode": ReencodeBackend,
+    "tree-attention": TreeAttentionBackend,
+    "branch-rows": BranchRowsBackend,
+    "recurrent (several tokens)": RecurrentBackend,
+    "recurrent": functools.partial(RecurrentBackend, max_tokens=1),
+    "recurrent (one row)": functools.partial(RecurrentBackend, max_rows=1),
+    "uncached": UncachedBackend,
 }
 # Two prompts of different lengths, each with two branches; all four texts are of one length. Numbers stand for tokens.
 _PROMPTS = ([0, 1, 2, 3], [4, 5, 1])
@@ -58,8 +59,8 @@ class SelfTestError(ValueError):
 @found_once
 def choose_backend(model: Any, device: torch.device) -> str:
     """
-    The name of the backend for a model; found by at most five forward passes where the packed tree works, in half
-    precision by twelve. Remembered for all models of its class, config, dtype and attention.
+    The name of the backend for a model. The self-test takes at most five forward passes where tree attention works, and
+    twelve in half precision. Its result is remembered for all models of the same class, config, dtype and attention.
 
     Raises:
         SelfTestError: no backend works.
@@ -77,7 +78,7 @@ def choose_backend(model: Any, device: torch.device) -> str:
 
 
 def reason_not_to_test(model: Any) -> str | None:
-    """Why no backend is even tried, or `None`."""
+    """Why no backend can run a model, known without a self-test; else `None`."""
     if attention_of(model) == "flex_attention":
         return "its attention is 'flex_attention', which is compiled anew for each shape"
     return None
@@ -211,9 +212,9 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _reason_not_to_try(name: str, model: Any) -> str | None:
-    if name == "packed":
+    if name == "tree-attention":
         return hidden_mask_limit(model) or hidden_limit(model)
-    if name == "rows":
+    if name == "branch-rows":
         return hidden_limit(model)
     return None
 
@@ -235,7 +236,8 @@ def _difference(
             for root, tails in zip(roots, _BRANCHES, strict=True)
             for tail in tails
         ]
-        if isinstance(backend, PackedBackend):  # both in one row of the cache; then, as with long texts, a row for each
+        if isinstance(backend, TreeAttentionBackend):
+            # Both prompts in one row of the cache; then, as with long texts, a row for each.
             backend.run([path[1] for path in paths])
             backend.most_shared_columns = 0
         else:

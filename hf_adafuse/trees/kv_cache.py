@@ -1,13 +1,13 @@
-"""Keys and values of a caller's caches, taken in and handed out.
+"""Takes keys and values out of a caller's cache, and hands them out in one.
 
-A cache here holds every key of every layer (no sliding window drops any: the mask does the window), as tensors of shape
-`(batch_size, num_heads, num_columns, head_dim)`.
+A cache here holds every key of every layer, as tensors of shape `(batch_size, num_heads, num_columns, head_dim)`. A
+sliding window drops none: the mask does the window.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ State = tuple[list[int], KeysValues | None]
 @dataclass(frozen=True)
 class CachedText:
     """
-    What a cache knows of one row of its batch.
+    What a cache holds of one row of its batch.
 
     Attributes:
         ids (`list[int]`): of the text, without padding.
@@ -68,12 +68,14 @@ class AdaFuseCache(DynamicCache):
         self.assistants: list[Any] = []
 
     def set_owner(self, model: Any) -> None:
-        """Note the model that has computed it: by a weight, which views of the model have too, and its state."""
+        """Note which model has computed the cache: by one of its weights, which views of the model share, and by its
+        state."""
         weight = _first_weight(model)
         self._owner = (_nothing if weight is None else weakref.ref(weight)), model_state(model)
 
     def may_be_of(self, model: Any) -> bool:
-        """Whether the model may have computed it. Of a copy, and where that model is gone, this is not known."""
+        """Whether this model may have computed the cache. A copy does not know its model, and answers yes. Where the
+        model is gone, only its state is compared."""
         if self._owner is None:
             return True
         reference, state = self._owner
@@ -81,7 +83,7 @@ class AdaFuseCache(DynamicCache):
         return state == model_state(model) and (weight is None or weight is _first_weight(model))
 
     def rows(self) -> list[State]:
-        """Per row, the ids that have been read, and their keys and values."""
+        """Per row, the ids that have been read, with their keys and values."""
         layers = adopt_cache(self, self.get_seq_length()) if self.layers else []
         found: list[State] = []
         for row, text in enumerate(self.texts):
@@ -160,11 +162,11 @@ def kept_beginnings(states: Sequence[State], prompts: Sequence[list[int]]) -> Ke
         [(keys[:, :, : max(0, length - pad)], values[:, :, : max(0, length - pad)]) for keys, values in layers or []]
         for (_, layers), pad in zip(states, pads, strict=True)
     ]
-    return join_rows(rows, [min(pad, length) for pad in pads], length)
+    return list(join_rows(rows, [min(pad, length) for pad in pads], length))
 
 
 def common_length(rows: Sequence[list[int]]) -> int:
-    """How many first ids all rows share."""
+    """The number of first ids that all rows share."""
     first, last = min(rows), max(rows)  # all others lie between them
     length = 0
     while length < min(len(first), len(last)) and first[length] == last[length]:
@@ -184,8 +186,8 @@ def _num_columns(layers: KeysValues | None) -> int:
     return layers[0][0].shape[2] if layers else 0
 
 
-def make_cache(layers: KeysValues, cache: DynamicCache | None = None) -> DynamicCache:
-    """A cache of these keys and values."""
+def make_cache(layers: Iterable[tuple[torch.Tensor, torch.Tensor]], cache: DynamicCache | None = None) -> DynamicCache:
+    """A cache with these keys and values."""
     cache = DynamicCache() if cache is None else cache
     for index, (keys, values) in enumerate(layers):
         cache.update(keys, values, index)
@@ -217,8 +219,9 @@ def adopt_cache(cache: Any, length: int) -> KeysValues:
     return layers
 
 
-def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysValues:
-    """One batch of rows, row i placed at column `starts[i]` of `length`, zeros elsewhere."""
+def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The keys and values of several rows as one batch, layer by layer: row i begins at column `starts[i]` of `length`,
+    with zeros elsewhere."""
 
     def place(tensors: list[torch.Tensor]) -> torch.Tensor:
         padded = [
@@ -227,7 +230,5 @@ def join_rows(rows: list[KeysValues], starts: list[int], length: int) -> KeysVal
         ]
         return torch.cat(padded)
 
-    return [
-        (place([row[index][0] for row in rows]), place([row[index][1] for row in rows]))
-        for index in range(len(rows[0]))
-    ]
+    for index in range(len(rows[0])):
+        yield place([row[index][0] for row in rows]), place([row[index][1] for row in rows])

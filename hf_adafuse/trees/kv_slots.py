@@ -1,8 +1,8 @@
-"""Which column of the cache holds which token. The one owner of columns: it gives them out and takes them back.
+"""Which column of the KV cache holds which token. `KVSlots` alone allocates and frees columns.
 
 Each row of the cache holds the columns of one prompt, or of several:
 
-    columns of a row    what all begin with | rest of prompt 0's prefix | of prompt 1's | nodes, as columns were free
+    columns of a row    shared prefix | rest of prompt 0's prefix | of prompt 1's | nodes, where columns were free
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KVSlot = tuple[int, int]  # the row of the cache, and the column in it
 
 class KVSlots:
     """
-    The columns of a cache of so many rows.
+    Allocates the columns of a KV cache.
 
     Args:
         num_rows (`int`)
@@ -48,67 +48,68 @@ class KVSlots:
 
     @property
     def num_used(self) -> int:
-        """The columns that hold something, over all rows."""
+        """The number of columns in use, over all rows."""
         return sum(self._ends) - sum(map(len, self._free))
 
     @property
     def num_distinct(self) -> int:
-        """As many as would be used if all prompts were in one row."""
+        """The number of columns that would be in use if all prompts were in one row."""
         copies = max(0, len({*self.row_of.values()}) - 1)
         return self.num_used - copies * self.num_shared
 
     @property
     def num_sharing(self) -> int:
-        """How many prompts share a row at most."""
+        """The largest number of prompts that share a row."""
         return max(Counter(self.row_of.values()).values(), default=1)
 
     def add_prompt(self, prompt_index: int, row: int, columns: Iterable[int]) -> None:
-        """A prompt whose tokens are in these columns of a row, which have been taken."""
+        """Add a prompt whose tokens are in these columns of a row, which `take` has allocated."""
         self.row_of[prompt_index] = row
         self.prefix[prompt_index] = list(columns)
         self._below[prompt_index] = {}
 
     def take(self, row: int, number: int) -> list[int]:
-        """So many free columns of a row, the first ones."""
+        """Allocate `number` columns of a row: free ones first, then new ones at its end."""
         free, end = self._free[row], self._ends[row]
         columns, self._free[row] = free[:number], free[number:]
         self._ends[row] = end + number - len(columns)
         return [*columns, *range(end, self._ends[row])]
 
     def release(self, row: int, columns: Iterable[int]) -> None:
-        """These columns are free again."""
+        """Free these columns."""
         free = sorted([*self._free[row], *columns])
         while free and free[-1] == self._ends[row] - 1:
             self._ends[row] = free.pop()
         self._free[row] = free
 
     def allocate(self, nodes: list[Node]) -> list[int]:
-        """Give nodes of prompts of one row a column each; returns the columns."""
+        """Allocate a column for each of these nodes, whose prompts are in one row. Returns the columns."""
         columns = self.take(self.row_of[nodes[0].prompt_index], len(nodes)) if nodes else []
         for node, column in zip(nodes, columns, strict=True):
             self._below[node.prompt_index][node] = column
         return columns
 
     def above(self, node: Node) -> list[tuple[int, Node]]:
-        """The column of each node on the way to `node`, itself among them, that has one below the prefix."""
+        """The columns of `node` and of its ancestors below the prefix."""
         below = self._below[node.prompt_index]
         return [(below[other], other) for other in node.lineage() if other in below]
 
     def promote(self, prompt_index: int, settled: list[Node], kept: Iterable[Node]) -> None:
-        """The columns of settled nodes become part of the prefix; of the others those stay that are kept."""
+        """Make the columns of committed nodes part of the prefix. Columns of kept nodes stay, and all others are
+        freed."""
         below = self._below[prompt_index]
         self.prefix[prompt_index] += [below.pop(node) for node in settled]
         self._below[prompt_index] = {node: below.pop(node) for node in kept}
         self.release(self.row_of[prompt_index], below.values())
 
     def drop(self, prompt_index: int) -> None:
-        """The prompt is gone, its columns are free."""
+        """Free the columns of a prompt."""
         row, columns = self.row_of.pop(prompt_index), self.held(prompt_index)
         del self.prefix[prompt_index], self._below[prompt_index]
         self.release(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
 
     def take_in(self, others: KVSlots, num_common: int) -> None:
-        """Rows of other prompts come after these; `num_common` first tokens are the same in both."""
+        """Append the rows of other prompts. The first `num_common` tokens are the same in both."""
         self.num_shared = min(self.num_shared, others.num_shared, num_common)
         self.row_of.update({prompt: self.num_rows + row for prompt, row in others.row_of.items()})
         self.prefix.update(others.prefix)
@@ -118,12 +119,12 @@ class KVSlots:
         self._free = [*self._free, *others._free]
 
     def held(self, prompt_index: int) -> list[int]:
-        """The columns of a prompt: of its prefix, then of its nodes below."""
+        """The columns of a prompt: those of its prefix, then those of the nodes below."""
         return [*self.prefix[prompt_index], *self._below[prompt_index].values()]
 
     def rearrange(self, rows: list[list[int]]) -> list[list[KVSlot]]:
         """
-        Lay all columns out anew, without holes.
+        Lay all columns out anew, without gaps.
 
         Args:
             rows (`list[list[int]]`): the prompts of each new row.

@@ -1,4 +1,4 @@
-"""How one model is called: which arguments its `forward` takes, under which name it takes and returns its cache."""
+"""Calls a model's `forward`: which arguments it takes, and under which name it takes and returns its cache."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def frequency_switch(config: Any) -> int | None:
 
 @found_once
 def device_of(model: Any) -> torch.device:
-    """Where a model's inputs go."""
+    """The device of a model's inputs."""
     return execution_device(model)
 
 

@@ -1,6 +1,6 @@
-"""What follows from a model alone, found once where a caller says that models stay as they are.
+"""Facts that follow from a model alone, found once where the caller promises that models stay as they are.
 
-`hf-adafuse serve` says so: its members are its own. Elsewhere a user may move a model, hook it or change its config
+`hf-adafuse serve` promises it for its own members. Elsewhere a user may move a model, hook it or change its config
 between two calls of `generate()`, so each call looks again.
 """
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ModelFacts:
-    """What has been found so far, by model. Threads may share it."""
+    """Facts that have been found, by model. Threads may share it."""
 
     def __init__(self) -> None:
         self._found: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -38,7 +38,8 @@ _facts: ContextVar[ModelFacts | None] = ContextVar("unchanged_models", default=N
 @contextmanager
 def unchanged_models(facts: ModelFacts) -> Iterator[None]:
     """
-    Within this context nobody changes the models: functions under [`found_once`] run once for each model.
+    Within this context the caller promises not to change the models: functions under [`found_once`] run once for each
+    model.
 
     Args:
         facts (`ModelFacts`): where it is kept: another such context, in another thread too, goes on with it.

@@ -1,4 +1,4 @@
-"""Token trees as data: nodes below a committed prefix. Calls no model; knows no cache, text or word."""
+"""Token trees as data: a committed prefix, and the nodes below it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Node:
         self.snapshot: Any = None
 
     def add_child(self, token: int) -> Node:
-        """The node of `token` after this one; made, not run, where there is none."""
+        """The child of this node with this token, made where there is none."""
         node = self.children.get(token)
         if node is None:
             node = self.children[token] = Node(token, self, self.prompt_index, self.position + 1)
         return node
 
     def add_path(self, tokens: Iterable[int]) -> list[Node]:
-        """The nodes of `tokens`, one below the other, below this one; made where there are none."""
+        """The chain of nodes of `tokens` below this one, made where there is none."""
         nodes, node = [], self
         for token in tokens:
             node = node.add_child(token)
@@ -57,7 +57,7 @@ class Node:
         return nodes
 
     def lineage(self) -> list[Node]:
-        """This node and those above it, as far up as they are not settled in the prefix, top first."""
+        """This node and its ancestors below the settled prefix, top first."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -66,7 +66,7 @@ class Node:
         return nodes[::-1]
 
     def run_descendants(self) -> list[Node]:
-        """The nodes below this one that have been run, parents before children."""
+        """The descendants of this node that have been run, parents before children."""
         nodes = [child for child in self.children.values() if child.has_logits]
         for node in nodes:  # grows as it goes
             nodes.extend(child for child in node.children.values() if child.has_logits)
@@ -90,11 +90,11 @@ class TokenTree:
 
     @property
     def top(self) -> Node:
-        """The first node that is not settled in the prefix; the root where all are."""
+        """The first node that is not settled in the prefix, or the root where all are."""
         return self.pending[0] if self.pending else self.root
 
     def unsettled(self) -> list[Node]:
-        """The nodes that have been run and are not yet settled in the prefix, parents before children."""
+        """The nodes that have been run and are not settled in the prefix, parents before children."""
         is_pending = bool(self.pending) and self.top.has_logits
         return ([self.top] if is_pending else []) + self.top.run_descendants()
 
@@ -103,7 +103,7 @@ class TokenTree:
         return self.last_ids(node, node.position + 1)
 
     def last_ids(self, node: Node, number: int) -> list[int]:
-        """The last ids up to a node, itself among them: so many, or all."""
+        """The last `number` ids up to and with a node, or all."""
         below = list[int]()
         while len(below) < number and node.position > self.root.position and node.parent is not None:
             below.append(node.token)
@@ -113,7 +113,7 @@ class TokenTree:
 
     def commit(self, path: list[Node]) -> list[Node]:
         """
-        Append `path` to the prefix. What hangs below its end stays, all else is taken apart.
+        Append `path` to the prefix. Nodes below its end stay, and all others are taken apart.
 
         Returns:
             the committed nodes that are newly settled: they have been run.
@@ -133,7 +133,7 @@ class TokenTree:
         return settled
 
     def close(self) -> None:
-        """The prompt is finished: nothing below the prefix is needed any more."""
+        """The prompt is finished: take all nodes below the prefix apart."""
         _take_apart(self.top)
         for node in {*self.pending, self.root}:  # they stay in the tree, which lasts as long as the call
             node.logits = node.reading = None
@@ -148,12 +148,12 @@ def _take_apart(top: Node, kept: Node | None = None) -> None:
 
 
 def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes not yet run among these and those above them, each once, parents first."""
+    """The nodes among these and their ancestors that have not been run, each once, parents first."""
     missing = {id(above): above for node in nodes for above in node.lineage() if not above.has_logits}
     return list(missing.values())
 
 
 def leaves_of(nodes: list[Node]) -> list[Node]:
-    """Those with none of the others directly below them."""
+    """The nodes among these that have none of the others as a child."""
     inner = {id(node.parent) for node in nodes}
     return [node for node in nodes if id(node) not in inner]

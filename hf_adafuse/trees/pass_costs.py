@@ -1,7 +1,7 @@
-"""What a forward pass of one model costs on its device, by the number of tokens in it.
+"""Predicts the seconds that a forward pass of a model takes on its device, by the number of tokens in it.
 
-A small curve of seconds: as measured so far in this process, and between and before measurements by a stated prior. It
-changes which passes are run, never what is read from them.
+The curve goes through what was measured so far in this process, and follows a stated prior elsewhere. It decides which
+passes are run, and never changes what is read from them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PassCosts:
 
     @contextmanager
     def measured(self, num_tokens: int) -> Iterator[None]:
-        """Time one pass; one in which something was tried out does not count."""
+        """Time one pass within this context. A pass in which the autotuner tried something does not count."""
         start, num_trials = time.perf_counter(), Autotuner.num_trials
         yield
         size = next((size for size in SIZES if num_tokens <= size), None)
@@ -70,10 +70,8 @@ class PassCosts:
             self._seconds = {}
 
     def seconds(self, num_tokens: int) -> float:
-        """
-        Of a pass with that many tokens, or with `SIZES[-1]` where they are more: the prior, scaled by what has been
-        measured at the known sizes near it.
-        """
+        """The predicted seconds of a pass of this many tokens: the prior, scaled by the measurements at the nearest
+        known sizes. Sizes above `SIZES[-1]` count as that."""
         size = min(num_tokens, SIZES[-1])
         if not self._is_measured or not timing_allowed():
             return _on_line(self._prior, size)
@@ -84,7 +82,7 @@ class PassCosts:
 
 
 def costs_of(model: Any, device: torch.device) -> PassCosts:
-    """What has been measured of a model so far: one object for as long as the model lives and stays on its device."""
+    """The measured costs of a model: one object as long as the model lives and stays on its device."""
     known = _KNOWN.setdefault(model, {})
     is_measured = not has_compiled_parts(model)  # in the first passes of such a model the clock is that of the compiler
     key = str(device), is_measured

@@ -1,6 +1,6 @@
-"""What goes into a forward pass beside what must, whose pass is next, how far ahead is worth proposing: every decision
-that only moves costs. Pure functions over numbers and opaque nodes; the numbers are in `pass_costs`. None of it can
-change a result: a node that nobody asks for is read in vain.
+"""Decides what goes into a forward pass beside the nodes that are needed, whose pass is next, and how far ahead to
+propose. The functions take numbers and opaque nodes. They change costs, never a result: a node that nobody asks for is
+read in vain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from .pass_costs import PassCosts
 
 
 class Policy:
-    """The constants. Each is the best of several values by the command beside it, on two CPU cores in float32."""
+    """The constants for a CPU. Each is the best of several values by the command beside it, on two CPU cores in
+    float32."""
 
     # A pass takes likely nodes along up to a size that costs at most this many times what it costs anyway, and up to
     # this many tokens. Useful ones, of which somebody has said so, come along whenever the pass is of several tokens.
@@ -57,10 +58,8 @@ class Policy:
 
 
 class AcceleratorPolicy(Policy):
-    """
-    The constants where a pass costs as much with 32 tokens as with one: what is saved is passes. No accelerator was at
-    hand: they were found by counting passes on CPU, at such prices.
-    """
+    """The constants for a device on which a pass of 32 tokens costs as much as one of a single token: there the number
+    of passes counts. No accelerator was at hand. The values were found by counting passes on CPU, at such prices."""
 
     prefetched_tokens = 32
     longest_draft, least_right = 8, 0.25
@@ -74,14 +73,14 @@ POLICIES: dict[str, type[Policy]] = {"cpu": Policy}
 
 
 def policy_for(device: torch.device) -> type[Policy]:
-    """The constants of a device."""
+    """The constants for a device."""
     return POLICIES.get(device.type, AcceleratorPolicy)
 
 
 @dataclass(frozen=True)
 class PromptNeeds:
     """
-    What one prompt could take of a pass.
+    The nodes of one prompt that a pass could read.
 
     Args:
         needed (`list`): the nodes that somebody waits for, each once.
@@ -102,7 +101,7 @@ class PromptNeeds:
 @dataclass(frozen=True)
 class PassLimits:
     """
-    What a backend allows.
+    The limits of a backend.
 
     Args:
         can_prefetch (`bool`): whether more nodes than needed can cost little.
@@ -161,19 +160,20 @@ def worthwhile_size(num_needed: int, costs: PassCosts, policy: type[Policy] = Po
 
 
 def room_in_tree(num_held: int, prefix_length: int, policy: type[Policy] = Policy) -> int:
-    """How many more nodes the tree of a prompt alone may hold that are not needed yet; negative past that."""
+    """How many more nodes that nobody needs yet the tree of a single prompt may hold; negative where it holds too
+    many."""
     return max(policy.most_held_nodes, prefix_length // policy.tokens_per_held_node) - num_held
 
 
 def urgency(num_left: int | None) -> int:
-    """How much a prompt counts that has so many tokens left to do, where that is known: the batch lasts as long as the
-    one that ends last."""
+    """The weight of a prompt with this many tokens left, where that is known. A batch lasts as long as its longest
+    prompt."""
     return 1 if num_left is None else max(1, num_left) ** Policy.urgency_power
 
 
 def next_member(waiting: list[int], current: int) -> int:
-    """Whose pass is next, by what the prompts that wait for each count: `current` while many wait for it, else the most
-    wanted."""
+    """The member whose pass is next, given the weights of the prompts that wait for each: `current` while many wait for
+    it, else the most wanted."""
     if waiting[current] > Policy.keeping_share * sum(waiting):
         return current
     return waiting.index(max(waiting))

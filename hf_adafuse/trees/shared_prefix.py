@@ -1,5 +1,5 @@
-"""The prefix that prompts share (instructions, few-shot examples), read once: by the prompts of a batch, and within
-[`prefix_caching`] by calls one after the other. Calls no model.
+"""The prefix that prompts share (instructions, few-shot examples) is read once: by the prompts of a batch, and within
+[`prefix_caching`] by one call after another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .snapshots import num_bytes
 @dataclass(frozen=True)
 class SharedPrefix:
     """
-    Tokens that have been read.
+    The first tokens of several prompts, read once.
 
     Args:
         ids (`list[int]`)
@@ -36,7 +36,7 @@ class SharedPrefix:
     can_be_cut: bool = True
 
     def covers(self, other: SharedPrefix) -> bool:
-        """Whether whatever the other one is good for, this one is too."""
+        """Whether this prefix serves wherever the other one does."""
         begins = self.ids[: len(other.ids)] == other.ids if self.can_be_cut else self.ids == other.ids
         return begins and (self.log_probs is not None or other.log_probs is None)
 
@@ -51,7 +51,7 @@ class _Kept:
 
 class KeptPrefixes:
     """
-    What members have read and keep for later calls.
+    Prefixes that members keep for later calls.
 
     Args:
         max_bytes (`int`, *optional*): the most memory of all keys, values and states together. What has not been used
@@ -73,13 +73,13 @@ class KeptPrefixes:
         return self.max_bytes is not None
 
     def of(self, model: Any, is_text: bool | None = None) -> list[SharedPrefix]:
-        """What the model has kept: of prompts, of texts that have ended, or of both."""
+        """The kept prefixes of a model: of prompts, of finished texts, or both."""
         base, state = base_model(model), model_state(model)
         kinds = [(state, one) for one in (False, True) if is_text in (None, one)]
         return [one.prefix for one in self._kept if one.model() is base and one.kind in kinds]
 
     def add(self, model: Any, prefix: SharedPrefix, is_text: bool = False) -> None:
-        """Keep what the model has read."""
+        """Keep a prefix that a model has read."""
         base, kind = base_model(model), (model_state(model), is_text)
         size = num_bytes(prefix.memory)
         if self.max_bytes is None:
@@ -94,7 +94,7 @@ class KeptPrefixes:
         self._set([*self._kept, _Kept(weakref.ref(base, self._forget), kind, prefix, size)])
 
     def use(self, prefix: SharedPrefix, number: int) -> None:
-        """So many of its tokens are not read again."""
+        """Count `number` tokens of a prefix as not read again. The prefix used last is forgotten last."""
         self.num_used += number
         self._kept.sort(key=lambda one: one.prefix is prefix)
 
@@ -144,18 +144,19 @@ def prefix_caching(kept: KeptPrefixes | None = None) -> Iterator[None]:
 
 
 def kept_now() -> KeptPrefixes | None:
-    """Where members keep what they read; `None` outside of [`prefix_caching`]."""
+    """The prefixes kept in this context; `None` outside of [`prefix_caching`]."""
     return _kept.get()
 
 
 def kept_prefixes(model: Any) -> list[SharedPrefix]:
-    """All that the model has kept."""
+    """The prefixes of a model that are kept in this context; none outside of [`prefix_caching`]."""
     kept = _kept.get()
     return [] if kept is None else kept.of(model)
 
 
 def worth_sharing(prompts: Sequence[list[int]], num_known: int) -> int:
-    """How many first ids of the prompts are worth reading once for all; 0 for none. Of them `num_known` are known."""
+    """How many first ids of the prompts are worth reading once for all; 0 for none. The first `num_known` of them have
+    been read."""
     number = min(common_length(prompts), min(map(len, prompts)) - 1)
     num_known = min(num_known, number)
     if (number - num_known) * (len(prompts) - 1) >= Policy.least_shared_tokens:

@@ -1,6 +1,6 @@
-"""Snapshots of what a model remembers: caches of any kind, states. Fork, split and join them; knows no tree or model.
+"""Snapshots of what a model remembers of one sequence, a cache or a state: fork, split and join them.
 
-A snapshot belongs to one sequence: its tensors have the batch as their first dimension, of size 1.
+The tensors of a snapshot have the batch as their first dimension, of size 1.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def split(memory: Any, batch_size: int) -> list[Any]:
 
 
 def grows(memory: Any) -> bool:
-    """Whether it holds something of each token, so that only sequences of one length can be joined."""
+    """Whether the memory holds something for each token, so that only sequences of equal length can be joined."""
     if isinstance(memory, list):
         return False
     return any(isinstance(layer, DynamicLayer) for layer in memory.layers) if hasattr(memory, "layers") else True
 
 
 def num_bytes(memory: Any) -> int:
-    """The bytes of all tensors of a memory; of a view those of what it is a view of, which is held as long."""
+    """The bytes of all tensors of a memory. A view counts with the whole tensor that it keeps alive."""
     sizes: dict[int, int] = {}
 
     def count(tensors: list[torch.Tensor], _: bool) -> torch.Tensor:

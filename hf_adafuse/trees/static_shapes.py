@@ -1,6 +1,7 @@
-"""What makes the passes of a compiled model alike, where they hold packed trees: few shapes, and keys and values that
-stay where they are. For a new shape it may be compiled anew; a CUDA graph is recorded anew for that, and for other
-addresses of what it writes in place.
+"""Few shapes and fixed addresses for the tree-attention passes of a compiled model.
+
+For a new shape torch may compile the model anew. A CUDA graph is recorded anew for a new shape, and where the keys and
+values that it writes lie at other addresses.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Home:
 
 
 class StaticMemory:
-    """The tensors in which the caches of one model are while it is run, kept until it is no more."""
+    """The tensors that hold the KV caches of one compiled model, kept as long as the model lives."""
 
     def __init__(self) -> None:
         self._homes: list[_Home] = []  # last used last
@@ -63,7 +64,7 @@ class StaticMemory:
         return width
 
     def leave(self, cache: TreeCache) -> None:
-        """Others may have the tensors of this cache."""
+        """Free the tensors of this cache for others."""
         with self._lock:
             for home in self._homes:
                 if home.tenant() is cache:
@@ -71,7 +72,8 @@ class StaticMemory:
 
 
 def memory_of(model: Any, is_kept: bool) -> StaticMemory | None:
-    """Of a model that is compiled, or a part of it; `is_kept`: one object for as long as the model lives."""
+    """The static memory of a model that is compiled, or part of which is; `None` for others. `is_kept`: whether one
+    object serves as long as the model lives."""
     if not has_compiled_parts(model):
         return None
     return _MEMORIES.setdefault(base_model(model), StaticMemory()) if is_kept else StaticMemory()
@@ -81,7 +83,7 @@ _MEMORIES: weakref.WeakKeyDictionary[Any, StaticMemory] = weakref.WeakKeyDiction
 
 
 def static_size(number: int, least: int = 1) -> int:
-    """The first of `least`, twice, four times, eight times that ... which is no less than `number`."""
+    """The smallest of `least`, 2 `least`, 4 `least`, ... that is at least `number`."""
     size = least
     while size < number:
         size *= 2

@@ -1,10 +1,8 @@
-"""The tensors of a batch of token trees: a cache whose columns are written in place. Which column holds what is known
-to `kv_slots`, not here.
-"""
+"""The tensors of the KV cache of a batch of token trees, written in place. `kv_slots` knows which column holds what."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +10,6 @@ from transformers import DynamicCache
 
 from ..transformers_compat import DynamicLayer
 from .backend import to_device
-from .kv_cache import KeysValues
 from .kv_slots import KVSlot
 
 # Columns that a tree has to spare: where it is alone, few, so that the cache is hardly larger than it must be; where
@@ -39,7 +36,8 @@ class TreeCacheLayer(DynamicLayer):
             self.dtype = key_states.dtype
             self.device = key_states.device
             self.is_initialized = True
-            num_columns = width + cache.num_spare(width)
+            num_columns = max(width, cache.num_expected)
+            num_columns += cache.num_spare(num_columns)
             self.keys = _empty(key_states, num_columns).zero_()
             self.values = _empty(value_states, num_columns).zero_()
         cache.write(self.keys, key_states)
@@ -67,6 +65,7 @@ class TreeCache(DynamicCache):
         num_rows (`int`): each row of its tensors holds one tree or several.
         num_sharing (`int`): how many trees share a row at most; set by who knows.
         length (`int`), width (`int`): the columns of a row before and after the pass that `open` prepared.
+        num_expected (`int`): the columns for which the first pass makes room, where it needs fewer itself.
         is_written (`bool`): whether the pass has written into it.
     """
 
@@ -76,6 +75,7 @@ class TreeCache(DynamicCache):
         self.num_sharing = 1
         self.length = 0
         self.width = 0
+        self.num_expected = 0
 
     def open(self, columns: list[list[int]], width: int) -> None:
         """
@@ -98,7 +98,7 @@ class TreeCache(DynamicCache):
         return [tensor for layer in self._written() for tensor in (layer.keys, layer.values)]
 
     def move(self, tensors: list[torch.Tensor]) -> None:
-        """What it holds moves into these, which are alike but for their width."""
+        """Move what the cache holds into these tensors, which differ in width alone."""
         for layer, keys, values in zip(self._written(), tensors[::2], tensors[1::2], strict=True):
             layer.keys = _copied(layer.keys, keys)
             layer.values = _copied(layer.values, values)
@@ -115,7 +115,7 @@ class TreeCache(DynamicCache):
         return self.layers[layer_idx].update(key_states, value_states, self)  # type: ignore[no-any-return]
 
     def num_spare(self, width: int) -> int:
-        """How many columns a row of so many has to spare."""
+        """The number of spare columns for a row of this many columns."""
         is_alone = self.num_rows == self.num_sharing == 1
         wanted = _SPARE_OF_ONE if is_alone else min(_SPARE_OF_EACH * self.num_sharing, width // 2)
         return max(_SPARE_OF_ONE, wanted, width // 20)
@@ -131,16 +131,23 @@ class TreeCache(DynamicCache):
         else:
             tensor[rows, :, columns] = new.transpose(1, 2)
 
-    def fill(self, layers: KeysValues) -> None:
-        """Begin with these keys and values, as wide in every row."""
-        if layers:
-            width = layers[0][0].shape[2]
-            self.open([list(range(width))] * self.num_rows, width)
-            for index, (keys, values) in enumerate(layers):
-                self.update(keys, values, index)
+    def fill(self, layers: Iterable[tuple[torch.Tensor, torch.Tensor]], num_expected: int = 0) -> None:
+        """
+        Begin with these keys and values, as wide in every row. An iterator that makes the layers one by one spares the
+        memory of a second copy of all of them.
+
+        Args:
+            layers (`Iterable`): per layer, keys and values.
+            num_expected (`int`, *optional*): the columns for which there shall be room at once.
+        """
+        self.num_expected = num_expected
+        for index, (keys, values) in enumerate(layers):
+            if index == 0:
+                self.open([list(range(keys.shape[2]))] * self.num_rows, keys.shape[2])
+            self.update(keys, values, index)
 
     def rearrange(self, sources: list[list[KVSlot]]) -> None:
-        """New rows, each with the columns that were at these places; all else is gone."""
+        """Make new rows of the columns at these places. All other columns are dropped."""
         self.num_rows = len(sources)
         self.width = max(map(len, sources), default=0)
         padded = [[*places, *[(0, 0)] * (self.width - len(places))] for places in sources]
@@ -156,7 +163,7 @@ class TreeCache(DynamicCache):
             yield _pick(layer.keys, index), _pick(layer.values, index)
 
     def take_in(self, other: TreeCache) -> None:
-        """The rows of another cache come after these."""
+        """Append the rows of another cache."""
         self.num_rows = self.num_rows + other.num_rows
         self.width = max(self.width, other.width)
         for layer, new in zip(self.layers, other.layers, strict=True):
@@ -164,7 +171,7 @@ class TreeCache(DynamicCache):
             layer.values = _stacked(layer.values, new.values)
 
     def append(self, other: DynamicCache, sources: list[KVSlot], columns: list[int], width: int) -> None:
-        """Write what another cache holds at these places into these columns of the only row."""
+        """Copy what another cache holds at these places into these columns of the only row."""
         self.open([columns], width)
         index = torch.tensor([sources], device="cpu")
         for layer_idx, layer in enumerate(other.layers):

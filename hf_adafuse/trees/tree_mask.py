@@ -1,4 +1,4 @@
-"""The 4-D mask with which one forward pass holds a batch of token trees."""
+"""The 4-D mask of tree attention: each node sees its prompt's prefix and its own ancestors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MASKED_LAYERS = {"full_attention", "sliding_attention"}
 
 def hidden_limit(model: Any) -> str | None:
     """
-    Why neither a packed tree nor padded rows may be tried on this model: what a self-test of a few tokens would not
+    Why neither tree attention nor padded rows may be tried on this model: what a self-test of a few tokens would not
     see. `None` where it would.
     """
     config = model.config.get_text_config()
@@ -26,7 +26,7 @@ def hidden_limit(model: Any) -> str | None:
 
 
 def hidden_mask_limit(model: Any) -> str | None:
-    """Why a packed tree may not be tried on this model, where padded rows may."""
+    """Why tree attention may not be tried on this model, where padded rows may."""
     attention = attention_of(model)
     if attention not in ("sdpa", "eager"):  # flex_attention with a 4-D mask aborts the interpreter
         return f"its attention is {attention!r}"
@@ -52,7 +52,7 @@ class MaskMaker:
         self.forget()
 
     def forget(self) -> None:
-        """The columns are laid out anew."""
+        """Forget the layout: all columns were laid out anew."""
         self._row_of: dict[int, int] = {}  # by prompt, in the table below
         self._num_placed: list[int] = []
         # Per row, the position of each column that holds the prompt's prefix, -1 for the others; on CPU: few numbers.

@@ -64,7 +64,7 @@ def test_every_method_and_mode(name):
     assert torch.equal(*texts)
 
 
-# One of each backend: packed, rows, recurrent with one and with several tokens a pass, without a cache.
+# One of each backend: tree attention, branch rows, recurrent with one and with several tokens a pass, without a cache.
 @pytest.mark.parametrize("kind", ["roberta", "bloom", "gpt_neo", "mamba", "mamba2", "rwkv"])
 def test_every_kind_of_model(kind):
     case = case_of(model_of(kind))

@@ -15,7 +15,7 @@ from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, Ser
 from hf_adafuse.call.run import planning
 from hf_adafuse.call.running_batch import RunningBatch
 from hf_adafuse.trees.backend import ForwardError
-from hf_adafuse.trees.column_backend import ColumnBackend
+from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
 
 NUM_CALLS = 10
 
@@ -243,7 +243,7 @@ def test_a_member_that_fails_ends_the_batch(monkeypatch):
     def broken(*args, **kwargs):
         raise ForwardError("out of memory")
 
-    monkeypatch.setattr(ColumnBackend, "_forward", broken)
+    monkeypatch.setattr(KVCacheBackend, "_forward", broken)
     with pytest.raises(AdaFuseDecodingError, match="out of memory"):
         to_the_end(calls.batch)
     assert calls.batch.is_over and not calls.ended

@@ -16,7 +16,7 @@ from transformers.utils.logging import warning_once
 
 import hf_adafuse.pipelines
 from hf_adafuse import AdaFuseConfig, enable_adafuse
-from hf_adafuse.call.sampling import SamplingAsked, sampling_asked, warper_of
+from hf_adafuse.call.sampling import SamplingRequest, requested_sampling, warper_of
 
 pytestmark = PEFT_WARNINGS
 
@@ -110,15 +110,15 @@ def test_a_config_of_the_call_asks_where_it_is_not_the_models_own(own_default):
 
 def test_an_argument_goes_before_the_config_of_the_call():
     model = main()
-    assert sampling_asked({"do_sample": False}, GenerationConfig(do_sample=True), model.generation_config) == (
-        SamplingAsked(False, {})
+    assert requested_sampling({"do_sample": False}, GenerationConfig(do_sample=True), model.generation_config) == (
+        SamplingRequest(False, {})
     )
-    asked = sampling_asked(
+    asked = requested_sampling(
         {"temperature": 0.3}, GenerationConfig(do_sample=True, temperature=0.9, top_k=7), model.generation_config
     )
-    assert asked == SamplingAsked(True, {"temperature": 0.3, "top_k": 7})
-    assert sampling_asked({}, None, model.generation_config) == SamplingAsked(False, {})
-    assert sampling_asked({"do_sample": True, "top_p": None}, None, None) == SamplingAsked(True, {})
+    assert asked == SamplingRequest(True, {"temperature": 0.3, "top_k": 7})
+    assert requested_sampling({}, None, model.generation_config) == SamplingRequest(False, {})
+    assert requested_sampling({"do_sample": True, "top_p": None}, None, None) == SamplingRequest(True, {})
 
 
 def test_the_settings_of_adafuse_go_before_the_call():

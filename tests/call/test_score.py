@@ -15,8 +15,8 @@ from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 import hf_adafuse.decoding.long_spans
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, chat_inputs
-from hf_adafuse.trees.column_backend import ColumnBackend
-from hf_adafuse.trees.packed_backend import PackedBackend
+from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
+from hf_adafuse.trees.tree_attention_backend import TreeAttentionBackend
 
 ANSWERS = [
     " there was a cat.",
@@ -86,7 +86,7 @@ def test_scores_of_every_kind_of_model(name):
 
 @pytest.mark.parametrize("role", range(2))
 def test_a_member_reads_the_prompt_once_and_all_answers_in_one_pass(role, monkeypatch):
-    columns, run, read = [], PackedBackend.run, ColumnBackend._read_prompts
+    columns, run, read = [], TreeAttentionBackend.run, KVCacheBackend._read_prompts
 
     def counted(self, wanted):
         nodes = run(self, wanted)
@@ -103,8 +103,8 @@ def test_a_member_reads_the_prompt_once_and_all_answers_in_one_pass(role, monkey
     ensemble = AdaFuseEnsemble(members)  # tries the backends, where no test before has
     for handle in ensemble.handles:
         handle.choose_backend()
-    monkeypatch.setattr(PackedBackend, "run", counted)
-    monkeypatch.setattr(ColumnBackend, "_read_prompts", counted_prompt)
+    monkeypatch.setattr(TreeAttentionBackend, "run", counted)
+    monkeypatch.setattr(KVCacheBackend, "_read_prompts", counted_prompt)
     texts = [" there was a cat", " there was a dog", " there"]
     ensemble.score(PROMPTS[0], texts)
     expected = []
@@ -132,14 +132,14 @@ def test_many_logits_are_read_in_several_passes(monkeypatch):
 
 def test_logits_that_are_not_needed_any_more_are_dropped(monkeypatch):
     kept = []
-    leave = ColumnBackend.drop
+    leave = KVCacheBackend.drop
 
     def looked_at(self, finished):
         for index in finished:
             kept.extend(node for node in self.trees[index].root.run_descendants())
         leave(self, finished)
 
-    monkeypatch.setattr(ColumnBackend, "drop", looked_at)
+    monkeypatch.setattr(KVCacheBackend, "drop", looked_at)
     AdaFuseEnsemble([(tiny_model(), TOKENIZERS["byte_level"]())]).score(PROMPTS[0], ANSWERS)
     assert kept and all(node.logits is None and len(node.reading.scores) == 0 for node in kept)
 

@@ -33,7 +33,7 @@ import hf_adafuse
 from hf_adafuse import chat_inputs, enable_adafuse
 from hf_adafuse.cli import main
 from hf_adafuse.demo.data import PROMPT
-from hf_adafuse.trees.column_backend import ColumnBackend
+from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
 from hf_adafuse.trees.pass_policy import Policy
 
 
@@ -83,13 +83,13 @@ def test_examples_that_all_prompts_begin_with_are_read_once(job, monkeypatch):
     examples = "".join(f"Question: {question}\nAnswer: 7\n\n" for question in questions()[:6])
     template = examples.replace("{", "{{").replace("}", "}}") + PROMPT
     columns = []
-    read = ColumnBackend._read_prompts
+    read = KVCacheBackend._read_prompts
 
     def counted(self, ids, positions, mask, start, with_log_probs):
         columns.append((ids.shape[0], ids.shape[1] - start))
         return read(self, ids, positions, mask, start, with_log_probs)
 
-    monkeypatch.setattr(ColumnBackend, "_read_prompts", counted)
+    monkeypatch.setattr(KVCacheBackend, "_read_prompts", counted)
     assert job("--template", template, "--batch-size", "4", "--overwrite") == 0
     texts, shared = [record["text"] for record in lines_of(job.output)], columns[:]
     assert sum(width >= 40 for _, width in shared) == 2  # the examples, by each member

@@ -11,7 +11,7 @@ from support.jobs import PAIR, killed_after, lines_of, questions, read_json, wri
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.cli import main
 from hf_adafuse.demo.data import PROMPT
-from hf_adafuse.members.participants import Participant
+from hf_adafuse.members.model_handle import ModelHandle
 
 TEXTS = [[" Lima", " 3"], [" 3", " 4", " four"], " Oslo"]
 
@@ -103,7 +103,7 @@ def test_bad_lines(score, capsys, line, problem):
 
 
 def test_an_answer_that_is_too_long_takes_no_other_with_it(score, monkeypatch):
-    monkeypatch.setattr(Participant, "context", lambda self, prompts: (300, "the context"))
+    monkeypatch.setattr(ModelHandle, "context", lambda self, prompts: (300, "the context"))
     write_lines(score.input, [score.asked[0], {**score.asked[1], "answers": [" b" * 400]}, score.asked[2]])
     assert score("--on-error", "skip") == 0
     good, bad, other = lines_of(score.output)

@@ -17,8 +17,8 @@ from hf_adafuse.members.member import Member
 from hf_adafuse.members.passes import Pass
 from hf_adafuse.trees.backend_probe import choose_backend
 from hf_adafuse.trees.nodes import Node
-from hf_adafuse.trees.packed_backend import PackedBackend
 from hf_adafuse.trees.pass_policy import Policy
+from hf_adafuse.trees.tree_attention_backend import TreeAttentionBackend
 
 pytestmark = pytest.mark.fast
 
@@ -68,7 +68,7 @@ def test_copies_run_each_token_once_and_verify_a_round_in_one_pass(monkeypatch):
 def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_ahead):
     look_ahead(number % 2)
     ran: list[int] = []
-    run_tree, score = PackedBackend.run, RoundRunner.score
+    run_tree, score = TreeAttentionBackend.run, RoundRunner.score
 
     def watched_run(self, wanted):
         nodes = run_tree(self, wanted)
@@ -88,7 +88,7 @@ def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_
             yield asked[-1]
 
     alive: list = []
-    monkeypatch.setattr(PackedBackend, "run", watched_run)
+    monkeypatch.setattr(TreeAttentionBackend, "run", watched_run)
     monkeypatch.setattr(RoundRunner, "score", watched_score)
     random_case(number).fast()
     assert len(ran) == len(set(ran)) > 0
@@ -262,7 +262,7 @@ def test_each_column_holds_one_token_and_is_given_back(number, most_shared, monk
     """What the cache holds after a pass is what the trees hold: nothing twice, nothing that has died."""
     look_ahead(number % 2)
     monkeypatch.setattr(Policy, "most_shared_columns", most_shared)
-    run_tree, seen, trees = PackedBackend.run, [], set()
+    run_tree, seen, trees = TreeAttentionBackend.run, [], set()
 
     def watched_run(self, wanted):
         nodes = run_tree(self, wanted)
@@ -277,7 +277,7 @@ def test_each_column_holds_one_token_and_is_given_back(number, most_shared, monk
         trees.add(self)
         return nodes
 
-    monkeypatch.setattr(PackedBackend, "run", watched_run)
+    monkeypatch.setattr(TreeAttentionBackend, "run", watched_run)
     case = random_case(number)
     case.prompts = PROMPTS[:3]
     case.fast()

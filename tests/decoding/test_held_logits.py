@@ -109,7 +109,7 @@ def test_a_row_lives_as_long_as_its_node(watched, per_node, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["rows", "tokenwise (several tokens)", "tokenwise"])
+@pytest.mark.parametrize("backend", ["branch-rows", "recurrent (several tokens)", "recurrent"])
 def test_with_every_backend(watched, backend, monkeypatch):
     force(monkeypatch, backend)
     seen, known = watched

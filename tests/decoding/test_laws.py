@@ -14,7 +14,7 @@ from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse
 from hf_adafuse.decoding.words import split_words
-from hf_adafuse.members.participants import Participant
+from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.trees.pass_policy import Policy
 
 NAMES = list(TOKENIZERS)
@@ -183,7 +183,7 @@ def test_8_nothing_of_the_callers_is_changed():
 def test_the_context_is_where_a_text_ends(monkeypatch):
     """Members with little room: words end, candidates drop out and prompts stop as the oracle says."""
     stopped, rooms = 0, {}  # most of these models have rotary positions, which set no limit
-    monkeypatch.setattr(Participant, "max_length", property(lambda self: rooms[id(self.model.config)]))
+    monkeypatch.setattr(ModelHandle, "max_length", property(lambda self: rooms[id(self.model.config)]))
     for number in range(7000, 7016):
         case = random_case(number)
         rng = random.Random(number)

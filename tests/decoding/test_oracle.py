@@ -9,7 +9,7 @@ from support.cases import assert_equal, random_case
 from support.tiny import ARCHITECTURES, TOKENIZERS
 
 from hf_adafuse.decoding.scoring import margin
-from hf_adafuse.trees import packed_backend
+from hf_adafuse.trees import tree_attention_backend
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 from hf_adafuse.trees.static_shapes import StaticMemory
 
@@ -25,7 +25,7 @@ def test_case_equals_the_oracle(case_number, look_ahead, monkeypatch, request):
     if case_number % 5 == 0:  # as compiled models on an accelerator are run: passes filled up, few shapes
         monkeypatch.setitem(POLICIES, "cpu", AcceleratorPolicy)
         monkeypatch.setattr(AcceleratorPolicy, "least_static_columns", 8)
-        monkeypatch.setattr(packed_backend, "memory_of", lambda model, is_kept: StaticMemory())
+        monkeypatch.setattr(tree_attention_backend, "memory_of", lambda model, is_kept: StaticMemory())
     assert_equal(random_case(case_number))
 
 

@@ -65,7 +65,7 @@ def waits(monkeypatch):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("backend", ["packed", "rows"])
+@pytest.mark.parametrize("backend", ["tree-attention", "branch-rows"])
 def test_the_host_waits_once_a_pass(backend, batch, waits, monkeypatch):
     """And at most once a member, round and prompt for candidates whose first token was not foreseen."""
     force(monkeypatch, backend)
@@ -77,7 +77,7 @@ def test_the_host_waits_once_a_pass(backend, batch, waits, monkeypatch):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("backend", ["packed", "rows", MANY, "reencode"])
+@pytest.mark.parametrize("backend", ["tree-attention", "branch-rows", MANY, "uncached"])
 @pytest.mark.filterwarnings("ignore:.* reads the whole text again:UserWarning")
 def test_the_host_waits_for_no_copy(backend, batch, monkeypatch):
     """After a pass has been begun an ordinary copy to the device would wait for its end."""

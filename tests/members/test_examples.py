@@ -5,7 +5,7 @@ import random
 import pytest
 from support.reference_rules import answers
 
-from hf_adafuse.members.examples import answer_spans
+from hf_adafuse.members.prompt_nll import answer_spans
 
 FEW_SHOT = b"Question: a?\nAnswer: Paris\n\nQuestion: b?\nAnswer: No, Rome.\n\nQuestion: c?\nAnswer:"
 

@@ -13,7 +13,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.members.participants import _ENGLISH, Participant
+from hf_adafuse.members.model_handle import _ENGLISH, ModelHandle
 
 
 def reader(seed):
@@ -48,7 +48,7 @@ def test_a_model_with_the_tokenizer_of_another_is_named_once():
 def passes_of(model, tokenizer):
     """How many forward passes the look takes."""
     before = model.forwards
-    Participant("the main model", model, tokenizer).warn_of_foreign_tokenizer()
+    ModelHandle("the main model", model, tokenizer).warn_of_foreign_tokenizer()
     return model.forwards - before
 
 
@@ -73,4 +73,4 @@ def test_a_model_that_has_learned_nothing_is_as_good_as_chance():
     model.name_or_path, tokenizer.name_or_path = "org/model", "org/tokenizer"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Participant("the main model", model, tokenizer).warn_of_foreign_tokenizer()
+        ModelHandle("the main model", model, tokenizer).warn_of_foreign_tokenizer()

@@ -31,7 +31,7 @@ class Odd:
         return scores
 
 
-class OddWithoutHistory(Odd):
+class OddWithoutState(Odd):
     is_function_of_ids = True
 
 
@@ -60,7 +60,7 @@ def is_processed(node):
     return node.reading.forbids(0) and not node.reading.forbids(1)
 
 
-@pytest.fixture(params=[Odd, OddWithoutHistory])
+@pytest.fixture(params=[Odd, OddWithoutState])
 def made(request):
     return Tree(request.param)
 

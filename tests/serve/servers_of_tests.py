@@ -50,7 +50,7 @@ class Dying:
     @fault.setter
     def fault(self, fault):
         self._fault = fault
-        self.connection.patience = replace(self.connection.patience, deadline=1 if fault == "away" else 60)
+        self.connection.retry_policy = replace(self.connection.retry_policy, deadline=1 if fault == "away" else 60)
 
     def answer(self, path, body, headers):
         if self.fault is None:

@@ -17,7 +17,7 @@ from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members, without_paths
 from hf_adafuse.serve.service import Service
 from hf_adafuse.trees.backend import ForwardError
-from hf_adafuse.trees.column_backend import ColumnBackend
+from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
 
 CHAT = {"model": MODEL, "messages": QUESTION, "max_tokens": 8}
 
@@ -367,7 +367,7 @@ def test_a_client_that_goes_away_frees_its_place_within_one_pass(monkeypatch, is
 
 
 def test_a_pass_that_fails_once_is_no_failure(monkeypatch):
-    forward, failures = ColumnBackend._forward, [0]
+    forward, failures = KVCacheBackend._forward, [0]
 
     def breaking(self, *args, **kwargs):
         failures[0] += 1
@@ -376,7 +376,7 @@ def test_a_pass_that_fails_once_is_no_failure(monkeypatch):
         return forward(self, *args, **kwargs)
 
     with running(service_of(4)) as (_, client), ThreadPoolExecutor(4) as pool:
-        monkeypatch.setattr(ColumnBackend, "_forward", breaking)
+        monkeypatch.setattr(KVCacheBackend, "_forward", breaking)
         asked = [pool.submit(client.chat.completions.create, **{**CHAT, "messages": c}) for c in (QUESTION, LONGER) * 2]
         texts = []
         for one in asked:
@@ -397,7 +397,7 @@ def test_a_member_that_fails(monkeypatch, is_streamed):
 
     with running() as (_, client):
         with monkeypatch.context() as patched:
-            patched.setattr(ColumnBackend, "_forward", broken)
+            patched.setattr(KVCacheBackend, "_forward", broken)
             with pytest.raises(openai.APIError, match="failed in round") as caught:
                 list(client.chat.completions.create(**CHAT, stream=is_streamed))
         assert "somebody" not in str(caught.value) and "weights.bin" in str(caught.value)

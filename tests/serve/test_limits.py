@@ -16,7 +16,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
 
 @pytest.fixture(scope="module")
 def client():
-    with running(patience=0.5) as (_, client):
+    with running(max_request_seconds=0.5) as (_, client):
         yield client
         assert client.completions.create(model=MODEL, prompt="She", max_tokens=2).choices[0].text
 

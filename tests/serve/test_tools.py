@@ -10,7 +10,7 @@ import pytest
 from servers_of_tests import MODEL, alone, running, service_of
 from support.chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 
-from hf_adafuse.members.tools import Offer, ToolCall, told
+from hf_adafuse.members.tools import Offer, ToolCall, with_tools
 from hf_adafuse.serve.answers import GrowingText
 from hf_adafuse.serve.ensembles import serve_members
 from hf_adafuse.serve.requests import ChatRequest
@@ -73,11 +73,11 @@ def test_one_call_at_most():
 
 
 def test_what_members_are_told():
-    made = told([{"role": "system", "content": "Be kind."}, *QUESTION], OFFER)
+    made = with_tools([{"role": "system", "content": "Be kind."}, *QUESTION], OFFER)
     assert made[0]["content"].startswith("Be kind.\n\n# Tools\n") and json.dumps(WEATHER) in made[0]["content"]
     assert made[1:] == QUESTION
-    assert [one["role"] for one in told(QUESTION, OFFER)] == ["system", "user"]
-    (only,) = told(QUESTION, OFFER, takes_system=False)
+    assert [one["role"] for one in with_tools(QUESTION, OFFER)] == ["system", "user"]
+    (only,) = with_tools(QUESTION, OFFER, takes_system=False)
     assert only["content"].startswith("# Tools") and only["content"].endswith(QUESTION[0]["content"])
 
 
@@ -89,7 +89,7 @@ def test_earlier_calls_and_their_results_are_texts():
         {"role": "tool", "content": "warm", "tool_call_id": calls[0]["id"]},
         {"role": "tool", "content": "noon", "tool_call_id": calls[1]["id"]},
     ]
-    _, answer, result = told(chat, None)
+    _, answer, result = with_tools(chat, None)
     assert answer == {"role": "assistant", "content": LIMA + "\n" + NOW}
     results = "<tool_response>\nwarm\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
     assert result == {"role": "user", "content": results}
@@ -99,13 +99,13 @@ def test_earlier_calls_and_their_results_are_texts():
 def test_it_reads_as_the_template_of_qwen_has_it():
     """The form is that of Qwen2.5, whose template has these lines."""
     call, result = LIMA, "<tool_response>\nwarm\n</tool_response>"
-    assert told([{"role": "assistant", "content": None, "tool_calls": [CALL.body]}], None)[0]["content"] == call
-    assert told([{"role": "tool", "content": "warm"}], None)[0]["content"] == result
+    assert with_tools([{"role": "assistant", "content": None, "tool_calls": [CALL.body]}], None)[0]["content"] == call
+    assert with_tools([{"role": "tool", "content": "warm"}], None)[0]["content"] == result
 
 
 def test_answers_in_words_follow_from_what_members_are_told(client):
     answer = client.chat.completions.create(**BODY).choices[0]
-    expected = alone(told(QUESTION, OFFER), {"max_new_tokens": 60}, pair=PAIR)
+    expected = alone(with_tools(QUESTION, OFFER), {"max_new_tokens": 60}, pair=PAIR)
     assert answer.message.content == expected.text and answer.message.tool_calls is None
     without = client.chat.completions.create(**BODY, tool_choice="none").choices[0]
     assert without.message.content == alone(QUESTION, {"max_new_tokens": 60}, pair=PAIR).text

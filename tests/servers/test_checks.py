@@ -22,7 +22,7 @@ def member():
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr("hf_adafuse.servers.connection._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("hf_adafuse.servers.transport._FIRST_PAUSE", 0.001)
 
 
 class Misreading(StandIn):

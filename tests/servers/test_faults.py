@@ -23,9 +23,8 @@ from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFusePredictor, ServedModel
 from hf_adafuse.servers.addresses import seconds_of
-from hf_adafuse.servers.connection import Connection
 from hf_adafuse.servers.queries import BadAnswer, ServerError
-from hf_adafuse.servers.retry_policy import RetryPolicy
+from hf_adafuse.servers.transport import Connection, RetryPolicy
 
 
 class FaultyProxy:
@@ -86,14 +85,14 @@ def pair():
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr("hf_adafuse.servers.connection._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("hf_adafuse.servers.transport._FIRST_PAUSE", 0.001)
 
 
 def behind(case, url, **options):
     """The case with its assistant behind a server."""
-    patience = {"timeout": 20.0, "deadline": 60.0, "retries": 12} | options
+    retry_policy = {"timeout": 20.0, "deadline": 60.0, "retries": 12} | options
     eos = case.models[1].generation_config.eos_token_id
-    served = ServedModel(url, model="tiny", tokenizer=case.tokenizers[1], eos_token_id=eos, **patience)
+    served = ServedModel(url, model="tiny", tokenizer=case.tokenizers[1], eos_token_id=eos, **retry_policy)
     return Case([case.models[0], served], case.tokenizers, case.config, case.prompts, case.max_new_tokens)
 
 
@@ -104,13 +103,15 @@ def test_five_hundred_faults(pair):
         proxy = FaultyProxy(StandIn(pair.models[1], pair.tokenizers[1]), seed, share=0.35)
         with serving(proxy) as url:
             # Every third client gives up soon.
-            patience = {"timeout": 1.5, **({"retries": 1} if seed % 3 == 2 else {})}
-            output, error = attempt(lambda url=url, patience=patience: behind(pair, url, **patience).fast())
+            retry_policy = {"timeout": 1.5, **({"retries": 1} if seed % 3 == 2 else {})}
+            output, error = attempt(lambda url=url, retry_policy=retry_policy: behind(pair, url, **retry_policy).fast())
             if output is not None:
                 assert output.sequences.tolist() == expected.sequences.tolist(), seed
                 num_right += 1
             else:
-                assert url in str(error) and ("retries" in patience or isinstance(error, AdaFuseDecodingError)), error
+                assert url in str(error) and ("retries" in retry_policy or isinstance(error, AdaFuseDecodingError)), (
+                    error
+                )
                 failed.append(error)
         faults += proxy.faults
         if faults >= 500:
@@ -417,7 +418,7 @@ def test_the_deadline_holds():
             return 429, {}, {"Retry-After": "5"}
 
     with serving(Busy()) as url:
-        connection, start = Connection(url, patience=RetryPolicy(deadline=0.5, retries=100)), time.monotonic()
+        connection, start = Connection(url, retry_policy=RetryPolicy(deadline=0.5, retries=100)), time.monotonic()
         with pytest.raises(ServerError, match=r"status 429; the deadline of 0\.5 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
         assert time.monotonic() - start < 4.5
@@ -433,7 +434,7 @@ def test_what_a_server_answered_before_the_deadline_cut_it_short_is_named():
             return 500 + self.num_calls, {}  # of several that were not cut short, the last is named
 
     with serving(SlowingDown()) as url:
-        connection = Connection(url, patience=RetryPolicy(deadline=1.5))
+        connection = Connection(url, retry_policy=RetryPolicy(deadline=1.5))
         with pytest.raises(ServerError, match=r": .* \(before: status 502\); the deadline of 1\.5 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
 
@@ -480,7 +481,7 @@ def test_what_cannot_be_read_is_asked_again():
         assert connection.post("/", {}, read) == {"n": 1}
         assert connection.num_retries == 2 and len(set(found)) == 3
         with pytest.raises(ServerError, match="its answer cannot be right: never"):
-            Connection(url, patience=RetryPolicy(retries=1)).get(
+            Connection(url, retry_policy=RetryPolicy(retries=1)).get(
                 "/", lambda answer: (_ for _ in ()).throw(BadAnswer("never"))
             )
 

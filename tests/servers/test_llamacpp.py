@@ -11,12 +11,10 @@ import pytest
 from support.stand_in import StandIn, ends_within_character, serving, token_bytes
 from support.tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse.servers.connection import Connection
 from hf_adafuse.servers.daemon_threads import begin, map_at_once
 from hf_adafuse.servers.llamacpp import LlamaCppApi
 from hf_adafuse.servers.queries import Query, ServerError
-from hf_adafuse.servers.request_gate import RequestGate
-from hf_adafuse.servers.retry_policy import RetryPolicy
+from hf_adafuse.servers.transport import Connection, RequestGate, RetryPolicy
 
 TEXT = "Once upon a time 今天天气很好。 there was"
 
@@ -38,9 +36,9 @@ def stand_in():
 
 @pytest.fixture
 def api(stand_in, monkeypatch):
-    monkeypatch.setattr("hf_adafuse.servers.connection._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("hf_adafuse.servers.transport._FIRST_PAUSE", 0.001)
     with serving(stand_in) as url:
-        api = LlamaCppApi(Connection(url, patience=RetryPolicy(retries=2)))
+        api = LlamaCppApi(Connection(url, retry_policy=RetryPolicy(retries=2)))
         api.model = api.about().model
         stand_in.requests.clear()
         yield api

@@ -10,11 +10,9 @@ import time
 import pytest
 from support.stand_in import serving
 
-from hf_adafuse.servers.connection import Connection
 from hf_adafuse.servers.daemon_threads import begin
 from hf_adafuse.servers.queries import BadAnswer, Query, ServerError
-from hf_adafuse.servers.request_gate import RequestGate
-from hf_adafuse.servers.retry_policy import RetryPolicy
+from hf_adafuse.servers.transport import Connection, RequestGate, RetryPolicy
 from hf_adafuse.servers.vllm import VllmApi
 
 
@@ -45,7 +43,7 @@ def test_the_deadline_holds_for_what_comes_byte_by_byte(beginning, bit):
         threading.Thread(target=trickle, daemon=True).start()
         url, start = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
         with pytest.raises(ServerError, match=r"still answering; the deadline of 0\.5 s is over"):
-            Connection(url, patience=RetryPolicy(deadline=0.5)).post("/", {}, lambda answer, name: answer)
+            Connection(url, retry_policy=RetryPolicy(deadline=0.5)).post("/", {}, lambda answer, name: answer)
         assert time.monotonic() - start < 2
 
 
@@ -58,7 +56,9 @@ def test_waiting_for_the_other_kind_counts_towards_the_deadline():
             return 200, {}
 
     with serving(Hanging()) as url:
-        slow, quick = (VllmApi(Connection(url, patience=RetryPolicy(deadline=seconds)), "m") for seconds in (8.0, 0.5))
+        slow, quick = (
+            VllmApi(Connection(url, retry_policy=RetryPolicy(deadline=seconds)), "m") for seconds in (8.0, 0.5)
+        )
         first = begin(lambda: slow.ask([Query((5, 6), (7,), 0)], 2))
         time.sleep(0.2)
         start = time.monotonic()
@@ -102,7 +102,7 @@ def test_who_gives_up_waiting_is_in_nobodys_way():
 
 def test_pauses_are_nobodys_turn(monkeypatch):
     """Whoever has got a wrong answer does not keep others out until the next attempt."""
-    monkeypatch.setattr("hf_adafuse.servers.connection._FIRST_PAUSE", 3.0)
+    monkeypatch.setattr("hf_adafuse.servers.transport._FIRST_PAUSE", 3.0)
 
     class Plain:
         def answer(self, path, body, headers):
@@ -116,7 +116,7 @@ def test_pauses_are_nobodys_turn(monkeypatch):
 
     def post():
         turn = lambda end: request_gate.passing(False, end)  # noqa: E731
-        return Connection(url, patience=RetryPolicy(retries=1)).post("/", {}, read, turn=turn)
+        return Connection(url, retry_policy=RetryPolicy(retries=1)).post("/", {}, read, turn=turn)
 
     with serving(Plain()) as url:
         first = begin(post)

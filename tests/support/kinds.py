@@ -7,7 +7,7 @@ import functools
 import torch
 import transformers as hf
 
-import hf_adafuse.members.participants
+import hf_adafuse.members.model_handle
 from hf_adafuse import AdaFuseConfig
 from support.cases import Case
 from support.tiny import TOKENIZERS, eos_ids, tiny_model
@@ -15,7 +15,7 @@ from support.tiny import TOKENIZERS, eos_ids, tiny_model
 CPU = torch.device("cpu")
 BYTES = TOKENIZERS["byte_level"]()
 PROMPTS = ["Once upon a time", "She", "The capital of France"]
-MANY, ONE, ONE_ROW = "tokenwise (several tokens)", "tokenwise", "tokenwise (one row)"
+MANY, ONE, ONE_ROW = "recurrent (several tokens)", "recurrent", "recurrent (one row)"
 
 _SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, initializer_range=0.3)
 _TOKENS = dict(vocab_size=len(BYTES), bos_token_id=0, eos_token_id=0, pad_token_id=2, tie_word_embeddings=False)
@@ -29,19 +29,24 @@ _BIAS = _TOKENS | dict(hidden_size=32, n_layer=2, n_head=4, initializer_range=0.
 
 # Name: class, config, backend.
 MODELS = {
-    "bloom": (hf.BloomForCausalLM, hf.BloomConfig, _BIAS, "rows"),
-    "mpt": (hf.MptForCausalLM, hf.MptConfig, _TOKENS | dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=96), "rows"),
+    "bloom": (hf.BloomForCausalLM, hf.BloomConfig, _BIAS, "branch-rows"),
+    "mpt": (
+        hf.MptForCausalLM,
+        hf.MptConfig,
+        _TOKENS | dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=96),
+        "branch-rows",
+    ),
     "gpt_neo": (
         hf.GPTNeoForCausalLM,
         hf.GPTNeoConfig,
         _TOKENS
         | dict(hidden_size=32, num_layers=2, num_heads=4, window_size=5, initializer_range=0.3)
         | dict(attention_types=[[["global", "local"], 1]], max_position_embeddings=128),
-        "rows",
+        "branch-rows",
     ),
-    "falcon_alibi": (hf.FalconForCausalLM, hf.FalconConfig, _PLAIN | dict(alibi=True), "rows"),
+    "falcon_alibi": (hf.FalconForCausalLM, hf.FalconConfig, _PLAIN | dict(alibi=True), "branch-rows"),
     "roformer": (hf.RoFormerForCausalLM, hf.RoFormerConfig, _ENCODER, MANY),
-    "roberta": (hf.RobertaForCausalLM, hf.RobertaConfig, _ENCODER, "packed"),
+    "roberta": (hf.RobertaForCausalLM, hf.RobertaConfig, _ENCODER, "tree-attention"),
     "bart": (
         hf.BartForCausalLM,
         hf.BartConfig,
@@ -112,13 +117,13 @@ MODELS = {
         hf.RecurrentGemmaForCausalLM,
         hf.RecurrentGemmaConfig,
         _GROUPED | dict(num_hidden_layers=3, num_key_value_heads=1, lru_width=32, attention_window_size=16, head_dim=8),
-        "reencode",
+        "uncached",
     ),
     "openai_gpt": (
         hf.OpenAIGPTLMHeadModel,
         hf.OpenAIGPTConfig,
         _TOKENS | dict(n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3),
-        "reencode",
+        "uncached",
     ),
 }
 
@@ -149,4 +154,4 @@ def case_of(model, role="main", batch=3, n=6, branches=2, seed=1, places=None, *
 
 
 def force(monkeypatch, backend):
-    monkeypatch.setattr(hf_adafuse.members.participants, "choose_backend", lambda model, device: backend)
+    monkeypatch.setattr(hf_adafuse.members.model_handle, "choose_backend", lambda model, device: backend)

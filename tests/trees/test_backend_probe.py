@@ -51,7 +51,7 @@ def test_the_self_test_is_not_in_the_statistics():
 @pytest.mark.parametrize("name", ["llama", "bloom", "jamba", "qwen3_next"])
 def test_the_same_backend_in_half_precision(name, dtype):
     model = copy.deepcopy(tiny_model() if name == "llama" else model_of(name)).to(dtype)
-    assert choose_backend(model, CPU) == ("packed" if name == "llama" else MODELS[name][-1])
+    assert choose_backend(model, CPU) == ("tree-attention" if name == "llama" else MODELS[name][-1])
 
 
 class Rough(LlamaForCausalLM):
@@ -69,8 +69,8 @@ def test_rounding_in_half_precision_is_measured_by_ordinary_decoding():
     """Gemma 3 in bfloat16 came down to the slowest backend by it; in float32 nothing rounds so."""
     model = Rough(copy.deepcopy(tiny_model().config)).eval()
     model.load_state_dict(tiny_model().state_dict())
-    assert choose_backend(copy.deepcopy(model).to(torch.bfloat16), CPU) == "packed"
-    assert choose_backend(model, CPU) == "reencode"
+    assert choose_backend(copy.deepcopy(model).to(torch.bfloat16), CPU) == "tree-attention"
+    assert choose_backend(model, CPU) == "uncached"
 
 
 @pytest.mark.usefixtures("small_kernel")
@@ -87,7 +87,7 @@ def test_quick_products_that_round_otherwise_are_no_fault_of_the_model(monkeypat
         with torch.no_grad():
             distance = _distance(with_small_batch_linears(model)(ids).logits[0], model(ids).logits[0])
             tolerances.append(_plain_logits(model, CPU, _ids(model))[1])
-        assert _choose(model, CPU) == "packed"
+        assert _choose(model, CPU) == "tree-attention"
     assert distance > 0.3
     assert tolerances[0] < tolerances[1] < tolerances[2] == 0.3
     multiply(-1.0)
@@ -102,7 +102,7 @@ def test_layers_in_half_precision_beside_others_are_tested_as_such(monkeypatch):
     assert _eps(model) == torch.finfo(torch.float32).eps
     model.lm_head = Widened(model.lm_head)
     assert model.dtype is torch.float32 and _eps(model) == torch.finfo(torch.bfloat16).eps
-    assert _choose(model, CPU) == "packed"
+    assert _choose(model, CPU) == "tree-attention"
 
 
 class Widened(torch.nn.Module):
@@ -228,9 +228,9 @@ def test_dropout_does_not_decide_the_backend(seed):
     model = with_dropout(500 + seed)  # none of which is known yet
     modes = [module.training for module in model.modules()]
     torch.manual_seed(seed)
-    assert choose_backend(model, CPU) == "packed"
+    assert choose_backend(model, CPU) == "tree-attention"
     assert [module.training for module in model.modules()] == modes and len(set(modes)) == 2
-    assert choose_backend(model.eval(), CPU) == "packed"
+    assert choose_backend(model.eval(), CPU) == "tree-attention"
 
 
 @pytest.mark.parametrize("role", ["main", "assistant"])

@@ -30,7 +30,7 @@ def test_a_model_of_every_kind_equals_the_oracle(name, role, monkeypatch, look_a
     model, backend = model_of(name), MODELS[name][-1]
     assert choose_backend(model, CPU) == backend
     with warnings.catch_warnings():
-        if backend == "reencode":
+        if backend == "uncached":
             warnings.filterwarnings("ignore", message=".* reads the whole text again", category=UserWarning)
         look_ahead(2, is_flat=True)
         assert_equal(case_of(model, role, batch=1))
@@ -39,7 +39,7 @@ def test_a_model_of_every_kind_equals_the_oracle(name, role, monkeypatch, look_a
         assert_equal(case_of(model, role, batch=4, places=2))
 
 
-@pytest.mark.parametrize("backend", ["rows", MANY, ONE, ONE_ROW, "reencode"])
+@pytest.mark.parametrize("backend", ["branch-rows", MANY, ONE, ONE_ROW, "uncached"])
 @pytest.mark.parametrize("number", [1, 4, 13])
 def test_each_backend_equals_the_oracle(backend, number, monkeypatch):
     """On models that every backend can run: windows, learned positions and rotary ones, one to four members."""
@@ -50,8 +50,8 @@ def test_each_backend_equals_the_oracle(backend, number, monkeypatch):
 
 
 def test_rows_score_all_candidates_of_a_round_in_one_pass(monkeypatch):
-    """The counts that `test_forward_counts` derives for the packed tree hold for rows, too."""
-    force(monkeypatch, "rows")
+    """The counts that `test_forward_counts` derives for tree attention hold for branch rows, too."""
+    force(monkeypatch, "branch-rows")
     tokenizer = word_tokenizer(["So", "It", "is", "was", "red"])
     end = {"red": {"</s>": 0.99}}
     main = toy(tokenizer, {"It": {"is": 0.5, "was": 0.4}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)

@@ -26,8 +26,8 @@ from hf_adafuse.trees.kv_cache import common_length
 from hf_adafuse.trees.kv_slots import KVSlots
 from hf_adafuse.trees.nodes import Node
 from hf_adafuse.trees.pass_policy import Policy
+from hf_adafuse.trees.recurrent_backend import RecurrentBackend
 from hf_adafuse.trees.shared_prefix import KeptPrefixes, SharedPrefix, kept_prefixes, worth_sharing
-from hf_adafuse.trees.snapshot_backend import SnapshotBackend
 
 
 def choose(model):
@@ -72,7 +72,7 @@ def assert_equals_the_rule(case):
 @pytest.mark.parametrize("number", range(24))
 def test_prompts_that_begin_alike_equal_the_oracle(number, monkeypatch):
     if number % 4 == 3:
-        force(monkeypatch, "rows")
+        force(monkeypatch, "branch-rows")
     if number % 5 == 4:
         monkeypatch.setattr(Policy, "most_shared_columns", 40)  # soon a row for each
     assert_equals_the_rule(with_shots(number))
@@ -332,13 +332,13 @@ def test_a_text_that_has_ended_does_not_drive_out_a_prefix(name):
 def test_a_snapshot_of_a_text_that_has_ended_is_gone_on_with(name):
     first, message = list(range(20, 60)), [70, 71, 72]
     with hf_adafuse.prefix_caching():
-        backend = SnapshotBackend(model_of(name), CPU)
+        backend = RecurrentBackend(model_of(name), CPU)
         (root,) = backend.prefill([first])
         path = root.add_path([60, 61, 62])
         backend.run(path)
         backend.commit(0, path)
         backend.drop({0})
-        later, anew = SnapshotBackend(model_of(name), CPU), SnapshotBackend(model_of(name), CPU)
+        later, anew = RecurrentBackend(model_of(name), CPU), RecurrentBackend(model_of(name), CPU)
         (end,) = later.prefill([[*first, 60, 61, 62, *message]])
         assert later.num_tokens == len(message)
     (expected,) = anew.prefill([[*first, 60, 61, 62, *message]])

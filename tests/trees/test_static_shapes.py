@@ -18,10 +18,10 @@ from support.tiny import tiny_model
 
 from hf_adafuse import enable_adafuse
 from hf_adafuse.trees.model_call import ModelCall
-from hf_adafuse.trees.packed_backend import PackedBackend
 from hf_adafuse.trees.pass_costs import costs_of
 from hf_adafuse.trees.pass_policy import Policy
 from hf_adafuse.trees.static_shapes import StaticMemory, memory_of, static_size, uncompiled
+from hf_adafuse.trees.tree_attention_backend import TreeAttentionBackend
 from hf_adafuse.trees.tree_cache import TreeCache
 
 CPU = torch.device("cpu")
@@ -131,7 +131,7 @@ def test_nothing_is_recorded_when_a_text_that_outgrew_its_tensors_is_decoded_aga
 
 def test_what_fills_a_pass_up_holds_no_columns(accelerator):
     case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
-    backend = PackedBackend(case.models[0], CPU)
+    backend = TreeAttentionBackend(case.models[0], CPU)
     (root,) = backend.prefill([[5, 6, 7]])
     backend.run(root.add_path([8, 9, 10]))
     assert (backend.columns.num_used, backend.num_tokens) == (6, 6)
@@ -140,7 +140,7 @@ def test_what_fills_a_pass_up_holds_no_columns(accelerator):
 def test_rows_go_when_half_of_them_are_empty(accelerator, monkeypatch):
     monkeypatch.setattr(Policy, "most_shared_columns", 0)
     case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
-    backend, plain = [PackedBackend(model, CPU) for model in (case.models[0], tiny_model("llama", "byte_level"))]
+    backend, plain = [TreeAttentionBackend(model, CPU) for model in (case.models[0], tiny_model("llama", "byte_level"))]
     found = []
     for one in (backend, plain):
         roots, rows, numbers = one.prefill([[5, 6], [7, 8, 9], [10], [11, 12]]), [], []

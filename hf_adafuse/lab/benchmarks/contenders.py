@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import StaticCache
 
-from ...call.arguments import EnsembleArguments, resolve_participants
+from ...call.arguments import EnsembleArguments, resolve_handles
 from ...config import AdaFuseConfig
 from ...ensemble import AdaFuseEnsemble
 from ...generation import disable_adafuse
-from ...members.participants import Participant
+from ...members.model_handle import ModelHandle
 from ...members.prompt_inputs import pad_left
 from ...members.prompts import assistant_prompts
 from ...transformers_compat import CACHE_NAME, takes_keys
@@ -40,27 +40,27 @@ class Ensemble:
     def __init__(self, members: Sequence[tuple[Any, Any]]) -> None:
         (main, tokenizer), *assistants = members
         arguments = EnsembleArguments([m for m, _ in assistants], [t for _, t in assistants], None, tokenizer)
-        self.participants = resolve_participants(main, arguments)
+        self.handles = resolve_handles(main, arguments)
         self.meter = instruments.Meter(len(members))
         self.models = [
-            disable_adafuse(instruments.measured_copy(participant.model, self.meter, index))
-            for index, participant in enumerate(self.participants)
+            disable_adafuse(instruments.measured_copy(handle.model, self.meter, index))
+            for index, handle in enumerate(self.handles)
         ]
-        tokenizers = [participant.tokenizer for participant in self.participants]
+        tokenizers = [handle.tokenizer for handle in self.handles]
         self._ensemble = AdaFuseEnsemble(list(zip(self.models, tokenizers, strict=True)))
         self.main = self._ensemble.model
-        self.device = self.participants[0].device
+        self.device = self.handles[0].device
         self._static_caches: dict[tuple[int, int, int], StaticCache] = {}
         self.bandwidth = instruments.copy_bandwidth(self.device)
 
     @property
     def tokenizer(self) -> Any:
-        return self.participants[0].tokenizer
+        return self.handles[0].tokenizer
 
     def prompts(self, texts: list[str]) -> Prompts:
         """The members' own ids of these texts."""
-        main = [self.participants[0].vocabulary.encode_prompt(text) for text in texts]
-        return [main, *assistant_prompts(self.participants, main, None)]  # as `generate()` makes them
+        main = [self.handles[0].vocabulary.encode_prompt(text) for text in texts]
+        return [main, *assistant_prompts(self.handles, main, None)]  # as `generate()` makes them
 
     def measurement(self, prompt_tokens: int, batch: int, branches: int, new_tokens: int) -> Measurement:
         """An empty one."""
@@ -108,9 +108,9 @@ class Ensemble:
     def run_naively(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
         """Per prompt, the new ids that the naive implementation gives; one prompt after another."""
         members = []
-        for k, (participant, model) in enumerate(zip(self.participants, self.models, strict=True)):
-            eos = self._main_eos() if k == 0 else participant.own_eos_ids()
-            members.append(NaiveMember(Participant(participant.name, model, participant.tokenizer), eos, config))
+        for k, (handle, model) in enumerate(zip(self.handles, self.models, strict=True)):
+            eos = self._main_eos() if k == 0 else handle.own_eos_ids()
+            members.append(NaiveMember(ModelHandle(handle.name, model, handle.tokenizer), eos, config))
         rows = [list(row) for row in zip(*prompts, strict=True)]
         return [naive_decode(members, row, config, new_tokens) for row in rows]
 
@@ -124,12 +124,12 @@ class Ensemble:
 
     def check_room(self, batches: list[Prompts], new_tokens: int) -> None:
         """Refuse prompts that leave no room for the new tokens, before anything is run."""
-        for k, participant in enumerate(self.participants):
+        for k, handle in enumerate(self.handles):
             longest = max(len(row) for prompts in batches for row in prompts[k])
-            room = participant.max_length
+            room = handle.max_length
             if room is not None and longest + new_tokens > room:
                 raise ValueError(
-                    f"`prompt_tokens` and `new_tokens` must fit into the context of {participant.name}, {room} tokens, "
+                    f"`prompt_tokens` and `new_tokens` must fit into the context of {handle.name}, {room} tokens, "
                     f"but the prompt is {longest} of its tokens and {new_tokens} are to come. Ask for fewer."
                 )
 
@@ -139,6 +139,6 @@ class Ensemble:
 
     def _batch(self, k: int, rows: list[list[int]]) -> dict[str, Any]:
         """A left-padded batch for member k."""
-        participant = self.participants[k]
-        inputs = pad_left(rows, participant.tokenizer).to(participant.device)
-        return {**inputs, "pad_token_id": participant.tokenizer.pad_token_id or 0}
+        handle = self.handles[k]
+        inputs = pad_left(rows, handle.tokenizer).to(handle.device)
+        return {**inputs, "pad_token_id": handle.tokenizer.pad_token_id or 0}

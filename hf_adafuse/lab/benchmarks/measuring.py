@@ -104,7 +104,7 @@ class BenchJob:
         )
         self.result.samples.append(sample)
         if name in METHODS:
-            texts = [self.ensemble.participants[0].vocabulary.text(row) for row in ids]
+            texts = [self.ensemble.handles[0].vocabulary.text(row) for row in ids]
             self.result.own_words[name, text] = sum(len(split_words(one)) for one in texts)
         elif not name.startswith(GREEDY):
             is_same = self.result.same_text.get(name, True) and ids == self._expected[text]
@@ -129,7 +129,7 @@ class BenchJob:
 
     def _text_result(self, prompts: Prompts, output: Any) -> TextResult:
         texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
-        vocabularies = [participant.vocabulary for participant in self.ensemble.participants]
+        vocabularies = [handle.vocabulary for handle in self.ensemble.handles]
         own = [[len(vocabulary.encode(text).ids) for text in texts] for vocabulary in vocabularies]
         own[0] = [len(ids) for ids in self._expected[-1]]
         num_tokens = [max(1, *lengths) for lengths in own]

@@ -12,8 +12,8 @@ import torch
 from ...config import AdaFuseConfig
 from ...decoding.scoring import first_lowest, fused_score, margin, span_nll
 from ...decoding.words import WordRule
+from ...members.model_handle import ModelHandle
 from ...members.node_logprobs import best_tokens
-from ...members.participants import Participant
 from ...transformers_compat import CACHE_NAME
 
 Span = tuple[list[list[int]], bool]  # the ids of each word, and whether the text ends after them
@@ -22,10 +22,10 @@ Span = tuple[list[list[int]], bool]  # the ids of each word, and whether the tex
 class NaiveMember:
     """A model and its tokenizer, without memory."""
 
-    def __init__(self, participant: Participant, eos_ids: list[int], config: AdaFuseConfig) -> None:
-        self.model = participant.model
-        self.device = participant.device
-        self.vocabulary = participant.vocabulary
+    def __init__(self, handle: ModelHandle, eos_ids: list[int], config: AdaFuseConfig) -> None:
+        self.model = handle.model
+        self.device = handle.device
+        self.vocabulary = handle.vocabulary
         self.eos_ids = sorted(eos_ids)
         self.config = config
         self.rule = WordRule(config.max_word_tokens, config.word_boundary)

@@ -10,9 +10,9 @@ from typing import Any
 
 from ...decoding.round_runner import RoundRunner
 from ...members.drafts import Drafts
-from ...members.participants import Participant
+from ...members.model_handle import ModelHandle
 from ...trees import model_call
-from ...trees.column_backend import ColumnBackend
+from ...trees.kv_cache_backend import KVCacheBackend
 from .results import NO_KERNEL
 
 
@@ -26,14 +26,14 @@ def without_subtree() -> AbstractContextManager[None]:
     """What was computed below the committed path is dropped, not kept for the next round."""
 
     def make(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def drop_below(self: ColumnBackend, prompt_index: int, *rest: Any) -> None:
+        def drop_below(self: KVCacheBackend, prompt_index: int, *rest: Any) -> None:
             commit(self, prompt_index, *rest)
             self.trees[prompt_index].root.children.clear()
             self.columns.promote(prompt_index, [], self.trees[prompt_index].unsettled())
 
         return drop_below
 
-    return _patched(ColumnBackend, "commit", make)
+    return _patched(KVCacheBackend, "commit", make)
 
 
 def without_look_ahead() -> AbstractContextManager[None]:
@@ -54,9 +54,9 @@ def without_drafts() -> AbstractContextManager[None]:
     return _patched(Drafts, "after", lambda after: lambda self, nodes: [])
 
 
-def without_packed() -> AbstractContextManager[None]:
+def without_tree_attention() -> AbstractContextManager[None]:
     """Each branch is a row of the batch that reads a copy of its prefix's keys, whatever the self-tests say."""
-    return _patched(Participant, "choose_backend", lambda choose: lambda self: "rows")
+    return _patched(ModelHandle, "choose_backend", lambda choose: lambda self: "branch-rows")
 
 
 def without_kernel() -> AbstractContextManager[None]:
@@ -69,7 +69,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-subtree": without_subtree,
     "no-look-ahead": without_look_ahead,
     "no-drafts": without_drafts,
-    "no-packed": without_packed,
+    "no-tree-attention": without_tree_attention,
     NO_KERNEL: without_kernel,
 }
 

@@ -22,7 +22,7 @@ repeats: each member's own greedy generate() of the same number of tokens, our o
 straightforward implementation without any cache. Speed depends on how often the members agree: shown beside it."""
 
 # Known to `measuring`, which is heavy to load.
-_AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-packed,no-kernel"
+_AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-tree-attention,no-kernel"
 
 _EPILOG = """\
 what --against may name:
@@ -31,7 +31,8 @@ what --against may name:
   no-subtree       what was computed below the committed path is dropped
   no-look-ahead    the member that goes first proposes one round at a time
   no-drafts        no tokens are guessed by what has followed the last ones before
-  no-packed        each branch a row of the batch with a copy of the keys above it, not all in one row
+  no-tree-attention
+                   each branch a row of the batch with a copy of the keys above it, not all in one row
   no-kernel        linear layers over few tokens multiply as PyTorch has it, not in the quickest way (CPU)
   naive            no cache, every word reads the whole text: one repeat, on one text, minutes for long prompts
 

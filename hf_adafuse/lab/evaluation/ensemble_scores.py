@@ -36,7 +36,7 @@ from ...decoding.strategies.adafuse import AdaFuse
 from ...decoding.strategies.registry import make_strategy
 from ...decoding.strategies.word_by_word import WordByWord
 from ...decoding.words import WordRule
-from ...members.participants import Participant
+from ...members.model_handle import ModelHandle
 from ...members.prompt_nll import prompt_nll
 from ...trees.model_call import ModelCall
 from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
@@ -51,20 +51,20 @@ class EnsembleScorer:
     Scores texts.
 
     Args:
-        participants (`list[Participant]`): the members, the main model first.
+        handles (`list[ModelHandle]`): the members, the main model first.
         config (`AdaFuseConfig`)
     """
 
-    def __init__(self, participants: Sequence[Participant], config: AdaFuseConfig) -> None:
-        self._participants = list(participants[:1] if config.switch_margin == math.inf else participants)
-        self._calls = [ModelCall(participant.model) for participant in self._participants]
+    def __init__(self, handles: Sequence[ModelHandle], config: AdaFuseConfig) -> None:
+        self._handles = list(handles[:1] if config.switch_margin == math.inf else handles)
+        self._calls = [ModelCall(handle.model) for handle in self._handles]
         self._config = config
         self._strategy: AdaFuse | WordByWord = AdaFuse()
         self._strategy.config = config
         if config.method in ("adafuse", "words"):
             self._strategy = make_strategy(config)
         self._rule = WordRule(config.max_word_tokens, config.word_boundary)
-        weights = config.model_weights if len(self._participants) > 1 else None
+        weights = config.model_weights if len(self._handles) > 1 else None
         self._weighting = weights if isinstance(weights, str) else None
         self._context_nlls: dict[str, list[float]] = {}
 
@@ -76,9 +76,9 @@ class EnsembleScorer:
         """
         self._tell_rule()
         by_member = []
-        for participant, call in zip(self._participants, self._calls, strict=True):
-            split = [pair_ids(context, continuation, participant.tokenizer) for context, continuation in pairs]
-            by_member.append(read(participant, call, split))
+        for handle, call in zip(self._handles, self._calls, strict=True):
+            split = [pair_ids(context, continuation, handle.tokenizer) for context, continuation in pairs]
+            by_member.append(read(handle, call, split))
         self._read_contexts([context for context, _ in pairs])
         results = []
         for (context, continuation), readings in zip(pairs, zip(*by_member, strict=True), strict=True):
@@ -91,9 +91,9 @@ class EnsembleScorer:
         """Per text, its log-likelihood, read from its beginning, in windows where it is longer than a context."""
         self._tell_rule()
         by_member = []
-        for participant, call in zip(self._participants, self._calls, strict=True):
-            windows = [_windows(text, participant) for text in texts]
-            flat = read(participant, call, [window for of_text in windows for window in of_text], with_greedy=False)
+        for handle, call in zip(self._handles, self._calls, strict=True):
+            windows = [_windows(text, handle) for text in texts]
+            flat = read(handle, call, [window for of_text in windows for window in of_text], with_greedy=False)
             pieces = iter(flat)
             by_member.append([_joined([next(pieces) for _ in of_text]) for of_text in windows])
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
@@ -111,8 +111,8 @@ class EnsembleScorer:
             self._context_nlls.clear()
         new = [context for context in dict.fromkeys(contexts) if context not in self._context_nlls]
         by_member = [
-            context_nlls(participant, call, new, self._weighting)
-            for participant, call in zip(self._participants, self._calls, strict=True)
+            context_nlls(handle, call, new, self._weighting)
+            for handle, call in zip(self._handles, self._calls, strict=True)
         ]
         self._context_nlls |= {context: list(nlls) for context, *nlls in zip(new, *by_member, strict=True)}
 
@@ -122,8 +122,8 @@ class EnsembleScorer:
             return 0.0
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words]
         log_probs = []
-        for participant, reading in zip(self._participants, readings, strict=True):
-            vocabulary = participant.vocabulary
+        for handle, reading in zip(self._handles, readings, strict=True):
+            vocabulary = handle.vocabulary
             # The ends of the text and of the tokens meet; before its first word a tokenizer may put a space.
             start = sum(num_bytes) - sum(len(vocabulary.piece(token)) for token in reading.ids)
             of_words = by_word(words, reading.ids, reading.log_probs, vocabulary, start)
@@ -149,33 +149,33 @@ def warn_of_span_rule() -> None:
     )
 
 
-def context_nlls(participant: Participant, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:
+def context_nlls(handle: ModelHandle, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:
     """
     What a member makes of contexts, as of [`MemberWeights`]: its NLL (nats per byte) of their text, or of the answers
     in it.
 
     Args:
-        participant (`Participant`), call (`ModelCall`): of its model.
+        handle (`ModelHandle`), call (`ModelCall`): of its model.
         contexts (`list[str]`): those that are too long lose their beginning.
         weighting (`str`): as of [`prompt_nll`].
     """
-    limit = participant.trained_length or sys.maxsize
-    rows = [context_ids(context, participant.tokenizer)[-limit:] for context in contexts]
-    readings = read(participant, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
+    limit = handle.trained_length or sys.maxsize
+    rows = [context_ids(context, handle.tokenizer)[-limit:] for context in contexts]
+    readings = read(handle, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
     return [
-        prompt_nll(participant.vocabulary, ids, reading.log_probs, weighting) if ids else math.nan
+        prompt_nll(handle.vocabulary, ids, reading.log_probs, weighting) if ids else math.nan
         for ids, reading in zip(rows, readings, strict=True)
     ]
 
 
-def _windows(text: str, participant: Participant) -> list[tuple[list[int], list[int]]]:
+def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:
     """A text's tokens in windows: each is read once, with as much before it as fits."""
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     windows: Any = get_rolling_token_windows(
-        token_list=text_ids(text, participant.tokenizer),
-        prefix_token=prefix_id(participant.tokenizer),
-        max_seq_len=most_continued(participant) or _UNBOUNDED_WINDOW,
+        token_list=text_ids(text, handle.tokenizer),
+        prefix_token=prefix_id(handle.tokenizer),
+        max_seq_len=most_continued(handle) or _UNBOUNDED_WINDOW,
         context_len=1,
     )
     return [make_disjoint_window(window) for window in windows]

@@ -98,10 +98,10 @@ class AdaFuseLM(LM):
         members = members_of(pretrained, assistants, tokenizer, assistant_tokenizers, loading)
         self.config = settings_of(adafuse_config, settings, members[0][0], len(members)) or ALONE
         self._ensemble = AdaFuseEnsemble(members, self.config)
-        self.participants = EnsembleSpec(self._ensemble.handles, self.config).participants
-        self._scorer = EnsembleScorer(self.participants, self.config)
-        self._tokenizers = [participant.tokenizer for participant in self.participants]
-        self._device = self.participants[0].device
+        self.handles = EnsembleSpec(self._ensemble.handles, self.config).handles
+        self._scorer = EnsembleScorer(self.handles, self.config)
+        self._tokenizers = [handle.tokenizer for handle in self.handles]
+        self._device = self.handles[0].device
         self._batch_size = read_batch_size(batch_size)
         self._max_gen_toks = max_gen_toks
         self._responses = Responses() if responses is None else responses
@@ -117,8 +117,8 @@ class AdaFuseLM(LM):
         """The answers, without the text that they stop at."""
         with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
-                for participant in self.participants:
-                    participant.choose_backend()  # the first time by a self-test, which is no cost of an answer
+                for handle in self.handles:
+                    handle.choose_backend()  # the first time by a self-test, which is no cost of an answer
                 self._answer(batch, bar)
         found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
         for request, (_, rounds, *_) in zip(requests, found, strict=True):
@@ -220,14 +220,14 @@ class AdaFuseLM(LM):
 
     def _cut(self, member_index: int, ids: list[int], max_new_tokens: int) -> list[int]:
         """The end of a prompt that is too long for a member, as the harness cuts them."""
-        participant = self.participants[member_index]
-        if participant.trained_length is None:
+        handle = self.handles[member_index]
+        if handle.trained_length is None:
             return ids
-        room = participant.trained_length - max_new_tokens
+        room = handle.trained_length - max_new_tokens
         if room < 1:
             raise ValueError(
                 f"`max_gen_toks` must be below the context of every member, but is {max_new_tokens} with "
-                f"{participant.trained_length} tokens of {participant.name}. Ask for shorter ones (--max-new-tokens)."
+                f"{handle.trained_length} tokens of {handle.name}. Ask for shorter ones (--max-new-tokens)."
             )
         return ids[-room:]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...members.participants import Participant
+from ...members.model_handle import ModelHandle
 from ...servers.served_model import ServedModel
 from ...trees.model_call import ModelCall
 
@@ -31,7 +31,7 @@ class Reading:
 
 
 def read(
-    participant: Participant,
+    handle: ModelHandle,
     call: ModelCall,
     pairs: Sequence[tuple[list[int], list[int]]],
     with_greedy: bool = True,
@@ -40,7 +40,7 @@ def read(
     What a member makes of continuations.
 
     Args:
-        participant (`Participant`), call (`ModelCall`): of its model.
+        handle (`ModelHandle`), call (`ModelCall`): of its model.
         pairs (`list`): ids of a context, and of what continues it; contexts that are too long lose their beginning.
         with_greedy (`bool`, *optional*, defaults to `True`): whether it is needed what the member would write itself: a
             server is asked for that apart.
@@ -49,38 +49,38 @@ def read(
         ValueError: a continuation longer than a context of the model.
         ServerError: its server gives no usable answer.
     """
-    rows = [_cut(participant, context, continuation) for context, continuation in pairs]
-    if not participant.is_local:
-        return _ask(participant.model, rows, with_greedy)
+    rows = [_cut(handle, context, continuation) for context, continuation in pairs]
+    if not handle.is_local:
+        return _ask(handle.model, rows, with_greedy)
     order = sorted((index for index, row in enumerate(rows) if row[1]), key=lambda index: -len(rows[index][0]))
     readings = [Reading() for _ in rows]
-    size = int(participant.model.config.get_text_config().vocab_size)
+    size = int(handle.model.config.get_text_config().vocab_size)
     while order:
         width = len(rows[order[0]][0])
         kept = max(width - len(rows[i][0]) + rows[i][1] for i in order)
         # One text a pass where the rotary frequencies follow from its length.
-        most = 1 if participant.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
+        most = 1 if handle.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
         batch, order = order[:most], order[most:]
-        found = _run(participant, call, [rows[index] for index in batch])
+        found = _run(handle, call, [rows[index] for index in batch])
         for index, reading in zip(batch, found, strict=True):
             readings[index] = reading
     return readings
 
 
-def most_continued(participant: Participant) -> int | None:
+def most_continued(handle: ModelHandle) -> int | None:
     """The most tokens of a continuation, after one token at least; `None`: any number."""
-    limit = participant.trained_length
-    return limit if limit is None or participant.is_local else limit - 1  # its server reads the last one, too
+    limit = handle.trained_length
+    return limit if limit is None or handle.is_local else limit - 1  # its server reads the last one, too
 
 
 @torch.no_grad()
-def _run(participant: Participant, call: ModelCall, rows: Sequence[tuple[list[int], int]]) -> list[Reading]:
+def _run(handle: ModelHandle, call: ModelCall, rows: Sequence[tuple[list[int], int]]) -> list[Reading]:
     """One pass, padded on the right: causal models do not see what comes later."""
     inputs = [ids[:-1] for ids, _ in rows]
     width = max(map(len, inputs))
-    batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=participant.device)
+    batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=handle.device)
     first = min(len(ids) - 1 - count for ids, count in rows)
-    logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=participant.device))
+    logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=handle.device))
     first = width - logits.shape[1]  # a model that cannot leave any out gives all
     readings = []
     for (ids, count), row in zip(rows, logits, strict=True):
@@ -114,11 +114,11 @@ def _ask(model: ServedModel, rows: Sequence[tuple[list[int], int]], with_greedy:
     return readings
 
 
-def _cut(participant: Participant, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
-    limit = most_continued(participant)
+def _cut(handle: ModelHandle, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
+    limit = most_continued(handle)
     if limit is not None and len(continuation) > limit:
         raise ValueError(
-            f"A continuation must be at most {limit} tokens of {participant.name} (its context), but is "
+            f"A continuation must be at most {limit} tokens of {handle.name} (its context), but is "
             f"{len(continuation)}. Shorten it, or leave that member out."
         )
     whole = [*context, *continuation]

@@ -94,16 +94,16 @@ class Clock:
             return timed(ensemble.device, lambda: ensemble.run_alone(member, prompts[member], NEW_TOKENS))[0]
         others = [
             pad_left(rows, one.tokenizer).to(one.device)
-            for rows, one in zip(prompts[1:], ensemble.participants[1:], strict=True)
+            for rows, one in zip(prompts[1:], ensemble.handles[1:], strict=True)
         ]
         options = {"assistant_inputs": others, "min_new_tokens": NEW_TOKENS}
         return timed(ensemble.device, lambda: ensemble.generate(prompts, config, NEW_TOKENS, **options))[0]
 
     def _rows(self, prompt: str) -> Prompts:
         """Each member's own ids; of a prompt that is too long for it the end, as `AdaFuseLM` has it."""
-        participants = self._ensemble.participants
-        rows = prompt_rows(prompt, [one.tokenizer for one in participants])
-        rooms = [None if one.trained_length is None else one.trained_length - NEW_TOKENS for one in participants]
+        handles = self._ensemble.handles
+        rows = prompt_rows(prompt, [one.tokenizer for one in handles])
+        rooms = [None if one.trained_length is None else one.trained_length - NEW_TOKENS for one in handles]
         return [[ids if room is None else ids[-room:]] for ids, room in zip(rows, rooms, strict=True)]
 
 

@@ -23,11 +23,11 @@ from hf_adafuse.lab.benchmarks import members as benchmark_members
 from hf_adafuse.lab.benchmarks.measuring import AGAINST, METHODS
 from hf_adafuse.lab.benchmarks.workload import Combination, Workload
 from hf_adafuse.members.drafts import Drafts
-from hf_adafuse.members.participants import Participant
+from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.transformers_compat import is_compiled
 from hf_adafuse.trees import tree_cache
-from hf_adafuse.trees.packed_backend import ColumnBackend, PackedBackend
-from hf_adafuse.trees.rows_backend import RowsBackend
+from hf_adafuse.trees.branch_rows_backend import BranchRowsBackend
+from hf_adafuse.trees.tree_attention_backend import KVCacheBackend, TreeAttentionBackend
 
 PROMPTS = ["Once upon a time", "She"]
 QUESTIONS = [question.prompt for question in demo.test_questions(6)]
@@ -73,9 +73,11 @@ def test_a_text_that_is_not_ours_is_told(monkeypatch):
 
         return choose_otherwise
 
-    monkeypatch.setitem(variants.VARIANTS, "no-packed", lambda: variants._patched(Selector, "choose", choose_another))
-    result = measure(pair(), PROMPTS, new_tokens=4, repeats=1, against=["no-packed"])
-    assert result.same_text == {"ours": True, "no-packed": False}
+    monkeypatch.setitem(
+        variants.VARIANTS, "no-tree-attention", lambda: variants._patched(Selector, "choose", choose_another)
+    )
+    result = measure(pair(), PROMPTS, new_tokens=4, repeats=1, against=["no-tree-attention"])
+    assert result.same_text == {"ours": True, "no-tree-attention": False}
 
 
 def test_greedy_runs_exactly_the_texts_own_tokens(measured):
@@ -119,23 +121,25 @@ def test_a_meter_that_is_off_neither_counts_nor_waits(monkeypatch):
     assert sum(job.result.forwards("ours")) == 0 and job.result.same_text == {"ours": True}
 
 
-def test_branches_that_are_not_packed_run_as_rows(monkeypatch):
+def test_without_tree_attention_branches_run_as_rows(monkeypatch):
     """As many passes, but of trees that hold their branches in rows: padded, with copies of the keys above them."""
     monkeypatch.setattr(tree_cache, "_SPARE_OF_EACH", 1)  # so few that the copies show in the size of the cache
     runs = []
-    for tree in (PackedBackend, RowsBackend):
+    for tree in (TreeAttentionBackend, BranchRowsBackend):
 
         def run(self, wanted, original=tree.run):
             runs.append(type(self))
             return original(self, wanted)
 
         monkeypatch.setattr(tree, "run", run)
-    result = measure(demo.load_pair(), QUESTIONS[:3], branches=3, new_tokens=8, repeats=1, against=["no-packed"])
-    at = runs.index(RowsBackend)
-    assert set(runs[:at]) == {PackedBackend} and set(runs[at:]) == {PackedBackend, RowsBackend}
-    assert result.forwards("no-packed") == result.forwards("ours")
-    assert sum(result.tokens("no-packed")) > sum(result.tokens("ours"))
-    assert result.of("no-packed")[0].kv_peak_bytes > result.of("ours")[0].kv_peak_bytes
+    result = measure(
+        demo.load_pair(), QUESTIONS[:3], branches=3, new_tokens=8, repeats=1, against=["no-tree-attention"]
+    )
+    at = runs.index(BranchRowsBackend)
+    assert set(runs[:at]) == {TreeAttentionBackend} and set(runs[at:]) == {TreeAttentionBackend, BranchRowsBackend}
+    assert result.forwards("no-tree-attention") == result.forwards("ours")
+    assert sum(result.tokens("no-tree-attention")) > sum(result.tokens("ours"))
+    assert result.of("no-tree-attention")[0].kv_peak_bytes > result.of("ours")[0].kv_peak_bytes
 
 
 def test_keys_and_values_by_hand():
@@ -177,10 +181,10 @@ def test_variants_restore_what_they_patch(name):
     def patchable():
         known = (
             RoundRunner._table,
-            ColumnBackend.commit,
+            KVCacheBackend.commit,
             RoundRunner._propose_ahead,
             Drafts.after,
-            Participant.choose_backend,
+            ModelHandle.choose_backend,
         )
         return list(known)
 

@@ -167,7 +167,7 @@ class TestArguments:
         (tmp_path / "settings.json").write_text('{"method": "words", "num_branches": 2}', encoding="utf-8")
         text = f"pretrained={folders[0]},assistants={folders[1]},adafuse_config={tmp_path / 'settings.json'},mean=root"
         lm = get_model("adafuse").create_from_arg_string(text + ",model_weights=2+1", {"batch_size": "2"})
-        assert isinstance(lm, AdaFuseLM) and len(lm.participants) == 2
+        assert isinstance(lm, AdaFuseLM) and len(lm.handles) == 2
         assert lm.config == AdaFuseConfig(
             method="words", method_options={"mean": "root"}, num_branches=2, model_weights=(2, 1)
         )

@@ -11,7 +11,7 @@ from support.stand_in import StandIn, serving
 from hf_adafuse import AdaFuseConfig, ServedModel
 from hf_adafuse.lab.evaluation.language_model import AdaFuseLM
 from hf_adafuse.lab.evaluation.text_readings import read
-from hf_adafuse.members.participants import Participant
+from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.trees.model_call import ModelCall
 
 CONFIGS = {"span": AdaFuseConfig(), "robust": AdaFuseConfig.robust()}
@@ -57,9 +57,9 @@ def test_what_a_served_member_would_write_itself_is_known():
     other = [*more[:-1], more[-1] + 1]
     with serving(StandIn(model, tokenizer)) as url:
         served = ServedModel(url, tokenizer=tokenizer, eos_token_id=model.generation_config.eos_token_id)
-        participant = Participant("the main model", served, tokenizer)
+        handle = ModelHandle("the main model", served, tokenizer)
         pairs = [(ids, more), (ids, other), (ids, [])]
-        assert [one.is_greedy for one in read(participant, ModelCall(served), pairs)] == [True, False, True]
+        assert [one.is_greedy for one in read(handle, ModelCall(served), pairs)] == [True, False, True]
 
 
 def test_a_context_that_is_too_long_loses_its_beginning():

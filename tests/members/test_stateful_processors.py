@@ -16,7 +16,15 @@ from support.hosts import ensemble, new_ids
 from transformers import generation as host
 
 import hf_adafuse
-from hf_adafuse.members.histories import PER_ROW, WITH_STATE, ForkError, History, LiveCopy, has_history, is_per_row
+from hf_adafuse.members.stateful_processors import (
+    PER_ROW,
+    WITH_STATE,
+    CopyError,
+    LiveCopy,
+    StatefulProcessor,
+    is_per_row,
+    is_stateful,
+)
 
 # transformers' own that set something in a call, but nothing that a later call reads.
 SET_AND_FORGET = {
@@ -69,7 +77,7 @@ def of_remote_code():
     ],
 )
 def test_functions_of_the_ids(thing):
-    assert not has_history(thing)
+    assert not is_stateful(thing)
 
 
 class Undeclared(Declared):
@@ -77,19 +85,19 @@ class Undeclared(Declared):
 
 
 @pytest.mark.parametrize("thing", [Plain(), OfAUser(2), of_remote_code(), Undeclared()])
-def test_any_other_object_has_a_history(thing):
-    assert has_history(thing) and not is_per_row(thing)
+def test_any_other_object_has_a_state(thing):
+    assert is_stateful(thing) and not is_per_row(thing)
 
 
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_transformers_own_that_remember(name):
-    assert has_history(object.__new__(getattr(host.logits_process, name)))
+    assert is_stateful(object.__new__(getattr(host.logits_process, name)))
 
 
 @pytest.mark.parametrize("name", PER_ROW)
 def test_transformers_own_that_may_be_made_for_a_batch(name):
     thing = object.__new__(getattr(host.logits_process, name))
-    assert is_per_row(thing) and not has_history(thing)
+    assert is_per_row(thing) and not is_stateful(thing)
 
 
 def test_functions_may_be_made_for_a_batch_and_declared_objects_are_not():
@@ -112,10 +120,10 @@ def test_no_other_of_transformers_own_sets_anything_in_a_call():
 
 def test_the_packages_own_are_functions_of_the_ids():
     for name in ("BranchLogitsProcessor", "WordBoundaryCriteria", "MarginCriteria"):
-        assert not has_history(object.__new__(getattr(hf_adafuse, name)))
+        assert not is_stateful(object.__new__(getattr(hf_adafuse, name)))
 
 
-# 2. Histories
+# 2. Stateful processors
 
 
 class Recorder:
@@ -149,21 +157,21 @@ def text(*ids):
     return torch.tensor([ids]), torch.full((1, 2), float(sum(ids)))
 
 
-def called(history):
-    """The calls that a history's object has seen."""
-    return [ids[0] for ids, _ in history._processor.calls]
+def called(stateful):
+    """The calls that a stateful processor's object has seen."""
+    return [ids[0] for ids, _ in stateful._processor.calls]
 
 
 @pytest.mark.parametrize("cls", [Recorder, FirstCall])
 def test_branches_go_on_from_what_they_have_in_common(cls):
     original = cls()
-    start = History(original)
+    start = StatefulProcessor(original)
     one, scores = start.after(*text(5))
     assert scores.tolist() == [[1, 1]]
     ends = [one.after(*text(5, last))[0] for last in (6, 7)]
     longer = [end.after(*text(5, last, 8)) for end, last in zip(ends, (6, 7), strict=True)]
     assert [called(end) for end in ends] == [[[5], [5, 6]], [[5], [5, 7]]]
-    assert [called(history) for history, _ in longer] == [[[5], [5, 6], [5, 6, 8]], [[5], [5, 7], [5, 7, 8]]]
+    assert [called(stateful) for stateful, _ in longer] == [[[5], [5, 6], [5, 6, 8]], [[5], [5, 7], [5, 7, 8]]]
     assert all(scores.tolist() == [[3, 3]] for _, scores in longer)
     assert called(one) == [[5]] and called(start) == [] and original.calls == []
     # Each call, be it the second time, has the scores that it had, whatever was written into them.
@@ -171,18 +179,18 @@ def test_branches_go_on_from_what_they_have_in_common(cls):
 
 
 def test_scores_are_not_kept_where_copies_are_possible():
-    one, _ = History(Recorder()).after(*text(5))
+    one, _ = StatefulProcessor(Recorder()).after(*text(5))
     assert one._calls is None
-    replayed, _ = History(FirstCall()).after(*text(5))
+    replayed, _ = StatefulProcessor(FirstCall()).after(*text(5))
     assert len(replayed._calls) == 1
 
 
 def test_what_can_no_longer_be_copied_says_so():
-    history = History(ThirdCall())
+    stateful = StatefulProcessor(ThirdCall())
     for ids in ((5,), (5, 6), (5, 6, 7)):
-        history, _ = history.after(*text(*ids))
-    with pytest.raises(ForkError, match=r"cannot be copied any more .TypeError: .*generator"):
-        history.after(*text(5, 6, 7, 8))
+        stateful, _ = stateful.after(*text(*ids))
+    with pytest.raises(CopyError, match=r"cannot be copied any more .TypeError: .*generator"):
+        stateful.after(*text(5, 6, 7, 8))
 
 
 # 3. Copies that follow their original

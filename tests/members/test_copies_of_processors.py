@@ -22,8 +22,7 @@ from support.calls import arguments, assert_refused, inputs_of
 from support.hosts import ensemble
 from support.tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse.members.forks import check_forks, fork
-from hf_adafuse.members.histories import History
+from hf_adafuse.members.stateful_processors import StatefulProcessor, check_copyable, fork
 
 BYTES = TOKENIZERS["byte_level"]()
 
@@ -206,19 +205,19 @@ def test_guides_of_outlines_do_not_copy_their_index():
     words = {f"w{number}": [number + 1] for number in range(5000)}
     index = outlines_core.Index(r"(w[0-9]{1,4}){1,50}", outlines_core.Vocabulary(0, words))
     seconds = min(timeit.repeat(lambda: copy.deepcopy(outlines_core.Guide(index)), number=1, repeat=3))
-    history, ids, scores = History(Guided(index)), torch.tensor([[7], [8]]), torch.zeros(2, 4)
+    stateful, ids, scores = StatefulProcessor(Guided(index)), torch.tensor([[7], [8]]), torch.zeros(2, 4)
     start = time.perf_counter()
     for number in range(20):
-        history, _ = history.after(ids, scores)
-        other, _ = history.after(torch.cat([ids, torch.tensor([[11], [12]])], dim=1), scores)  # a branch
+        stateful, _ = stateful.after(ids, scores)
+        other, _ = stateful.after(torch.cat([ids, torch.tensor([[11], [12]])], dim=1), scores)  # a branch
         ids = torch.cat([ids, torch.tensor([[number + 1], [2 * number + 1]])], dim=1)
-        states = [processor.seen for processor in (history._processor, other._processor)]
+        states = [processor.seen for processor in (stateful._processor, other._processor)]
         assert states[1][:-1] == states[0] and len(states[0]) == number + 1
     assert time.perf_counter() - start < 40 * seconds, "40 calls in a batch of two"
     expected = Guided(index)
     for length in range(1, 21):
         expected(ids[:, :length], scores)
-    assert history._processor.seen == expected.seen
+    assert stateful._processor.seen == expected.seen
 
 
 def test_guides_whose_way_is_not_known_are_copied():
@@ -243,8 +242,8 @@ class WithFile:
 def test_what_cannot_be_copied_is_refused():
     thing = WithFile()
     with thing.file, pytest.raises(ValueError, match=r"`logits_processor` must be .* a WithFile cannot .TypeError"):
-        check_forks([Holder(), thing], "logits_processor")
-    check_forks([Holder(), compiled()], "logits_processor")
+        check_copyable([Holder(), thing], "logits_processor")
+    check_copyable([Holder(), compiled()], "logits_processor")
 
 
 @pytest.mark.parametrize("argument", ["logits_processor", "assistant_logits_processor", "stopping_criteria"])

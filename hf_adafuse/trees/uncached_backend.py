@@ -1,4 +1,4 @@
-"""Trees of models that know neither 4-D masks nor a cache: they read whole sequences again each time, which is slow."""
+"""Token trees of models that take neither a 4-D mask nor a cache: every pass reads whole sequences again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model_call import ModelCall
 from .nodes import Node, leaves_of, missing_nodes
 
 
-class ReencodeBackend(Backend):
+class UncachedBackend(Backend):
     """The trees of a batch of prompts under a model that remembers nothing; see [`Backend`] for the arguments."""
 
     keeps_keys = can_prefetch = False

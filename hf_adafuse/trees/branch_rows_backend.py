@@ -1,8 +1,8 @@
-"""Trees of attention models that take no 4-D mask (flash-attention, ALiBi): each branch is a row of a batch that reads
-a copy of its prefix's keys. The `rows` backend.
+"""Branch rows, for attention models that take no 4-D mask (flash-attention, ALiBi): each branch is a row of the batch,
+which reads a copy of its prefix's keys.
 
-The keys and values of all nodes are kept once, in columns, as in a packed tree. A forward pass gathers for each new
-chain the columns above it, padded on the left, and reads the chain, padded on the right; the new keys go back into
+The keys and values of all nodes are kept once, in columns, as under tree attention. For each new chain of nodes a pass
+gathers the columns above it, padded on the left, and reads the chain, padded on the right. The new keys go back into
 columns.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 import torch
 
 from .backend import to_device
-from .column_backend import ColumnBackend
 from .kv_cache import make_cache
+from .kv_cache_backend import KVCacheBackend
 from .nodes import Node, leaves_of, missing_nodes
 
 _ROW = 0  # all prompts share one row of the cache: each pass gathers what it reads
 
 
-class RowsBackend(ColumnBackend):
+class BranchRowsBackend(KVCacheBackend):
     """The trees of a batch of prompts under an attention model; see [`Backend`] for the arguments."""
 
     @property

@@ -1,4 +1,4 @@
-"""Trees of models that take a 4-D mask: one forward pass holds them packed.
+"""Tree attention, for models that take a 4-D mask: one forward pass holds all branches of all prompts.
 
 A pass holds the missing nodes of every prompt: `position_ids` are depths, and the mask lets a node see its prompt's
 prefix and its own ancestors. Passes of a compiled model are filled up to few shapes (`static_shapes`).
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from .backend import to_device
-from .column_backend import ColumnBackend
+from .kv_cache_backend import KVCacheBackend
 from .nodes import Node, missing_nodes
 from .pass_policy import policy_for
 from .static_shapes import memory_of, static_size
 from .tree_mask import MaskMaker
 
 
-class PackedBackend(ColumnBackend):
-    """Trees of models that take a 4-D mask: one forward pass holds them packed."""
+class TreeAttentionBackend(KVCacheBackend):
+    """Token trees under a 4-D mask: all branches of a prompt are in one row of a pass; see [`Backend`]."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
@@ -107,7 +107,7 @@ class PackedBackend(ColumnBackend):
         is_full = self._is_filled and 2 * len(self.active) > self.columns.num_rows > 1
         return not is_full and super()._is_sparse()
 
-    def _take_in(self, newcomers: ColumnBackend) -> None:
+    def _take_in(self, newcomers: KVCacheBackend) -> None:
         super()._take_in(newcomers)
         self._masks.forget()
 

@@ -1,13 +1,15 @@
-"""Trees whose keys and values are kept once, in the columns of one cache: what the backends `packed` and `rows` share.
+"""Token trees whose keys and values are kept once, in the columns of one KV cache. `tree-attention` and `branch-rows`
+share this.
 
-What was committed is never run again; what hangs below it stays. Prompts share one row of the cache, so that no pass
-runs filler, until there is so much text that attention to the columns of other prompts costs more (`pass_policy`); then
-each has a row of its own. What all prompts begin with is read once; in one row it is there once, too.
+Committed tokens are never run again, and nodes below them stay. Prompts share one row of the cache, so that no pass
+reads padding, until attention to the columns of other prompts costs more (`pass_policy`). From then on each prompt has
+a row of its own. A prefix that all prompts share is read once, and in one shared row it is stored once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,8 +29,8 @@ from .tree_cache import TreeCache
 _MOST_PROMPT_LOGITS = 2**26
 
 
-class ColumnBackend(Backend):
-    """Trees whose keys and values are kept once, in the columns of one cache; see [`Backend`] for the arguments."""
+class KVCacheBackend(Backend):
+    """Token trees with one KV cache; see [`Backend`] for the arguments."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
@@ -52,14 +54,15 @@ class ColumnBackend(Backend):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         self._can_share = can_share = can_share and cache is None  # what a caller's cache holds is not all read here
         shared = self._shared_prefix(prompts, with_log_probs) if can_share else None
-        if shared is not None:
-            cache = _left_padded(shared, pads)
         start = cache[0][0].shape[2] if cache else 0
+        if shared is not None:
+            # The logits after the last shared token are needed where the log-probabilities of what follows are.
+            start = len(shared.ids) - (shared.log_probs is not None)
         self._plant(prompts)
         num_shared = 0 if shared is None else len(shared.ids)
         self.columns = KVSlots(len(prompts), num_shared)
         self.cache = TreeCache(len(prompts))
-        self.cache.fill(cache or [])
+        self.cache.fill(_left_padded(shared, pads, start) if shared is not None and start else cache or [], width)
         for row, (prompt_index, pad) in enumerate(zip(self.active, pads, strict=True)):
             taken = self.columns.take(row, width)
             self.columns.add_prompt(prompt_index, row, taken[pad:])
@@ -78,7 +81,7 @@ class ColumnBackend(Backend):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
 
-    def _take_in(self, newcomers: ColumnBackend) -> None:
+    def _take_in(self, newcomers: KVCacheBackend) -> None:
         if not self.active:
             self.columns = newcomers.columns
             self.cache = newcomers.cache
@@ -174,7 +177,7 @@ class ColumnBackend(Backend):
         return logits
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
-        """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
+        """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         tree = self.trees[prompt_index]
         settled = tree.commit(path)
         self.columns.promote(prompt_index, settled, tree.unsettled())
@@ -185,7 +188,7 @@ class ColumnBackend(Backend):
         return list(self.cache.gather([[(row, column) for column in self.columns.prefix[prompt_index]]]))
 
     def drop(self, finished: set[int]) -> None:
-        """These prompts need no more passes and cost nothing from here on."""
+        """Free the columns of these finished prompts."""
         leaving = finished.intersection(self.active)
         if not leaving:
             return
@@ -242,12 +245,10 @@ def _first_columns(layers: KeysValues, number: int) -> KeysValues:
     return [(keys[:, :, :number], values[:, :, :number]) for keys, values in layers]
 
 
-def _left_padded(shared: SharedPrefix, pads: list[int]) -> KeysValues:
+def _left_padded(shared: SharedPrefix, pads: list[int], start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """
-    The shared keys and values in the first columns of the left-padded prompts, up to where the first own token is: in a
-    row with padding the last shared ones are read again, where padding would be.
+    The shared keys and values in the first `start` columns of the left-padded prompts, layer by layer. In a row with
+    padding the last shared tokens are read again, where padding would be.
     """
-    # The logits after the last shared token are needed where the log-probabilities of what follows are.
-    start = len(shared.ids) - (shared.log_probs is not None)
     rows = [_first_columns(shared.memory, max(0, start - pad)) for pad in pads]
-    return join_rows(rows, [min(pad, start) for pad in pads], start) if start else []
+    return join_rows(rows, [min(pad, start) for pad in pads], start)

@@ -1,8 +1,8 @@
-"""Trees of models that remember by a state, wholly or in part (recurrent and hybrid models), or whose cache cannot be
-padded: a snapshot per node where chains of tokens end. The `tokenwise` backends.
+"""Token trees of recurrent and hybrid models, and of those whose cache cannot be padded: a snapshot of the model's
+state at each node where a chain of tokens ends.
 
-Sequences are never padded: chains that have read as many tokens go together in one forward pass. A node inside a chain
-has no snapshot; when something is to follow it, the model reads again from the nearest node above it that has one.
+Sequences are never padded: chains of equal length go together in one forward pass. A node inside a chain has no
+snapshot. To go on from there, the model reads again from the nearest node above that has one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Chain:
         return read
 
 
-class SnapshotBackend(Backend):
+class RecurrentBackend(Backend):
     """
     The trees of a batch of prompts under a model with any memory.
 

@@ -1,4 +1,6 @@
-"""Who takes part: a model with its tokenizer, checked, and the backend that suits it."""
+"""`ModelHandle`: a model with its tokenizer, checked, with the backend that suits it. A call makes a [`Member`] of
+each.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,9 @@ _WARNED_OF_DROPOUT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictio
 
 
 @dataclass(frozen=True)
-class Participant:
-    """A model with its tokenizer; `name` is how errors call it."""
+class ModelHandle:
+    """A model with its tokenizer, checked. `name` stands in errors, like `"the main model"` or `"assistant 1
+    (gpt2)"`."""
 
     name: str
     model: Any
@@ -54,7 +57,7 @@ class Participant:
 
     @property
     def shown_name(self) -> str:
-        """How traces call it: the name of the main model, which no error needs, is in brackets behind it."""
+        """The name in traces: that of errors, with the model's own name in brackets."""
         base = base_model(self.model)
         return self.name if "(" in self.name else f"{self.name} ({_shown(base)})"
 
@@ -68,33 +71,34 @@ class Participant:
 
     @property
     def trained_length(self) -> int | None:
-        """For measuring: longer texts are cut, as other harnesses cut them."""
+        """The most tokens in the model's training texts. The lab cuts longer texts, as other harnesses do."""
         return trained_length(self.model.config.get_text_config())
 
     @property
     def is_local(self) -> bool:
-        """As of [`is_local`]."""
+        """Whether the model runs in this process; see [`is_local`]."""
         return is_local(self.model)
 
     @property
     def most_top(self) -> int | None:
-        """How many of the most likely tokens it can tell; `None`: all."""
+        """How many of the most likely tokens a server can return; `None` for a local model, which has them all."""
         return None if self.is_local else base_model(self.model).api.most_top
 
     @property
     def frequency_switch(self) -> int | None:
-        """As of `model_call`, where its context goes beyond it."""
+        """The length at which a LongRoPE model changes its rotary frequencies, where its context goes beyond; see
+        `model_call`."""
         switch = frequency_switch(self.model.config.get_text_config())
         return None if switch is None or switch >= (self.max_length or math.inf) else switch
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs go."""
+        """The device of the model's inputs."""
         return device_of(self.model)
 
     def choose_backend(self) -> str:
         """
-        The name of the backend that runs its trees, by a self-test the first time.
+        The name of the backend that runs the model's token trees. The first time a self-test chooses it.
 
         Raises:
             ValueError: no backend does.
@@ -107,7 +111,7 @@ class Participant:
             backend = choose_backend(base, self.device)
         except SelfTestError as error:
             raise self.unfit(str(error)) from error
-        if backend == "reencode" and base not in _WARNED:
+        if backend == "uncached" and base not in _WARNED:
             _WARNED[base] = True
             warnings.warn(
                 f"{self.name} ({type(self.model).__name__}) works with neither a 4-D mask nor a cache: it reads the "
@@ -126,11 +130,9 @@ class Participant:
         return backend
 
     def warn_of_foreign_tokenizer(self) -> None:
-        """
-        Warn, before the prompts are read, of a model and a tokenizer that do not seem to belong together: they were
-        loaded by two names, and the model finds a plain English text less likely than random tokens. One forward pass
-        of some thirty tokens, once for each such pair.
-        """
+        """Warn of a model and a tokenizer that do not seem to belong together: they have different names, and the model
+        finds a plain English text less likely than random tokens. This takes one forward pass of some thirty tokens,
+        once for each pair."""
         base = base_model(self.model)
         if not self.is_local or not self._may_be_foreign(base):
             return
@@ -151,7 +153,7 @@ class Participant:
 
     def check_mode(self) -> None:
         """
-        Refuse a model that, as it is now, keeps no cache.
+        Refuse a model in a mode in which it keeps no cache.
 
         Raises:
             ValueError: gradient checkpointing is on.
@@ -171,14 +173,14 @@ class Participant:
         )
 
     def context(self, prompts: list[list[int]]) -> tuple[int | None, str]:
-        """The most tokens that it reads after these prompts, and of what that is the length."""
+        """The most tokens that the model can read after these prompts, and the name of that limit."""
         switch = self.frequency_switch
         if switch is not None and max(map(len, prompts)) <= switch:
             return switch, "the rotary frequencies for short texts"
         return self.max_length, "the context"
 
     def make_member(self, backend: str, eos_ids: Iterable[int], prompts: list[list[int]]) -> Member:
-        """A member of one call, whose trees are run by a backend of this name."""
+        """A [`Member`] for one call, whose token trees the backend of this name runs."""
         max_length, limit = self.context(prompts)
         made: Any = BACKENDS[backend] if self.is_local else ServedBackend
         return (LocalMember if self.is_local else ServedMember)(
@@ -193,14 +195,14 @@ class Participant:
         )
 
     def own_eos_ids(self) -> list[int]:
-        """An assistant's end-of-sequence ids: of its generation config, else of its tokenizer."""
+        """An assistant's end-of-sequence ids, from its generation config or its tokenizer."""
         eos = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
     def check(self) -> None:
         """
-        Refuse what is not a causal language model that answers to token ids.
+        Refuse anything but a decoder-only language model that takes token ids alone.
 
         Raises:
             ValueError: it is none.
@@ -230,19 +232,20 @@ class Participant:
 
 
 def is_local(model: Any) -> bool:
-    """Whether a model runs in this process; of one behind a server, log-probabilities are known in part, and no logits
-    processor acts on it."""
+    """Whether a model runs in this process. A server returns log-probabilities of some tokens only, and no logits
+    processor acts there."""
     return not isinstance(base_model(model), ServedModel)
 
 
 def servers_of(model: Any) -> frozenset[str]:
-    """The address of the server behind which a model is; empty where it runs in this process."""
+    """The address of the server of a model; empty where the model runs in this process."""
     base = base_model(model)
     return frozenset({base.api.connection.url} if isinstance(base, ServedModel) else ())
 
 
 def inner_model_hint(model: Any) -> str | None:
-    """What to pass in place of a model that is wrapped to be trained or compiled; `None` where it is not."""
+    """What to pass instead of a model that a wrapper for training or compiling holds; `None` where there is no
+    wrapper."""
     names = [name for name in INNER_MODELS if isinstance(getattr(model, name, None), PreTrainedModel)]
     return f"Pass the model inside it: its `.{names[0]}`." if names else None
 
@@ -261,7 +264,7 @@ def _shown(one: Any) -> str:
 
 
 def assistant_name(index: int, model: Any) -> str:
-    """How errors and traces call an assistant."""
+    """The name of an assistant in errors and traces: `"assistant 1 (gpt2)"`."""
     known = _shown(base_model(model))
     adapter = f", adapter {model.adapter!r}" if isinstance(model, AdaptedModel) else ""
     return f"assistant {index + 1} ({known}{adapter})"

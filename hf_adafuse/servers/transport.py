@@ -1,5 +1,7 @@
-"""Requests to one server: where it is, the key, and what is done about answers that do not come. Every request can be
-asked again without harm: it changes nothing but the server's cache.
+"""Requests to one server: how long an answer is waited for, which requests may be under way at the same time, and what
+is done about answers that do not come.
+
+Every request can be asked again without harm: it changes nothing but the server's cache.
 """
 
 from __future__ import annotations
@@ -12,16 +14,103 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from .addresses import checked_url, seconds_of, without_key
 from .daemon_threads import begin, server_wait
 from .queries import BadAnswer, ServerError, SpoiltAnswer
-from .retry_policy import PATIENCE, RetryPolicy
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """
+    How long a server is waited for, and how often it is asked again.
+
+    Args:
+        timeout (`float`): seconds without a byte after which an attempt is given up.
+        deadline (`float`): seconds for a request with all its attempts. A server that is away or busy is asked again
+            until then, but for the first question that it is asked.
+        retries (`int`): attempts after answers that cannot be right, and after a first question without an answer.
+    """
+
+    timeout: float = 60.0
+    deadline: float = 300.0
+    retries: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "deadline"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ValueError(f"`{name}` must be a number of seconds above 0, but is {value!r}. Leave it out.")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise ValueError(f"`retries` must be a whole number of at least 0, but is {self.retries!r}. Leave it out.")
+
+
+# As long as is waited where nothing else is said.
+DEFAULT_RETRY_POLICY = RetryPolicy()
+
+# Whether requests, each by what a kind of server says of it, may be under way together; of one alone nobody asks.
+Rule = Callable[[Sequence[Any]], bool]
+
+
+class RequestGate:
+    """
+    Lets requests to one server run at the same time where the server's rule allows it. Requests are let in by the time
+    of their coming: a later one overtakes only where both may run together.
+
+    Args:
+        go_together (`Rule`)
+    """
+
+    def __init__(self, go_together: Rule) -> None:
+        self._go_together = go_together
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[Any, object]] = []  # what they are and who, in the order of their coming
+        self._inside: list[tuple[Any, object]] = []
+
+    @contextmanager
+    def passing(self, what: Any, end: float) -> Iterator[None]:
+        """Wait until this request may run beside all that are running. Raises `ServerError` where that takes longer
+        than until `end` (by `time.monotonic()`)."""
+        me = (what, object())
+        try:
+            with self._changed:
+                self._waiting.append(me)
+                self._let_in()
+                if not self._changed.wait_for(lambda: me in self._inside, end - time.monotonic()):
+                    raise ServerError("other requests have kept the server busy until the deadline")
+            yield
+        finally:
+            with self._changed:
+                (self._inside if me in self._inside else self._waiting).remove(me)
+                self._let_in()
+
+    def _let_in(self) -> None:
+        """Who has waited longest, where it may, and with it all that may then."""
+        if self._waiting and self._may_enter(self._waiting[0]):
+            for one in list(self._waiting):
+                if self._may_enter(one):
+                    self._waiting.remove(one)
+                    self._inside.append(one)
+            self._changed.notify_all()
+
+    def _may_enter(self, one: tuple[Any, object]) -> bool:
+        return not self._inside or self._go_together([what for what, _ in [*self._inside, one]])
+
+
+# Several objects may ask one server; in a forked process nobody comes out again.
+_GATES: dict[tuple[int, str, Rule], RequestGate] = {}
+
+
+def request_gate(url: str, go_together: Rule) -> RequestGate:
+    """The gate of a server, one for all of this process that ask it by this rule. The rule must be hashable."""
+    return _GATES.setdefault((os.getpid(), url, go_together), RequestGate(go_together))
+
 
 T = TypeVar("T")
 
@@ -38,12 +127,12 @@ Turn = Callable[[float], AbstractContextManager[None]]
 
 class Connection:
     """
-    A server, asked from any number of threads.
+    The connection to one server. Any number of threads may use it.
 
     Args:
         url (`str`): `http://host:port` or `https://...`.
         api_key_env (`str`, *optional*): the environment variable that holds the key; read at each request, not kept.
-        patience (`RetryPolicy`)
+        retry_policy (`RetryPolicy`)
         allow_http (`bool`): whether another host than this one may be asked without encryption.
 
     Raises:
@@ -52,11 +141,15 @@ class Connection:
     """
 
     def __init__(
-        self, url: str, api_key_env: str | None = None, patience: RetryPolicy = PATIENCE, allow_http: bool = False
+        self,
+        url: str,
+        api_key_env: str | None = None,
+        retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
+        allow_http: bool = False,
     ) -> None:
         self.url = checked_url(url, allow_http)
         self.api_key_env = api_key_env
-        self.patience = patience
+        self.retry_policy = retry_policy
         self._httpx = _httpx()
         self._client: Any = None
         self._lock = threading.Lock()
@@ -67,11 +160,12 @@ class Connection:
 
     @property
     def idle_seconds(self) -> float:
-        """Since it has answered last."""
+        """The seconds since the server last answered."""
         return time.monotonic() - self._last_answer
 
     def get(self, path: str, read: Callable[[Any], T]) -> T:
-        """As [`post`], of what needs no body; asked first of all, so that a server that is not there is soon missed."""
+        """A GET request, retried as in [`post`]. It is the first question to a server, and gives up early where nothing
+        answers."""
         with server_wait():
             return self._ask("GET", path, lambda request_id: None, lambda answer, _: read(answer), is_patient=False)
 
@@ -84,7 +178,7 @@ class Connection:
         turn: Turn = lambda end: nullcontext(),
     ) -> T:
         """
-        Ask until there is an answer that can be read.
+        Send a POST request until there is an answer that can be read.
 
         Args:
             path (`str`), body (`dict`): of the request.
@@ -110,7 +204,7 @@ class Connection:
         is_patient: bool = True,
         turn: Turn = lambda end: nullcontext(),
     ) -> T:
-        end, reason, pause, num_left = time.monotonic() + self.patience.deadline, "", 0.0, self.patience.retries
+        end, reason, pause, num_left = time.monotonic() + self.retry_policy.deadline, "", 0.0, self.retry_policy.retries
         for number in itertools.count():
             time.sleep(pause)
             self.num_retries += number > 0
@@ -136,14 +230,14 @@ class Connection:
                 break
             if left <= pause:
                 asked = f" while it asks for {wait:g} s" if wait > max(left, 0.0) else ""
-                reason += f"; the deadline of {self.patience.deadline:g} s is over{asked}"
+                reason += f"; the deadline of {self.retry_policy.deadline:g} s is over{asked}"
                 break
         message = f"the server at {self.url} gives no answer to {path}: {reason}"
         # The first question is whether it is there: asked again, it would not answer either.
         raise ServerError(message, is_away=is_silent and not (is_patient and self._answers_anything()))
 
     def _answers_anything(self) -> bool:
-        end = time.monotonic() + min(self.patience.timeout, self.patience.deadline, _SHORT)
+        end = time.monotonic() + min(self.retry_policy.timeout, self.retry_policy.deadline, _SHORT)
         try:
             with suppress(BadAnswer):
                 _until(end - _GRACE, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))
@@ -159,7 +253,7 @@ class Connection:
             _Away: there is none yet.
             ServerError: there will be none.
         """
-        key, timeout = self._key(), min(self.patience.timeout, max(end - time.monotonic(), 0.001))
+        key, timeout = self._key(), min(self.retry_policy.timeout, max(end - time.monotonic(), 0.001))
         headers = {"X-Request-Id": request_id} | ({"Authorization": f"Bearer {key}"} if key else {})
         content = bytearray()
         try:
@@ -192,7 +286,7 @@ class Connection:
             raise BadAnswer("what it sends is no JSON") from None
 
     def count_absence(self) -> None:
-        """It may have been started anew: it has not answered, or has not been asked for long."""
+        """Note that the server may have been restarted: it did not answer, or was not asked for long."""
         with self._lock:
             self.num_absences += 1
 
@@ -221,7 +315,7 @@ class Connection:
         return self
 
     def __reduce__(self) -> Any:
-        return type(self), (self.url, self.api_key_env, self.patience, True)
+        return type(self), (self.url, self.api_key_env, self.retry_policy, True)
 
 
 class _Away(Exception):

@@ -1,0 +1,76 @@
+"""A call that the engine decodes, and the running batch that it is decoded in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..call.plan import CallPlan
+from ..call.running_batch import RunningBatch
+from ..decoding.progress import Prompt
+
+# A batch that so many calls have joined takes no more, so that it comes to an end and what it has remembered is freed.
+MOST_CALLS = 256
+
+
+class Job:
+    """
+    A call to decode. The engine's thread calls its methods between passes.
+
+    Args:
+        plan (`CallPlan`): of one prompt.
+        client (`str`): who waits for it.
+    """
+
+    def __init__(self, plan: CallPlan, client: str = "") -> None:
+        self.plan = plan
+        self.client = client
+        self.is_cancelled = False
+        self._streams = copy.deepcopy(plan.streams)  # random numbers are used up
+
+    def on_rounds(self, prompt: Prompt) -> None:
+        """A round has been committed."""
+
+    def on_end(self, rounds: Any) -> None:
+        """The text has ended."""
+
+    def on_error(self, error: Exception) -> None:
+        """The call has failed, and no more text comes."""
+
+    def restart(self) -> None:
+        """Prepare to be decoded again from the beginning."""
+        self.plan = replace(self.plan, streams=copy.deepcopy(self._streams))
+
+
+class JobBatch:
+    """A running batch, and its jobs by number."""
+
+    def __init__(self, job: Job, is_alone: bool, on_leave: Callable[[Job], None]) -> None:
+        self.jobs: dict[int, Job] = {0: job}
+        self.is_alone = is_alone
+        self._on_leave = on_leave
+        self.batch = RunningBatch(job.plan, self._on_rounds, self._on_end)
+
+    def takes(self, plan: CallPlan) -> bool:
+        return not self.is_alone and self.batch.num_calls < MOST_CALLS and self.batch.takes(plan)
+
+    def add(self, job: Job) -> None:
+        self.jobs[self.batch.add(job.plan)] = job
+
+    def cancel(self, job: Job) -> bool:
+        number = next(number for number, one in self.jobs.items() if one is job)
+        if not self.batch.leave(number):
+            return False
+        del self.jobs[number]
+        return True
+
+    def _on_rounds(self, number: int) -> None:
+        if number in self.jobs:
+            self.jobs[number].on_rounds(self.batch.prompt(number))
+
+    def _on_end(self, number: int, rounds: Any) -> None:
+        job = self.jobs.pop(number)
+        self._on_leave(job)
+        job.on_end(rounds)

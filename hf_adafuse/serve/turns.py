@@ -1,0 +1,96 @@
+"""Turns between two passes of the engine: in each a member thinks for a call, or another engine runs a pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+
+class StoppedError(Exception):
+    """The engine stops before the call has ended."""
+
+
+class CancelledError(Exception):
+    """Nobody waits for this call any more."""
+
+
+class TurnGiver(Protocol):
+    """What gives turns: the engine."""
+
+    def add_turns(self, turns: Turns) -> None: ...
+    def remove_turns(self, turns: Turns) -> None: ...
+
+
+class Turns:
+    """
+    The turns in which members think for one call, or another engine runs its passes, in a thread of its own: the engine
+    gives one between two passes, so that no two threads run the models at the same time. See
+    [`~hf_adafuse.members.thoughts.Pace`].
+
+    Args:
+        engine (`Engine`): gives the turns.
+
+    Attributes:
+        hold, resume (`Callable`): called in the thinking thread when a turn ends, and when the next one begins.
+        most_tokens (`int`, *optional*): of a prompt.
+    """
+
+    def __init__(self, engine: TurnGiver) -> None:
+        self.hold: Callable[[], None] = lambda: None
+        self.resume: Callable[[], None] = lambda: None
+        self.most_tokens: int | None = None
+        self._engine = engine
+        self._given = threading.Semaphore(0)
+        self._is_over = threading.Semaphore(0)
+        self._error: Exception | None = None
+
+    def begin(self, num_tokens: int) -> None:
+        """
+        Wait for the first turn. `num_tokens`: the length of the prompt.
+
+        Raises:
+            ValueError: it is too long.
+            CancelledError: as of `cancel`.
+            StoppedError: the engine stops.
+        """
+        if self.most_tokens is not None and num_tokens > self.most_tokens:
+            raise too_long("a member that thinks", num_tokens, self.most_tokens)
+        self.hold()
+        try:
+            self._engine.add_turns(self)
+        except StoppedError:
+            self.resume()
+            raise
+        self._wait()
+
+    def next(self) -> None:
+        """End this turn, and wait for the next one."""
+        self.hold()
+        self._is_over.release()
+        self._wait()
+
+    def end(self) -> None:
+        """Give the turns back: no more are needed."""
+        self._engine.remove_turns(self)
+        self._is_over.release()
+
+    def give(self) -> None:
+        """Let the other thread run one turn to its end. Called in the engine's thread."""
+        self._given.release()
+        self._is_over.acquire()
+
+    def cancel(self, error: Exception | None = None) -> None:
+        """Make the next `begin` or `next` raise an error."""
+        self._error = error or CancelledError()
+
+    def _wait(self) -> None:
+        self._given.acquire()
+        self.resume()
+        if self._error is not None:
+            raise self._error
+
+
+def too_long(member: str, number: int, most: int) -> ValueError:
+    """The error that says that a prompt is of too many tokens for a member."""
+    return ValueError(f"The prompt of {member} must be at most {most} tokens, but is {number} tokens. Shorten it.")
