@@ -109,7 +109,8 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
             Unprocessed logits, likewise.
         cache (`AdaFuseCache`, *optional*), called `past_key_values` before transformers 5.24:
             The main model's cache of `sequences[:, :-1]`, with which a later call goes on as one longer call would (but
-            for methods that read words anew, `unite` and `deepen`, where the text was cut inside a word); it
+            for methods that read words anew, `unite`, `deepen` and `safe`, where the text was cut inside a word, and
+            for `safe` where it was cut inside a draft); it
             carries the assistants' caches too. Where the main model keeps no keys it holds ids alone: a later AdaFuse
             call takes it, but reads the text again. `None` with `use_cache=False`, and where the model's `forward`
             takes no such argument (RWKV, GPT-1; Mamba before 5.24): then a later call reads the text anew for the

@@ -33,9 +33,11 @@ from .scheduler import Scheduler, nothing_likely
 from .scoring import span_nll
 from .selector import Selector, confidences_of
 from .strategies.drafting import DraftedText
+from .strategies.safe import SAFE
 from .strategies.strategy import ALONE, SpanStrategy
 from .strategies.token_strategy import TokenStrategy
 from .token_rounds import TokenRounds
+from .verified_rounds import VerifiedRounds
 from .word_sampler import WordSampler
 from .words import WordRule
 
@@ -210,7 +212,8 @@ class Decoder:
     def _decode_tokens(self, prompt: Prompt) -> Requests[None]:
         """The rounds of one prompt where tokens are fused."""
         strategy, weights = self.strategies[prompt.index], self._selector.trust(prompt).weights
-        rounds = TokenRounds(self.members, prompt, strategy, weights, self._committer)
+        kind = VerifiedRounds if isinstance(strategy, SAFE) else TokenRounds
+        rounds = kind(self.members, prompt, strategy, weights, self._committer)
         while self._has_room(prompt, rounds.node):
             yield from rounds.run_round()
         rounds.finish()

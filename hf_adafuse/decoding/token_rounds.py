@@ -62,7 +62,7 @@ class TokenRounds:
         return None if ids is None else member.path(self._prompt.index, ids)[-1]
 
     def run_round(self) -> Requests[None]:
-        """Commit what comes next; where the main model can say none of it, its own most likely token."""
+        """Ask the members for what comes next, and commit it."""
         distributions: list[Distribution | None] = [None] * len(self._members)
         for k, member in enumerate(self._members):
             node = self.node(k)
@@ -72,6 +72,10 @@ class TokenRounds:
                 yield ForwardRequest(k, missing)
             distributions[k] = Distribution(member, node.reading)
             member.num_proposals += 1
+        yield from self._fuse(distributions)
+
+    def _fuse(self, distributions: Sequence[Distribution | None]) -> Requests[None]:
+        """Commit what the method chooses; where the main model can say none of it, its own most likely token."""
         found = self._strategy.choose(distributions, self._weights)
         if not isinstance(found, list) or not all(isinstance(one, NextToken) for one in found):
             raise TypeError(

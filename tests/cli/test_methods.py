@@ -27,6 +27,8 @@ class Stored:
 def test_a_method_with_its_options():
     config = adafuse_config(parsed("--method", "unite", "--option", "top_k=3", "--option", "zero_repeated=true"))
     assert config == AdaFuseConfig(method="unite", method_options={"top_k": 3, "zero_repeated": True})
+    config = adafuse_config(parsed("--method", "safe", "--option", "num_tokens=3", "--option", "ensemble=gac"))
+    assert config.method_options == {"num_tokens": 3, "ensemble": "gac"}
     config = adafuse_config(parsed("--method", "majority", "--option", r"pattern=\d+", "--weights", "2,1"))
     assert config.method_options == {"pattern": r"\d+"}
     assert config.model_weights == (2.0, 1.0)
@@ -61,6 +63,7 @@ def test_flags_of_settings_give_them_back(values):
         (["--method", "majority", "--option", "pattern=("], "`pattern` must be"),
         (["--method", "sweetspan", "--option", "num_words=0"], "`num_words` must be"),
         (["--method", "gac", "--option", "threshold=2"], "`threshold` must be"),
+        (["--method", "safe", "--option", "sharpening=softmax"], "`sharpening` must be"),
         (["--method", "specfuse", "--option", "score=votes"], "`score` must be"),
     ],
     ids=" ".join,

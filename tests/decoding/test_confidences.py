@@ -88,7 +88,9 @@ def test_members_that_differ_each_count_with_their_own_probability():
     assert num_checked >= 3
 
 
-@pytest.mark.parametrize("method", ["unite", "gac", "deepen", "specfuse", "sweetspan", "cool-fusion", "majority"])
+@pytest.mark.parametrize(
+    "method", ["unite", "gac", "deepen", "safe", "specfuse", "sweetspan", "cool-fusion", "majority"]
+)
 def test_every_method_says_how_sure_it_is(method):
     case = ensemble("llama/byte_level/0", "qwen3/sentencepiece/1", n=8)
     case.config = AdaFuseConfig(method=method, max_word_tokens=4)

@@ -94,6 +94,7 @@ def generate(known, dtype=torch.float32, config=True, architecture="llama", prom
         (4, dict(config=dict(exploration="beam", max_word_tokens=6))),
         (4, dict(config=dict(method="majority"))),
         (4, dict(config=dict(method="gac"))),
+        (4, dict(config=dict(method="safe"))),
         (4, dict(config=dict(method="specfuse"))),
         (4, dict(do_sample=True)),
         (4, dict(max_batch_size=2)),

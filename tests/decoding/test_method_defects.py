@@ -188,7 +188,7 @@ def test_what_a_method_of_ones_own_gives_is_checked(base, needed, given, monkeyp
         case_of("wrong").fast()
 
 
-@pytest.mark.parametrize("method", ["unite", "gac", "deepen"])
+@pytest.mark.parametrize("method", ["unite", "gac", "deepen", "safe"])
 def test_a_method_over_tokens_has_no_unit_of_the_nll(method):
     with pytest.raises(ValueError, match=f"`nll_normalization` must be 'token' with method '{method}', .+ is 'byte'"):
         make_strategy(AdaFuseConfig(method=method, nll_normalization="byte"))

@@ -258,6 +258,7 @@ RULES = {
     "words": {"method": "words", "part": "distinct", "model_weights": (0.3, 0.7)},
     "unite": {"method": "unite"},
     "gac": {"method": "gac"},
+    "safe": {"method": "safe"},
     "sweetspan": {"method": "sweetspan"},
     "cool-fusion": {"method": "cool-fusion"},
     "specfuse": {"method": "specfuse", "learning_rate": 0.5},

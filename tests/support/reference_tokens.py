@@ -42,10 +42,12 @@ def cut_character(data):
 
 def write(m, data):
     """The ids of bytes as a continuation; `None` where the beginning of a character has no tokens."""
-    whole, rest = cut_character(data)
-    ids = list(m.encode(whole.decode(errors="replace"))[0]) if whole else []
-    single = [token_of(m, rest[i : i + 1]) for i in range(len(rest))]
-    return None if None in single else ids + single
+    if ("written", data) not in m.memory:
+        whole, rest = cut_character(data)
+        ids = list(m.encode(whole.decode(errors="replace"))[0]) if whole else []
+        single = [token_of(m, rest[i : i + 1]) for i in range(len(rest))]
+        m.memory["written", data] = None if None in single else ids + single
+    return m.memory["written", data]
 
 
 def top(m, ids, count):
@@ -227,16 +229,21 @@ def decode_by_tokens(members, prompts, config, max_new_tokens):
         if data is None:
             return [*new, best_eos(members[0], contexts[0])]
         new += ids
-        said = b"".join(members[0].token_bytes(token) for token in ids)
-        for k, m in enumerate(members):
-            if k == 0 or m.tokenizer is members[0].tokenizer:
-                settled[k] = settled[k] + ids
-                continue
-            is_apart = tails[k].strip() and (said[:1].isspace() or tails[k][-1:].isspace())
-            is_long = bool(tails[k]) and len(write(m, tails[k]) or []) >= config.max_word_tokens
-            if (is_apart or is_long) and not cut_character(tails[k])[1]:
-                settled[k], tails[k] = settled[k] + write(m, tails[k]), b""
-            tails[k] += said
-            if not method.retokenizes and not cut_character(tails[k])[1]:
-                settled[k], tails[k] = settled[k] + write(m, tails[k]), b""
+        follow(members, settled, tails, ids, method, config)
     return new[:max_new_tokens]
+
+
+def follow(members, settled, tails, ids, method, config):
+    """Every member takes committed ids of the main model."""
+    said = b"".join(members[0].token_bytes(token) for token in ids)
+    for k, m in enumerate(members):
+        if k == 0 or m.tokenizer is members[0].tokenizer:
+            settled[k] = settled[k] + ids
+            continue
+        is_apart = tails[k].strip() and (said[:1].isspace() or tails[k][-1:].isspace())
+        is_long = bool(tails[k]) and len(write(m, tails[k]) or []) >= config.max_word_tokens
+        if (is_apart or is_long) and not cut_character(tails[k])[1]:
+            settled[k], tails[k] = settled[k] + write(m, tails[k]), b""
+        tails[k] += said
+        if not method.retokenizes and not cut_character(tails[k])[1]:
+            settled[k], tails[k] = settled[k] + write(m, tails[k]), b""

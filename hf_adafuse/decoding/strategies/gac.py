@@ -48,6 +48,12 @@ class GaC(TokenStrategy):
         return self.threshold is None or math.exp(main.reading.top_log_probs[0]) < self.threshold
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
+        return ranked(self.candidates(members, weights, _MOST_KEPT))
+
+    def candidates(
+        self, members: Sequence[Distribution | None], weights: Sequence[float], most: int = _MOST_TRIED
+    ) -> list[NextToken]:
+        """The best of the union that the main model can say, as of `choose`, in the order in which ties are broken."""
         main = members[0]
         assert main is not None  # it writes the text
         union = _union([None if member is None else member.vocabulary for member in members])
@@ -60,14 +66,14 @@ class GaC(TokenStrategy):
         for index, value in zip(order.tolist(), values.tolist(), strict=True):
             data = union.texts[index]
             ids = [] if data is None else union.main_tokens(main, data)
-            if value <= 0 or len(found) == _MOST_KEPT:
+            if value <= 0 or len(found) == most:
                 break
             if ids is None or (data is None and main.end_log_prob == -math.inf):
                 continue  # the main model cannot say it, or must not
             log_probs = [None if mass is None else _log(float(mass[index])) for mass in masses]
             found.append((index, NextToken(data, ids, -math.log(value), log_probs)))
         found.sort(key=lambda pair: pair[0])  # of equals the first text of the union
-        return ranked([one for _, one in found])
+        return [one for _, one in found]
 
 
 class _Union:

@@ -17,6 +17,7 @@ from .deepen import DeePEn
 from .gac import GaC
 from .majority import Majority, WholeAnswers
 from .peer_review import PeerReview
+from .safe import SAFE
 from .selection import Select
 from .specfuse import SpecFuse
 from .strategy import SpanStrategy
@@ -32,6 +33,7 @@ STRATEGIES: dict[str, type[Any]] = {
     "unite": UniTE,
     "gac": GaC,
     "deepen": DeePEn,
+    "safe": SAFE,
     "sweetspan": SweetSpan,
     "cool-fusion": CoolFusion,
     "specfuse": SpecFuse,

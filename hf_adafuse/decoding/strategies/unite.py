@@ -40,6 +40,10 @@ class UniTE(TokenStrategy):
         check_switch("zero_repeated", self.zero_repeated)
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
+        return ranked(self.candidates(members, weights))
+
+    def candidates(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
+        """What of the union the main model can say, as of `choose`, in the order in which ties are broken."""
         tops = [[] if member is None else member.top(self.top_k) for member in members]
         union = list(dict.fromkeys(data for top in tops for data, _, _ in top))
         main = members[0]
@@ -53,7 +57,7 @@ class UniTE(TokenStrategy):
             if main is None or token is None or main.reading.forbids(token):
                 continue  # the main model cannot say it
             found.append(NextToken(data, [] if data is None else [token], -log_mean(log_probs, weights), log_probs))
-        return ranked(found)
+        return found
 
     def _table(
         self, member: Distribution, top: Sequence[tuple[bytes | None, int, float]], union: Sequence[bytes | None]
