@@ -1,9 +1,10 @@
-"""The algorithm: propose, pool, score, commit. `decoder` is the loop on one screen; read it first.
+"""The algorithm: propose, score, choose, append. `round` is the loop on one screen; read it first.
 
-`words` says what a word is. `round_runner`: who proposes when and scores what; `proposer`: how one member proposes;
-`pool`: a round's candidates. `selector` prepares the choice: a strategy compares `scored_spans`. `scoring` has the
-fused score, `member_weights` the members' weights; `fused_answers` has a text that the method wrote itself take the
-winner's place, `committer` appends the winner. A prompt's rounds ask for nodes (`requests`), and `scheduler` serves
-many prompts in common passes; `speculation` and `prefetcher` only save passes. `sampled_rounds` and `word_sampler`
-draw words instead. This room must not know models, or how caches and trees work.
+Rounds: `span_round`, `token_round`, `verified_round`, `sampled_round`, `certainty_gate`, made by `round_factory`. The
+winner goes to `committed_text` or `joint_answer`. Parts of a round: `proposer` (how one member proposes), `words`
+(what a word is), `member_turns` (who proposes when), `samplers` (what is drawn at random), `pool` (the candidates),
+`selector`, `scored_spans` and `scoring` (which candidate wins), `member_weights`, `reviews` (ratings), `answer_stops`
+(where an answer ends). Around rounds: `decoder` decodes a batch, which has `batch_slots`. Rounds ask for nodes by
+`requests`, and `scheduler` serves many prompts in common passes. `speculation` saves passes, `long_spans` memory.
+`progress` is what became of a prompt. `strategies` has the methods, one a module.
 """

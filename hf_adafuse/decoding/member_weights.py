@@ -62,3 +62,27 @@ class MemberWeights:
                 log - self._rate * (nll if nll is not None and nll < math.inf else mean) / num_bytes
                 for log, nll in zip(self._logs, nlls, strict=True)
             ]
+
+
+class PromptWeights:
+    """
+    The weights of the members for each prompt of a call.
+
+    Args:
+        config (`AdaFuseConfig`), num_members (`int`): as of [`MemberWeights`].
+        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`MemberWeights`]; grows as prompts are read;
+            empty where no weight follows from it.
+    """
+
+    def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[Sequence[float]], num_members: int) -> None:
+        self._config = config
+        self._prompt_nlls = prompt_nlls
+        self._num_members = num_members
+        self._of: dict[int, MemberWeights] = {}
+
+    def of(self, prompt_index: int) -> MemberWeights:
+        """Those for a prompt that has been read."""
+        if prompt_index not in self._of:
+            nlls = [of_member[prompt_index] for of_member in self._prompt_nlls]
+            self._of[prompt_index] = MemberWeights(self._config, nlls, self._num_members)
+        return self._of[prompt_index]

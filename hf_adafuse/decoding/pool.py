@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ..members.vocabulary import Vocabulary
@@ -25,6 +25,8 @@ class Candidate:
         proposers (`list[int]`), lossy (`list[int]`): the members that proposed it (none: the method wrote it itself),
             and that cannot represent it.
         times (`Counter`): how often each member proposed it, by the member's index.
+        log_probs (`dict[int, list[float]]`): by member, the log-probability (nats) of each of its ids, and of the end
+            where the sequence ends after the span; none of a member that has not scored it.
         nlls (`dict[int, float]`): by member; `None` where there was nothing to score.
         score (`float`): the fused score.
         logits (`list[list[float]]`): per member, of its ids, where the method needs them.
@@ -43,6 +45,7 @@ class Candidate:
     proposers: list[int] = field(default_factory=list)
     lossy: list[int] = field(default_factory=list)
     times: Counter[int] = field(default_factory=Counter)
+    log_probs: dict[int, list[float]] = field(default_factory=dict)
     nlls: dict[int, float | None] = field(default_factory=dict)
     score: float = math.inf
     logits: list[list[float]] = field(default_factory=list)
@@ -63,27 +66,34 @@ class Candidate:
 
 class Pool:
     """
-    The candidates of one prompt. Equal texts that end or do not end alike are one.
+    The candidates of one prompt in one round. Equal texts that end or do not end alike are one.
 
     Args:
         vocabularies (`list[Vocabulary]`): the members', the main model's first.
 
     Attributes:
-        weights (`list[float]`), criterion (`str`), highest_wins (`bool`): as of [`AdaFuseRound`]; set by who chooses.
+        first (`int`): the member that proposed first.
+        num_proposals (`list[int]`): how many texts each member proposed.
+        winner (`Candidate`, *optional*), weights (`list[float]`), criterion (`str`), highest_wins (`bool`): what the
+            round has chosen, and as of [`AdaFuseRound`] how; set by who chooses.
     """
 
     def __init__(self, vocabularies: Sequence[Vocabulary]) -> None:
         self.vocabularies = vocabularies
         self.margins: list[list[float]] = [[] for _ in vocabularies]
+        self.first = 0
+        self.num_proposals = [0] * len(vocabularies)
+        self.winner: Candidate | None = None
         self.weights: list[float] = []
         self.criterion = "fused NLL"
         self.highest_wins = False
-        self._candidates: dict[tuple[str, bool], Candidate] = {}
+        self._candidates: dict[Hashable, Candidate] = {}
         self._best: dict[int, Candidate] = {}
 
     def add(self, member_index: int, proposals: Proposals) -> None:
         """Put a member's proposals on the table; its own ids of a text are kept for its own score."""
         self.margins[member_index] = proposals.margins
+        self.num_proposals[member_index] += len(proposals.spans)
         for branch, proposal in enumerate(proposals.spans):
             order = (member_index, branch)
             candidate = self._candidates.get((proposal.text, proposal.ends))
@@ -112,6 +122,13 @@ class Pool:
         candidate = self._candidates.setdefault((text, ends), Candidate(text, words, ends, ids or {}, order))
         self.encode_for(0, candidate)
         return candidate
+
+    def fill(self, candidates: Sequence[Candidate]) -> None:
+        """These candidates alone are on the table, in this order, and none of them is another's equal: tokens, of which
+        some have no text."""
+        for rank, candidate in enumerate(candidates):
+            candidate.order = (rank, 0)
+        self._candidates = dict(enumerate(candidates))
 
     def ranked(self) -> list[Candidate]:
         """All candidates, in the order in which ties are broken."""

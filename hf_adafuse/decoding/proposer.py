@@ -93,6 +93,10 @@ class Proposer:
         self.piece = member.vocabulary.piece
         self.eos_ids = set(member.eos_ids)
 
+    def draw_drafts(self, draft: Callable[[int], NextToken]) -> None:
+        """The call samples: `draft(prompt_index)` gives what draws the tokens of one text. Words are greedy all the
+        same; a proposer of drafts draws them."""
+
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """
         Take greedy words while they are confident; branch at the first that is not (sections 3.2 and 3.3).

@@ -14,7 +14,6 @@ from .long_spans import long_log_probs
 from .pool import Pool
 from .progress import Prompt
 from .requests import Requests, of_each
-from .selector import Scored
 
 
 class Reviews:
@@ -42,19 +41,21 @@ class Reviews:
         for k, rater in enumerate(self.raters):
             rater.add_prompts(self._add_heads(k, [question]), [])
 
-    def rate(self, prompt: Prompt, pool: Pool, scored: Scored) -> Requests[None]:
+    def rate(self, prompt: Prompt, pool: Pool) -> Requests[None]:
         """
-        Give the candidates of a prompt that can be committed their ratings. Equal texts, but for space around them, are
-        rated once. They are shown in an order that follows from what they say, and not from who has proposed them.
+        Give the candidates of a prompt that can be committed, and have been scored, their ratings. Equal texts, but for
+        space around them, are rated once. They are shown in an order that follows from what they say, and not from who
+        has proposed them.
 
         Args:
-            prompt (`Prompt`), pool (`Pool`)
-            scored (`list[dict]`): as of [`Selector`]; what a member gives no probability is not rated.
+            prompt (`Prompt`)
+            pool (`Pool`): what a member gives no probability is not rated.
         """
         candidates = {
             candidate: (prompt.text + candidate.text).strip()
             for candidate in pool.ranked()
-            if candidate.dropped is None and all(-math.inf not in of_member[candidate] for of_member in scored)
+            if candidate.dropped is None
+            and all(-math.inf not in log_probs for log_probs in candidate.log_probs.values())
         }
         texts = sorted(set(candidates.values()))
         if not texts:

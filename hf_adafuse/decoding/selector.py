@@ -13,7 +13,7 @@ from typing import TypeVar
 from ..confidence.word_confidence import word_confidences
 from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
-from .member_weights import MemberWeights, shares
+from .member_weights import PromptWeights, shares
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .scored_spans import END, Choice, ScoredSpan
@@ -22,8 +22,6 @@ from .words import WordRule
 
 T = TypeVar("T")
 _END_TOKEN = -1
-# Per member, the log-probabilities (nats) of each candidate's ids, and of the end where the candidate ends the text.
-Scored = list[dict[Candidate, list[float]]]
 
 
 class Selector:
@@ -35,8 +33,7 @@ class Selector:
         config (`AdaFuseConfig`)
         strategies (`list[SpanStrategy]`): per prompt.
         rule (`WordRule`): what a word is.
-        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`MemberWeights`]; empty where no
-            weight follows from it.
+        weights (`PromptWeights`): how much each member counts for a prompt.
     """
 
     def __init__(
@@ -45,23 +42,22 @@ class Selector:
         config: AdaFuseConfig,
         strategies: Sequence[SpanStrategy],
         rule: WordRule,
-        prompt_nlls: Sequence[Sequence[float]],
+        weights: PromptWeights,
     ) -> None:
         self._vocabularies = vocabularies
         self._config = config
         self._strategies = strategies
         self._rule = rule
-        self._prompt_nlls = prompt_nlls
-        self._trusts: dict[int, MemberWeights] = {}
+        self._weights = weights
 
-    def choose(self, prompt: Prompt, pool: Pool, scored: Scored) -> Candidate | None:
+    def choose(self, prompt: Prompt, pool: Pool) -> Candidate | None:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.goes_on)
-        spans = [self._scored_span(strategy, candidate, scored, is_first) for candidate in candidates]
+        spans = [self._scored_span(strategy, candidate, is_first) for candidate in candidates]
         best = pool.best_of(0)
         main_index = candidates.index(best) if best in candidates else None
-        weights = self.trust(prompt).weights
+        weights = self._weights.of(prompt.index).weights
         choice = strategy.choose(spans, weights, main_index)
         if not isinstance(choice, Choice):
             raise TypeError(
@@ -78,7 +74,7 @@ class Selector:
         pool.highest_wins = strategy.highest_wins
         winner = pool.record_scores(candidates, choice)
         if winner is not None:
-            self._note_confidences(winner, scored, pool.weights)
+            self._note_confidences(winner, pool.weights)
         return winner
 
     def fused_text(self, prompt: Prompt, pool: Pool, winner: Candidate) -> str | None:
@@ -91,48 +87,40 @@ class Selector:
         """The words of a text."""
         return tuple(self._rule.split(text))
 
-    def admits(self, prompt: Prompt, fused: Candidate, scored: Scored) -> bool:
+    def admits(self, prompt: Prompt, fused: Candidate) -> bool:
         """Whether no member's processors forbid what the method wrote; then it stands before all others."""
         strategy = self._strategies[prompt.index]
-        span = self._scored_span(strategy, fused, scored)
+        span = self._scored_span(strategy, fused)
         (nlls,) = strategy.nlls([span], len(self._vocabularies))
         fused.nlls = dict(enumerate(nlls))
         if span.is_possible:
             fused.score = -math.inf
-            self._note_confidences(fused, scored, self.trust(prompt).weights)
+            self._note_confidences(fused, self._weights.of(prompt.index).weights)
         else:
             fused.dropped = "logits processors of a member forbid it"
         return span.is_possible
 
-    def learn(self, prompt: Prompt, winner: Candidate, scored: Scored) -> None:
-        """The winner has been committed: each member counts by how it took it."""
-        nlls = [-math.fsum(of_member[winner]) if winner in of_member else None for of_member in scored]
-        self.trust(prompt).update(nlls, len(winner.text.encode("utf-8", "replace")) + winner.ends)
+    def learn(self, prompt: Prompt, winner: Candidate) -> None:
+        """The winner is committed: from the next round on each member counts by how it took it."""
+        members = range(len(self._vocabularies))
+        nlls = [-math.fsum(winner.log_probs[k]) if k in winner.log_probs else None for k in members]
+        self._weights.of(prompt.index).update(nlls, len(winner.text.encode("utf-8", "replace")) + winner.ends)
 
-    def trust(self, prompt: Prompt) -> MemberWeights:
-        """How much each member counts for a prompt."""
-        if prompt.index not in self._trusts:
-            nlls = [of_member[prompt.index] for of_member in self._prompt_nlls]
-            self._trusts[prompt.index] = MemberWeights(self._config, nlls, len(self._vocabularies))
-        return self._trusts[prompt.index]
-
-    def _note_confidences(self, candidate: Candidate, scored: Scored, weights: Sequence[float]) -> None:
+    def _note_confidences(self, candidate: Candidate, weights: Sequence[float]) -> None:
         """What is to be committed gets the confidences of its words."""
-        log_probs = [of_member.get(candidate, []) for of_member in scored]
+        log_probs = [candidate.log_probs.get(k, []) for k in range(len(self._vocabularies))]
         candidate.confidences = confidences_of(candidate, log_probs, self._vocabularies, weights)
 
-    def _scored_span(
-        self, strategy: SpanStrategy, candidate: Candidate, scored: Scored, is_first: bool = False
-    ) -> ScoredSpan:
+    def _scored_span(self, strategy: SpanStrategy, candidate: Candidate, is_first: bool = False) -> ScoredSpan:
+        members = range(len(self._vocabularies))
         words = strategy.units(self._rule.split(candidate.text)) if candidate.text else []
         log_probs = [
-            by_word(words, candidate.ids[k], of_member[candidate], self._vocabularies[k]) if words else []
-            for k, of_member in enumerate(scored)
+            by_word(words, candidate.ids[k], candidate.log_probs[k], self._vocabularies[k]) if words else []
+            for k in members
         ]
         tokens = self._tokens(candidate, words) if strategy.needs_tokens else []
         if candidate.ends:  # tokens without text before the end belong to it
-            starts = [len(candidate.ids[k]) if words else 0 for k in range(len(scored))]
-            ends = [of_member[candidate][start:] for of_member, start in zip(scored, starts, strict=True)]
+            ends = [candidate.log_probs[k][len(candidate.ids[k]) if words else 0 :] for k in members]
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         tokens = [of_words if any(of_words) else [] for of_words in tokens]

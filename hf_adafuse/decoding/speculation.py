@@ -1,19 +1,80 @@
-"""How far the member that goes first proposes ahead of the round.
+"""What is read before a round asks for it, so that passes are saved. None of it changes a result.
 
-It may propose a later round before this one is settled, as if its best candidate had won. The others then read both
-rounds in one pass. If another candidate wins, that work was in vain. Neither changes a result.
+A [`Prefetcher`] names the nodes that a member will probably read next: they come along in a pass that is run anyway.
+[`propose_ahead`] lets the member that goes first propose a later round before this one is settled, as if its best
+candidate had won. The others then read both rounds in one pass. If another candidate wins, that work was in vain.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ..members.member import Member
+from ..trees.nodes import Node
 from ..trees.pass_policy import Policy, pays_ahead
 from .proposer import Proposals, Proposer
 from .requests import Requests
 
 _NUM_BUCKETS = 4
+
+
+class Prefetcher:
+    """
+    The nodes that one member will probably read.
+
+    Args:
+        proposer (`Proposer`): the member's.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+        self._member = proposer.member
+
+    def add_first_nodes(self, root: Node) -> list[Node]:
+        """The nodes that a proposal from a root will surely read first; none where the root has not been read."""
+        if root.reading is None or not self._proposer.has_room(root):
+            return []
+        count = self._proposer.config.num_branches if self._proposer.is_uncertain(root) else 1
+        best = list(zip(root.reading.top, root.reading.top_log_probs, strict=True))[:count]
+        return [root.add_child(token) for token, p in best if p > -math.inf and token not in self._proposer.eos_ids]
+
+    def add_greedy_nodes(self, node: Node) -> list[Node]:
+        """The nodes with which it would greedily go on, as far as it has read; the last of them may be unread."""
+        nodes = list[Node]()
+        while node.reading is not None and self._proposer.has_room(node):
+            token = node.reading.top[0]
+            if token in self._proposer.eos_ids:
+                break
+            node = node.add_child(token)
+            nodes.append(node)
+        return nodes
+
+    def greedy_text(self, end: Node) -> str:
+        """The text with which it would go on after a node, as far as it has read: a draft for the others."""
+        nodes = self.add_greedy_nodes(end)
+        return self._member.vocabulary.text([node.token for node in nodes])
+
+    def add_likely_nodes(self, prompt_index: int) -> list[Node]:
+        """
+        The nodes that it will probably read first when it is asked next: the root, what follows it, what follows the
+        ends of the candidates, should one of them win, and each greedily on.
+        """
+        root = self._member.root(prompt_index)
+        if root.reading is None:
+            return [root]
+        ends = [node for node in root.run_descendants() if node.ends_candidate and node.reading is not None]
+        return [node for end in (root, *ends) for node in self._add_frontier(end)]
+
+    def add_draft(self, end: Node, ids: list[int]) -> list[Node]:
+        """The nodes of a text that may come on the table after a node, as far as the context holds it."""
+        return end.add_path(ids[: int(max(0, min(len(ids), self._member.room_after(end))))])
+
+    def _add_frontier(self, end: Node) -> list[Node]:
+        firsts = self.add_first_nodes(end)
+        if unread := [node for node in firsts if node.reading is None]:
+            return unread
+        return [node for first in firsts[:1] for node in self.add_greedy_nodes(first)[-1:] if node.reading is None]
 
 
 class AcceptanceStats:
@@ -36,7 +97,7 @@ class AcceptanceStats:
 
 def propose_ahead(
     proposer: Proposer,
-    prompt_index: int,
+    end: Node,
     proposals: Proposals,
     sizes: list[int],
     others: list[Member],
@@ -49,7 +110,7 @@ def propose_ahead(
 
     Args:
         proposer (`Proposer`): of the member that goes first.
-        prompt_index (`int`)
+        end (`Node`): where it stands in this round.
         proposals (`Proposals`): what it proposes in this round.
         sizes (`list[int]`): how many nodes its turn had to read, pass by pass.
         others (`list[Member]`): who will read what it proposes.
@@ -66,12 +127,12 @@ def propose_ahead(
         best = proposals.spans[0]
         odds *= record.odds(proposals.margins[-1]) if proposals.margins else 0.0
         texts = [*texts, best.text]
-        is_full = member.room_in_tree(prompt_index) < sum(sizes)
+        is_full = member.room_in_tree(end.prompt_index) < sum(sizes)
         cannot = best.ends or not best.ids or is_full or is_last(texts)
         if cannot or not pays_ahead(odds, turn_cost, saved):
             break
         ids += best.ids
-        proposals = yield from proposer.propose(member.path(prompt_index, ids)[-1])
+        proposals = yield from proposer.propose(end.add_path(ids)[-1])
         chains += [[*texts, span.text] for span in proposals.spans]
     return chains
 

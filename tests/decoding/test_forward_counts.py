@@ -12,7 +12,7 @@ from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding.proposer import Proposer
-from hf_adafuse.decoding.round_runner import RoundRunner
+from hf_adafuse.decoding.span_round import SpanRound
 from hf_adafuse.members.member import Member
 from hf_adafuse.members.passes import Pass
 from hf_adafuse.trees.backend_probe import choose_backend
@@ -68,7 +68,7 @@ def test_copies_run_each_token_once_and_verify_a_round_in_one_pass(monkeypatch):
 def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_ahead):
     look_ahead(number % 2)
     ran: list[int] = []
-    run_tree, score = TreeAttentionBackend.run, RoundRunner.score
+    run_tree, score = TreeAttentionBackend.run, SpanRound.score
 
     def watched_run(self, wanted):
         nodes = run_tree(self, wanted)
@@ -76,8 +76,8 @@ def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_
         alive.extend(nodes)  # an id is given anew once its object is gone
         return nodes
 
-    def watched_score(self, prompt, pool):
-        requests, asked = score(self, prompt, pool), []
+    def watched_score(self, cursor, pool):
+        requests, asked = score(self, cursor, pool), []
         while True:
             try:
                 asked.append(next(requests))
@@ -89,7 +89,7 @@ def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_
 
     alive: list = []
     monkeypatch.setattr(TreeAttentionBackend, "run", watched_run)
-    monkeypatch.setattr(RoundRunner, "score", watched_score)
+    monkeypatch.setattr(SpanRound, "score", watched_score)
     random_case(number).fast()
     assert len(ran) == len(set(ran)) > 0
 

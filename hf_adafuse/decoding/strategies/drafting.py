@@ -32,6 +32,10 @@ class DraftedText(Proposer):
     num_samples = 1
     draft: Callable[[int], NextToken] | None = None
 
+    def draw_drafts(self, draft: Callable[[int], NextToken]) -> None:
+        self.draft = draft
+        self.looks_ahead = False
+
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """Take words, as far as the text goes."""
         choices: list[NextToken] = [most_likely]

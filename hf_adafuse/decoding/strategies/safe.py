@@ -75,6 +75,7 @@ class SAFE(TokenStrategy):
     sharpening: str = "prefix"
     sharpening_threshold: float = 0.1
 
+    round_kind = "verified"
     is_retokenized = True
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ class Strategy:
     What every method is told, and asked before it decodes.
 
     Attributes:
+        round_kind (`str`): how its rounds go: `"span"`, `"token"` or `"verified"`; see `hf_adafuse.decoding.round`.
         config (`AdaFuseConfig`): of the call.
         uses (`tuple[str]`): the fields of `AdaFuseConfig` that the method uses beside those that all methods use. A
             call that changes another field is refused.
@@ -51,6 +52,7 @@ class Strategy:
         prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
     """
 
+    round_kind: ClassVar[str]
     config = AdaFuseConfig()  # without an annotation: these are no options
     uses: ClassVar[tuple[str, ...]] = ()
     prompt_text = ""
@@ -114,6 +116,7 @@ class SpanStrategy(Strategy):
         is_whole (`bool`): whether a span is a whole answer.
     """
 
+    round_kind = "span"
     uses: ClassVar[tuple[str, ...]] = ("nll_normalization",)
     num_words: int = 1
 

@@ -41,6 +41,7 @@ class TokenStrategy(Strategy):
             whole, not token by token as it was committed.
     """
 
+    round_kind = "token"
     criterion, highest_wins = "fused probability", True
     is_retokenized = False  # without an annotation: this is no option
 

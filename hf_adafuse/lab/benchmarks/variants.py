@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ...decoding.round_runner import RoundRunner
+from ...decoding.member_turns import MemberTurns
 from ...members.drafts import Drafts
 from ...members.model_handle import ModelHandle
 from ...trees import model_call
@@ -19,7 +19,7 @@ from .results import NO_KERNEL
 def without_score_first() -> AbstractContextManager[None]:
     """A member proposes without first reading what the others put on the table."""
 
-    return _patched(RoundRunner, "_table", lambda table: lambda *args: ([], []))
+    return _patched(MemberTurns, "_table", lambda table: lambda *args: ([], []))
 
 
 def without_subtree() -> AbstractContextManager[None]:
@@ -46,7 +46,7 @@ def without_look_ahead() -> AbstractContextManager[None]:
 
         return propose_nothing
 
-    return _patched(RoundRunner, "_propose_ahead", make)
+    return _patched(MemberTurns, "_propose_ahead", make)
 
 
 def without_drafts() -> AbstractContextManager[None]:

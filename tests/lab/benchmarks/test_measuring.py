@@ -13,7 +13,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache
 
 from hf_adafuse import AdaFuseConfig, demo
-from hf_adafuse.decoding.round_runner import RoundRunner
+from hf_adafuse.decoding.member_turns import MemberTurns
 from hf_adafuse.decoding.selector import Selector
 from hf_adafuse.decoding.words import split_words
 from hf_adafuse.demo.methods import fuse
@@ -67,8 +67,8 @@ def test_members_that_agree_and_texts_that_end():
 
 def test_a_text_that_is_not_ours_is_told(monkeypatch):
     def choose_another(choose):
-        def choose_otherwise(self, prompt, pool, scored):
-            choose(self, prompt, pool, scored)
+        def choose_otherwise(self, prompt, pool):
+            choose(self, prompt, pool)
             return max(pool.ranked(), key=lambda candidate: candidate.score if candidate.dropped is None else 0.0)
 
         return choose_otherwise
@@ -180,9 +180,9 @@ def test_nothing_is_left_on_the_callers_models():
 def test_variants_restore_what_they_patch(name):
     def patchable():
         known = (
-            RoundRunner._table,
+            MemberTurns._table,
             KVCacheBackend.commit,
-            RoundRunner._propose_ahead,
+            MemberTurns._propose_ahead,
             Drafts.after,
             ModelHandle.choose_backend,
         )

@@ -1,19 +1,25 @@
-"""Words drawn at random: for each word one member is drawn by its weight, and draws the word from its own distribution.
-The text is then a sample of the weighted mixture of the members' word distributions, whatever their tokenizers.
+"""What draws at random: the words of a text, and whole drafts of members.
 
-A word's first token is drawn among those that begin a word here, so that one member alone draws what ordinary sampling
-draws: the token with which it showed that the last word was over is the one that is drawn anew.
+For each word a [`WordSampler`] draws one member by its weight, which draws the word from its own distribution. The text
+is then a sample of the weighted mixture of the members' word distributions, whatever their tokenizers. A word's first
+token is drawn among those that begin a word here, so that one member alone draws what ordinary sampling draws: the
+token with which it showed that the last word was over is the one that is drawn anew.
+
+A [`DraftSampler`] draws a member's drafts token by token. Each draft has random numbers of its own, which follow from
+the prompt's: how far another one went, and in which order members took their turns, changes nothing.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ..members.passes import unread
 from ..trees.nodes import Node
-from .proposer import GrowingWord, Proposer
+from .proposer import GrowingWord, NextToken, Proposer
 from .requests import ForwardRequest, Requests
 
 
@@ -94,3 +100,33 @@ class WordSampler:
         bounds = list(itertools.accumulate(weights))
         number = next(self._numbers) * bounds[-1]
         return min(bisect.bisect_right(bounds, number), len(bounds) - 1)
+
+
+class DraftSampler:
+    """
+    Draws the drafts of one member.
+
+    Args:
+        member_index (`int`)
+        draw (`Callable`): `draw(node, numbers, None)`: a token after a node that has been read, by random numbers.
+        numbers (`Callable`): `numbers(prompt_index)`: the random numbers of a prompt.
+    """
+
+    def __init__(self, member_index: int, draw: Callable[..., int], numbers: Callable[[int], Any]) -> None:
+        self._member_index = member_index
+        self._draw = draw
+        self._numbers = numbers
+        self._counts: Counter[int] = Counter()  # of the drafts of each prompt
+
+    def __call__(self, prompt_index: int) -> NextToken:
+        """What draws the tokens of a new draft: after each node one, however often it is asked."""
+        numbers: Iterator[float] = self._numbers(prompt_index).branch(self._member_index, self._counts[prompt_index])
+        self._counts[prompt_index] += 1
+        drawn: dict[Node, int] = {}
+
+        def next_token(node: Node) -> int:
+            if node not in drawn:
+                drawn[node] = self._draw(node, numbers, None)
+            return drawn[node]
+
+        return next_token

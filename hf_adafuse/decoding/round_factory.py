@@ -1,0 +1,147 @@
+"""Makes the rounds of each prompt: their kind is named by the method, and by whether the prompt samples words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import AdaFuseConfig
+from ..members.member import Member
+from ..trees.nodes import Node
+from .answer_stops import AnswerStops
+from .certainty_gate import CertaintyGate
+from .committed_text import CommittedText
+from .member_turns import MemberTurns
+from .member_weights import PromptWeights
+from .progress import Prompt, Sampling
+from .proposer import Proposer
+from .requests import Requests
+from .reviews import Reviews
+from .round import Cursor, Round, write
+from .sampled_round import SampledRound
+from .samplers import DraftSampler, WordSampler
+from .scheduler import nothing_likely
+from .selector import Selector
+from .span_round import CommittedSpanRound, SpanRound
+from .speculation import Prefetcher
+from .strategies.strategy import SpanStrategy
+from .token_round import TokenRound, TokenText
+from .verified_round import VerifiedRound, VerifiedText
+from .words import WordRule
+
+
+@dataclass
+class RoundFactory:
+    """
+    Makes the rounds of a call.
+
+    Args:
+        members, prompts, config, strategies, should_stop, on_commit, prompt_nlls, reviews: as of [`Decoder`].
+
+    Attributes:
+        likely_nodes (`list[Callable]`): per member, the nodes that it will probably read for a prompt when it is asked
+            next.
+    """
+
+    members: list[Member]
+    prompts: list[Prompt]
+    config: AdaFuseConfig
+    strategies: list[Any]
+    should_stop: Callable[[Prompt], str | None]
+    on_commit: Callable[[Prompt, list[int]], None]
+    prompt_nlls: Sequence[Sequence[float]]
+    reviews: Reviews | None
+
+    def __post_init__(self) -> None:
+        self._rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
+        self._weights = self._new_weights()
+        self._joint_methods: list[SpanStrategy] = []
+        for strategy in self.strategies:
+            self._add_joint_method(strategy)
+        self.likely_nodes: list[Callable[[int], list[Node]]] = [nothing_likely] * len(self.members)
+        if self.strategies[0].round_kind == "span":
+            self._proposers = self._make_proposers(self.strategies[0])
+            self._span_round = self._make_span_round()
+
+    def add(self, strategy: Any) -> None:
+        """A further prompt comes, with this method."""
+        self.strategies.append(strategy)
+        self._add_joint_method(strategy)
+
+    def rounds_of(self, prompt: Prompt) -> Requests[None]:
+        """All rounds of a prompt that has been read."""
+        strategy = self.strategies[prompt.index]
+        if strategy.round_kind == "token":
+            token_text = TokenText(self.members, prompt, self.should_stop, self.on_commit, strategy)
+            return write(TokenRound(self.members, strategy, self._weights_for(prompt)), token_text)
+        if strategy.round_kind == "verified":
+            verified_text = VerifiedText(self.members, prompt, self.should_stop, self.on_commit, strategy)
+            return write(VerifiedRound(self.members, strategy, self._weights_for(prompt)), verified_text)
+        text = CommittedText(self.members, prompt, self.should_stop, self.on_commit)
+        if prompt.sampling is not None and strategy.samples == "words":
+            return write(self._make_sampled_round(prompt, prompt.sampling), text)
+        return write(self._span_round, text)
+
+    def _weights_for(self, prompt: Prompt) -> Sequence[float]:
+        """How much each member counts at the beginning of a prompt's text."""
+        return self._weights.of(prompt.index).weights
+
+    def _make_sampled_round(self, prompt: Prompt, sampling: Sampling) -> SampledRound:
+        """The round in which words are drawn, of one prompt."""
+        weights, draws = self._weights_for(prompt), sampling.draws
+        sampler = WordSampler(prompt.index, self._proposers, weights, draws, sampling.is_greedy, sampling.numbers)
+        return SampledRound(self.members, self._proposers, sampler)
+
+    def _make_span_round(self) -> Round[Cursor]:
+        """The round over spans, which serves all prompts."""
+        method, prefetchers = self.strategies[0], [Prefetcher(proposer) for proposer in self._proposers]
+        self.likely_nodes = [prefetcher.add_likely_nodes for prefetcher in prefetchers]
+        for proposer in self._proposers:
+            proposer.stops = self._answer_stops()
+            if (sampling := self.prompts[0].sampling) is not None:
+                draw = sampling.draws[proposer.member_index]
+                proposer.draw_drafts(DraftSampler(proposer.member_index, draw, self._numbers))
+        committed = CommittedSpanRound(
+            self.members,
+            self._proposers,
+            self._make_selector(self.strategies, self._weights),
+            method.needs_logits,
+            self.strategies,
+            MemberTurns(self.members, self._proposers, prefetchers),
+            self._answer_stops(),
+            self._make_joint_round(),
+            self.reviews,
+        )
+        return CertaintyGate(self.members, self._proposers[0], self.strategies, committed)
+
+    def _make_joint_round(self) -> SpanRound | None:
+        """The round by which members write answers together, where the method reranks these beside their own."""
+        if not self._joint_methods:
+            return None
+        selector = self._make_selector(self._joint_methods, self._new_weights())
+        method = self._joint_methods[0]
+        return SpanRound(self.members, self._make_proposers(method), selector, method.needs_logits)
+
+    def _make_selector(self, strategies: Sequence[SpanStrategy], weights: PromptWeights) -> Selector:
+        return Selector([member.vocabulary for member in self.members], self.config, strategies, self._rule, weights)
+
+    def _make_proposers(self, method: SpanStrategy) -> list[Proposer]:
+        return [method.make_proposer(index, self.members, self._rule) for index in range(len(self.members))]
+
+    def _add_joint_method(self, strategy: Any) -> None:
+        method = strategy.draft_method() if strategy.round_kind == "span" else None
+        if method is not None:
+            self._joint_methods.append(method)
+
+    def _new_weights(self) -> PromptWeights:
+        return PromptWeights(self.config, self.prompt_nlls, len(self.members))
+
+    def _answer_stops(self) -> AnswerStops:
+        return AnswerStops(self.members[0].vocabulary, self.prompts, self.should_stop)
+
+    def _numbers(self, prompt_index: int) -> Any:
+        """The random numbers of a prompt."""
+        sampling = self.prompts[prompt_index].sampling
+        assert sampling is not None
+        return sampling.numbers

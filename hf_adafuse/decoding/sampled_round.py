@@ -1,0 +1,97 @@
+"""Rounds in which words are sampled: one member's word is drawn, and refused where the main model may not say it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..confidence.word_confidence import word_confidences
+from ..members.member import Span
+from .pool import Candidate, Pool
+from .proposer import Proposals, Proposer
+from .requests import ForwardRequest, Requests
+from .round import Cursor, Round
+from .samplers import WordSampler
+from .scoring import span_nll
+
+# Words that the main model may refuse in a row; the next one it draws itself.
+_MOST_REFUSED = 8
+
+
+@dataclass(eq=False)
+class SampledRound(Round[Cursor]):
+    """
+    The rounds of one prompt.
+
+    Args:
+        members (`list[Member]`), proposers (`list[Proposer]`): the main model first.
+        sampler (`WordSampler`): of the prompt.
+    """
+
+    proposers: Sequence[Proposer]
+    sampler: WordSampler
+
+    def run(self, cursor: Cursor) -> Requests[Pool]:
+        """Draw until a word is accepted; one that does not fit into a context is `dropped`."""
+        num_proposals = [0] * len(self.members)  # refused ones, too
+        for self._num_refused in itertools.count():
+            pool = yield from super().run(cursor)
+            num_proposals = [a + b for a, b in zip(num_proposals, pool.num_proposals, strict=True)]
+            if pool.winner is not None:
+                pool.num_proposals = num_proposals
+                return pool
+        raise AssertionError("unreachable: the main model's own words are accepted")
+
+    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+        """The word that one member draws."""
+        self._author, self._word = yield from self.sampler.sample(0 if self._num_refused == _MOST_REFUSED else None)
+        pool.add(self._author, Proposals([self.proposers[self._author].proposal([self._word])], []))
+
+    def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+        """By the member that drew the word, and by the main model where its processors or the caller ask for that."""
+        (candidate,) = pool.ranked()
+        cursor.drop_unfit(pool)
+        if self._outgrows_context(candidate):
+            return
+        index, author = cursor.prompt.index, self._author
+        (of_author,) = self.members[author].log_probs(index, [Span(candidate.ids[author], candidate.ends)])
+        candidate.log_probs[author] = of_author
+        main = self.members[0]
+        is_read = main.has_processors or cursor.prompt.keeps_logits or candidate.ends
+        if author > 0 and is_read and candidate.reaches_caller and -math.inf not in of_author:
+            span = cursor.span(0, pool, candidate)
+            if needed := main.needed_to_score(index, [span]):
+                yield ForwardRequest(0, needed)
+            (candidate.log_probs[0],) = main.log_probs(index, [span])
+
+    def choose(self, cursor: Cursor, pool: Pool) -> Requests[Candidate | None]:
+        """The word; `None` where it is refused."""
+        yield from ()
+        (candidate,) = pool.ranked()
+        if self._outgrows_context(candidate):
+            return candidate
+        if self._author == 0:
+            candidate.end_token = self._word.end_token
+        elif not self._is_allowed(candidate):
+            return None
+        log_probs = candidate.log_probs[self._author]
+        candidate.nlls[self._author] = span_nll(log_probs)
+        if candidate.words:
+            of_word = log_probs[: len(candidate.ids[self._author])]  # without the end after it
+            candidate.confidences = word_confidences([[of_word]], [1.0])
+        candidate.score = candidate.nlls[self._author] or 0.0
+        candidate.decided_by = [candidate.score]
+        candidate.dropped = None  # also a special token of the main model's own, which has no text
+        pool.criterion = "NLL of the word, which was drawn"
+        self.sampler.keep(self._author, self._word)
+        return candidate
+
+    def _outgrows_context(self, candidate: Candidate) -> bool:
+        return candidate.dropped is not None and candidate.reaches_caller
+
+    def _is_allowed(self, candidate: Candidate) -> bool:
+        """Whether an assistant may say the word (it may not, where nothing was left to it), and whether the main model
+        can write it and may say it."""
+        return candidate.reaches_caller and all(-math.inf not in values for values in candidate.log_probs.values())

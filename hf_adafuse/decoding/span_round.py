@@ -1,0 +1,169 @@
+"""Rounds over spans: every member proposes texts, every member scores every text, and a method chooses one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..confidence.features import PromptFacts
+from ..members.member import Member, Span
+from ..trees.nodes import Node
+from .answer_stops import AnswerStops
+from .joint_answer import JointAnswer
+from .member_turns import MemberTurns
+from .pool import Candidate, Pool
+from .progress import Prompt
+from .proposer import Proposer
+from .requests import ForwardRequest, Requests, of_each
+from .reviews import Reviews
+from .round import Cursor, Round, outgrows, write
+from .selector import Selector
+from .strategies.strategy import SpanStrategy
+
+
+@dataclass(eq=False)
+class SpanRound(Round[Cursor]):
+    """
+    A round as the paper has it (sections 3.2 to 3.4), at any cursor.
+
+    Args:
+        members (`list[Member]`), proposers (`list[Proposer]`): the main model first.
+        selector (`Selector`): of the method.
+        needs_logits (`bool`): whether candidates are given the logits of their ids.
+    """
+
+    proposers: Sequence[Proposer]
+    selector: Selector
+    needs_logits: bool
+
+    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+        for proposer in self.proposers:
+            proposals = yield from proposer.propose(cursor.node(proposer.member_index))
+            pool.add(proposer.member_index, proposals)
+
+    def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+        """Of the candidates that could be appended: at most one pass of each member."""
+        cursor.drop_unfit(pool)
+        yield from self.add_log_probs(cursor, pool, [one for one in pool.ranked() if one.dropped is None])
+
+    def choose(self, cursor: Cursor, pool: Pool) -> Requests[Candidate | None]:
+        yield from ()
+        return self.selector.choose(cursor.prompt, pool)
+
+    def add_log_probs(self, cursor: Cursor, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
+        """Give candidates their log-probabilities under every member, and their logits where these are needed."""
+        members, index = range(len(self.members)), cursor.prompt.index
+        parts = [self._read(k, cursor, pool, candidates) for k in members]
+        yield from of_each(parts, [member.device_key for member in self.members])
+        if self.needs_logits:
+            for candidate in candidates:
+                spans = [cursor.span(k, pool, candidate) for k in members]
+                pairs = zip(self.members, spans, strict=True)
+                candidate.logits = [member.logits(index, span)[span.start :] for member, span in pairs]
+
+    def _read(self, member_index: int, cursor: Cursor, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
+        """Give candidates their log-probabilities under one member."""
+        member, prompt_index = self.members[member_index], cursor.prompt.index
+        spans = [cursor.span(member_index, pool, candidate) for candidate in candidates]
+        useful = self._useful(member, prompt_index, spans)
+        if needed := member.needed_to_score(prompt_index, spans):
+            yield ForwardRequest(member_index, needed, useful)
+        for candidate, log_probs in zip(candidates, member.log_probs(prompt_index, spans), strict=True):
+            candidate.log_probs[member_index] = log_probs
+
+    def _useful(self, member: Member, prompt_index: int, spans: Sequence[Span]) -> list[Node]:
+        """What may come along in the pass that scores these candidates of a member."""
+        return []
+
+
+@dataclass(eq=False)
+class CommittedSpanRound(SpanRound):
+    """
+    A round of committed text. Beside what every round over spans does, members take turns, which saves passes; a method
+    with whole answers may have the members write one together, have answers rated, and write one itself; where all
+    candidates are forbidden, the main model's own word comes; and the members' weights learn from what is committed.
+
+    Args:
+        members, proposers, selector, needs_logits: as of [`SpanRound`].
+        strategies (`list[SpanStrategy]`): per prompt.
+        turns (`MemberTurns`)
+        stops (`AnswerStops`): where an answer ends that the members write together.
+        joint_round (`SpanRound`, *optional*): of the method by which they write it; `None`: they do not.
+        reviews (`Reviews`, *optional*): where the members rate answers.
+    """
+
+    strategies: Sequence[SpanStrategy]
+    turns: MemberTurns
+    stops: AnswerStops
+    joint_round: SpanRound | None
+    reviews: Reviews | None
+
+    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+        """Each member in its turn; then, where the method asks for it, all of them together."""
+        yield from self.turns.propose(cursor, pool)
+        if self.joint_round is not None:
+            answer = JointAnswer(self.members, cursor.prompt, self.stops)
+            yield from write(self.joint_round, answer)
+            answer.add_to(pool)
+
+    def _useful(self, member: Member, prompt_index: int, spans: Sequence[Span]) -> list[Node]:
+        """The ends of the candidates: at one of them the next round begins."""
+        return member.ends_of(prompt_index, spans)
+
+    def choose(self, cursor: Cursor, pool: Pool) -> Requests[Candidate | None]:
+        """The method's choice; one that does not fit into a context, `dropped`, where nothing else may come."""
+        prompt = cursor.prompt
+        self._tell_facts(prompt)
+        if self.reviews is not None:
+            yield from self.reviews.rate(prompt, pool)
+        chosen = yield from super().choose(cursor, pool)
+        if chosen is None:
+            winner = yield from self._own_word(cursor, pool)
+        else:
+            winner = yield from self._written(cursor, pool, chosen)
+        if winner.dropped is None:
+            self.turns.note_winner(pool, winner)
+            self.selector.learn(prompt, winner)
+        return winner
+
+    def _tell_facts(self, prompt: Prompt) -> None:
+        """The method of a prompt that asks for it is told what the prompt says to each member."""
+        strategy = self.strategies[prompt.index]
+        if strategy.needs_prompt:
+            entropies = [member.entropy(prompt.index) for member in self.members]
+            costs = [_known(member.prompt_costs[prompt.index]) for member in self.members]
+            strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in costs], [one for _, one in costs])
+
+    def _own_word(self, cursor: Cursor, pool: Pool) -> Requests[Candidate]:
+        """Every candidate is forbidden: the main model's greedy word, dropped where it does not fit into a context."""
+        word = yield from self.proposers[0].propose_word(cursor.node(0))
+        candidate = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
+        member = cursor.outgrown(pool, candidate)
+        candidate.dropped = None if member is None else outgrows(member)
+        return candidate
+
+    def _written(self, cursor: Cursor, pool: Pool, winner: Candidate) -> Requests[Candidate]:
+        """What the method writes itself of the answers; the winner where it writes nothing, or where that cannot be
+        committed."""
+        text = self.selector.fused_text(cursor.prompt, pool, winner)
+        if text is None:
+            return winner
+        # An answer ends; without such a token of the main model's, where its text does.
+        fused = pool.add_text(text, self.selector.words(text), ends=bool(self.members[0].eos_ids))
+        if fused.proposers:
+            return fused if text and fused.dropped is None and fused.score < math.inf else winner
+        if not text:
+            fused.dropped = "nothing was written"
+            return winner
+        cursor.drop_unfit(pool)
+        if fused.dropped is not None:
+            return winner
+        yield from self.add_log_probs(cursor, pool, [fused])
+        return fused if self.selector.admits(cursor.prompt, fused) else winner
+
+
+def _known(costs: tuple[float, float]) -> tuple[float | None, float | None]:
+    """What is not known is NaN in numbers of members, and `None` in facts."""
+    whole, last = (None if math.isnan(cost) else cost for cost in costs)
+    return whole, last

@@ -1,0 +1,268 @@
+"""Rounds in which the main model drafts tokens, the others verify them, and a token is fused where they disagree.
+
+A draft of three tokens in the tokens of a verifier with another tokenizer. At each of its places a token of the
+verifier begins where a drafted one does:
+
+    draft      " pos" "ition" " is"
+    verifier   " position"    " is"
+    places     0      -       1
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..members.distributions import Distribution, split_character, tokens_of
+from ..trees.nodes import Node
+from .member_weights import shares
+from .pool import Candidate, Pool
+from .requests import ForwardRequest, Requests, of_each
+from .scoring import span_nll
+from .strategies.safe import DRAFTED, SAFE
+from .token_round import TokenRound, TokenText
+
+
+@dataclass
+class _Draft:
+    """
+    What the main model would write.
+
+    Args:
+        ids (`list[int]`): its tokens.
+        nodes (`list[Node]`): the root and the nodes of the ids.
+        ends (`bool`): whether the text ends after them.
+    """
+
+    ids: list[int]
+    nodes: list[Node]
+    ends: bool
+
+    @property
+    def num_decisions(self) -> int:
+        """Of tokens, the end of the text among them."""
+        return len(self.ids) + self.ends
+
+
+@dataclass
+class _Reading:
+    """
+    A draft in a verifier's tokens.
+
+    Args:
+        ids (`list[int]`): the text that is not yet in its prefix, and the draft.
+        nodes (`list[Node]`): the root and the nodes of the ids.
+        places (`list[int]`): per decision of the draft, how many of the ids are before it; `None` where no token of the
+            verifier begins, or it has none.
+    """
+
+    ids: list[int]
+    nodes: list[Node]
+    places: list[int | None]
+
+
+class VerifiedText(TokenText):
+    """
+    The committed text of one prompt, where drafted tokens and fused ones follow each other.
+
+    Args: as of [`TokenText`].
+
+    Attributes:
+        known (`list[Distribution]`, *optional*): what the members say next, where a draft has been read beyond the end
+            of the text: the token there is fused.
+    """
+
+    known: list[Distribution | None] | None = None
+
+    def goes_on(self) -> bool:
+        """As of [`CommittedText`]; where it is known what the members say next, nothing more is read."""
+        return super().goes_on() if self.known is None else not self.prompt.is_finished
+
+    def own_ids(self, member_index: int, ids: list[int]) -> list[int]:
+        """The text that is not yet in a verifier's prefix, and these tokens of the main model, in its own tokens; where
+        they end inside a character of which it has no parts, up to that."""
+        if self.speaks_main[member_index]:
+            return ids
+        data = self.tails[member_index] + self.data(ids)
+        vocabulary = self.members[member_index].vocabulary
+        own = tokens_of(vocabulary, data)
+        return own if own is not None else tokens_of(vocabulary, split_character(data)[0]) or []
+
+    def holds(self, member_index: int, ids: list[int]) -> bool:
+        """Whether a verifier's context holds these tokens of its own behind its prefix."""
+        member = self.members[member_index]
+        return len(ids) <= member.room_after(member.root(self.prompt.index))
+
+    def _words_taken(self, winner: Candidate, ids: list[int], num_taken: int) -> tuple[str, list[str]]:
+        """Of a draft, each token as a word of its own. What the trace shows of it follows from how much is taken."""
+        if not winner.log_probs:
+            return super()._words_taken(winner, ids, num_taken)
+        pairs = [
+            (self._shown([token]), value) for token, value in zip(ids[:num_taken], winner.log_probs[0], strict=False)
+        ]
+        words = [text for text, _ in pairs if text]
+        winner.confidences = [min(math.exp(value), 1.0) for text, value in pairs if text]
+        winner.text = "".join(words) if num_taken >= len(ids) else self.members[0].vocabulary.text(ids)
+        winner.words = (winner.text,) if winner.text else ()
+        return "".join(words), words
+
+    def _extend_assistants(self, pool: Pool, winner: Candidate) -> None:
+        if not winner.log_probs:
+            super()._extend_assistants(pool, winner)
+            return
+        for token in winner.ids[0]:
+            self._follow_all([token])
+
+
+@dataclass(eq=False)
+class VerifiedRound(TokenRound[VerifiedText]):
+    """
+    The rounds of one prompt: one commits the drafted tokens that are kept, the next one fuses the token after them.
+
+    Args:
+        members, strategy, weights: as of [`TokenRound`].
+    """
+
+    strategy: SAFE
+
+    def run(self, cursor: VerifiedText) -> Requests[Pool]:
+        if cursor.known is None:
+            kept = yield from self._kept(cursor)
+            if kept.num_decisions:
+                return self._draft_pool(kept)
+        pool = yield from super().run(cursor)
+        return pool
+
+    def _ask(self, cursor: VerifiedText) -> Requests[list[Distribution | None]]:
+        yield from ()
+        known, cursor.known = cursor.known, None
+        assert known is not None  # a token is fused where the draft has been read
+        return known
+
+    def _kept(self, cursor: VerifiedText) -> Requests[_Draft]:
+        """Draft and verify: what is kept of the draft. After it a token is fused, unless all is kept."""
+        draft = self._shortened(cursor, (yield from self._drafted(cursor)))
+        verifiers = range(1, len(self.members))
+        readings = {k: self._reading(cursor, k, draft) for k in verifiers}
+        main = [Distribution(self.members[0], node.reading) for node in draft.nodes[: draft.num_decisions]]
+        asked = [at for at in range(draft.num_decisions) if self._is_asked(cursor, at, draft, main[at], readings)]
+        if asked:
+            devices = [self.members[k].device_key for k in verifiers]
+            yield from of_each([self._read(k, readings[k], asked) for k in verifiers], devices)
+        for at in asked:
+            others = [self._distribution(k, readings[k], at) for k in verifiers]
+            if not self._keeps(at, draft, main[at], others, readings):
+                cursor.known = [main[at], *others]
+                return _Draft(draft.ids[:at], draft.nodes[: at + 1], ends=False)
+        return draft
+
+    def _draft_pool(self, draft: _Draft) -> Pool:
+        """Drafted tokens as the winner of a round."""
+        main = self.members[0]
+        pairs = zip(draft.nodes, draft.ids, strict=False)
+        log_probs = [Distribution(main, node.reading).log_prob(token) for node, token in pairs]
+        nll = span_nll(log_probs) or 0.0
+        candidate = Candidate(
+            text="",  # it follows from how much is taken
+            words=(),
+            ends=draft.ends,
+            ids={0: draft.ids},
+            order=(0, 0),
+            proposers=[0],
+            log_probs={0: log_probs},
+            nlls={0: nll},
+            score=nll,
+            decided_by=[nll],
+            end_token=draft.nodes[-1].reading.top[0] if draft.ends else None,
+        )
+        pool = Pool([member.vocabulary for member in self.members])
+        pool.fill([candidate])
+        pool.winner = candidate
+        pool.num_proposals[0] = 1
+        pool.weights = shares(self.weights)
+        pool.criterion = DRAFTED
+        return pool
+
+    def _drafted(self, cursor: VerifiedText) -> Requests[_Draft]:
+        """What the main model would write next, up to where it would end the text; all but its last token is read."""
+        main, prompt = self.members[0], cursor.prompt
+        most = self.strategy.num_tokens
+        if prompt.max_length is not None:
+            most = max(1, min(most, prompt.max_length - len(prompt.ids)))
+        nodes = [main.root(prompt.index)]
+        while len(nodes) <= most and main.room_after(nodes[-1]) >= 1:
+            if nodes[-1].reading is None:
+                yield ForwardRequest(0, [nodes[-1]])
+            token = nodes[-1].reading.top[0]
+            if token in main.eos_ids:
+                return _Draft([node.token for node in nodes[1:]], nodes, ends=True)
+            nodes.append(nodes[-1].add_child(token))
+        return _Draft([node.token for node in nodes[1:]], nodes, ends=False)
+
+    def _shortened(self, cursor: VerifiedText, draft: _Draft) -> _Draft:
+        """As much of a draft as every verifier's context holds, but one token at least."""
+        verifiers, ids = range(1, len(self.members)), draft.ids
+        while len(ids) > 1 and not all(cursor.holds(k, cursor.own_ids(k, ids)) for k in verifiers):
+            ids = ids[:-1]
+        return draft if ids == draft.ids else _Draft(ids, draft.nodes[: len(ids) + 1], ends=False)
+
+    def _reading(self, cursor: VerifiedText, member_index: int, draft: _Draft) -> _Reading:
+        member, ids = self.members[member_index], cursor.own_ids(member_index, draft.ids)
+        if not cursor.holds(member_index, ids):
+            ids = []  # it has no boundaries, and is not asked
+        nodes = member.path(cursor.prompt.index, ids)
+        if cursor.speaks_main[member_index]:
+            return _Reading(ids, nodes, [*range(len(ids) + 1)][: draft.num_decisions])
+        tail = cursor.tails[member_index]
+        whole, ends = tail + cursor.data(draft.ids), {0: 0}
+        pieces = itertools.accumulate(map(member.vocabulary.piece, ids), initial=b"")
+        for number, written in enumerate(pieces):
+            if not whole.startswith(written):
+                break
+            ends.setdefault(len(written), number)
+        starts = [len(tail + cursor.data(draft.ids[:at])) for at in range(draft.num_decisions)]
+        return _Reading(ids, nodes, [ends.get(start) for start in starts])
+
+    def _is_asked(
+        self, cursor: VerifiedText, at: int, draft: _Draft, main: Distribution, readings: dict[int, _Reading]
+    ) -> bool:
+        """Whether the verifiers are asked about a decision of the draft: where all have a boundary and a token after
+        it, and what they say can change it."""
+        is_end = at == len(draft.ids)
+        if not readings or not (is_end or cursor.data([draft.ids[at]])) or not self.strategy.asks(main):
+            return False
+        for reading in readings.values():
+            place = reading.places[at] if at < len(reading.places) else None
+            if place is None or (place == len(reading.ids)) != is_end:
+                return False
+        return not self.strategy.keeps_alone(self._log_prob(main, None if is_end else draft.ids[at]), self.weights)
+
+    def _read(self, member_index: int, reading: _Reading, asked: Sequence[int]) -> Requests[None]:
+        nodes = {id(node): node for node in (reading.nodes[reading.places[at] or 0] for at in asked)}
+        if missing := [node for node in nodes.values() if node.reading is None]:
+            yield ForwardRequest(member_index, missing)
+
+    def _distribution(self, member_index: int, reading: _Reading, at: int) -> Distribution:
+        return Distribution(self.members[member_index], reading.nodes[reading.places[at] or 0].reading)
+
+    def _keeps(
+        self,
+        at: int,
+        draft: _Draft,
+        main: Distribution,
+        others: Sequence[Distribution],
+        readings: dict[int, _Reading],
+    ) -> bool:
+        """Whether a decision of the draft stays, of those about which the verifiers are asked."""
+        is_end = at == len(draft.ids)
+        own = [None if is_end else reading.ids[reading.places[at] or 0] for reading in readings.values()]
+        pairs = list(zip(others, own, strict=True))
+        log_probs = [self._log_prob(other, token) for other, token in pairs]
+        likeliest = [other.reading.top[0] in (other.eos_ids if token is None else [token]) for other, token in pairs]
+        first = self._log_prob(main, None if is_end else draft.ids[at])
+        return self.strategy.keeps([first, *log_probs], likeliest, self.weights)
+
+    def _log_prob(self, member: Distribution, token: int | None) -> float:
+        return member.end_log_prob if token is None else member.log_prob(token)
