@@ -24,6 +24,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "online_rate": 1.0,
     },
 }
+# The same, but where a prompt without examples is no chat, members count as much as they predict it.
+PRESETS["mixed"] = PRESETS["robust"] | {"model_weights": "examples_or_prompt"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class AdaFuseConfig:
             One positive weight per member, the main model first, in the fused score. `None` is the uniform mean;
             `"prompt"` the softmax of minus the NLL per byte that each member gives the prompt, times
             `prompt_sharpness` (PackLLM). `"examples"`: the same of the answers in a few-shot prompt, which follow what
-            the prompt ends with (`Answer:`) in earlier lines; without any, the uniform mean. With nearly all weight a
+            the prompt ends with (`Answer:`) in earlier lines; without any, the uniform mean. `"examples_or_prompt"`:
+            likewise, but of a prompt without any that is no chat as `"prompt"`. With nearly all weight a
             member judges what all propose, but does not propose alone (unite, gac, majority: the text is its own).
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the

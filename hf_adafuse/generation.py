@@ -30,7 +30,7 @@ from .call.run import run_call
 from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
 from .decoding.strategies.registry import make_strategy
-from .members.mistral_tokenizers import as_usual
+from .members.mistral_tokenizers import fast_interface
 from .members.model_handle import inner_model_hint
 from .members.processor_request import ProcessorRequest
 from .transformers_compat import warn_of_untested_release, with_setting
@@ -87,8 +87,9 @@ class AdaFuseGenerationMixin(GenerationMixin):
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
         is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
-        if is_ours and getattr(self, "_adafuse_bound", None) is None:
-            warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config)
+        if is_ours:
+            is_bound = getattr(self, "_adafuse_bound", None) is not None
+            warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config, is_bound)
         images = read_images(self, kwargs) if is_ours else None
         if images is not None:  # else transformers encodes them here, before anything has been checked
             kwargs = {**without_images(kwargs, images), "adafuse_images": images}
@@ -138,7 +139,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
-            mode_kwargs["tokenizer"] = as_usual(ensemble.handles[0].tokenizer)  # stop strings need it
+            mode_kwargs["tokenizer"] = fast_interface(ensemble.handles[0].tokenizer)  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
 

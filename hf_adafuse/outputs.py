@@ -119,9 +119,9 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
         stats (`dict`): `rounds` (over all prompts), `words_per_round` (mean), `shares` (of rounds by number of words),
             and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`; what a method counts
             beside these, its class says.
-        confidence (`list[float]`): per prompt, how sure the members are of the text, from 0 to 1: the geometric mean of
-            the `confidences` of its words. This is a score. Only of a calibrated method it is the probability that the
-            answer is right. `None` of a text whose words have no confidences.
+        confidence (`list[float]`): per prompt, how sure the members are of the text, from 0 to 1: the product of
+            the `confidences` of its n words to the power of 1 / root of n. This is a score. Only of a calibrated method
+            it is the probability that the answer is right. `None` of a text whose words have no confidences.
     """
 
     rounds: Sequence[Sequence[AdaFuseRound]] | None = None

@@ -77,6 +77,11 @@ def _minor(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split(".")[:2])
 
 
+# Whether a pipeline hands its defaults to `generate()` in a `generation_config`. From transformers 5.23 on it passes
+# them as arguments, and only where the model's generation config says nothing.
+PIPELINES_PASS_A_CONFIG = _minor(transformers.__version__) < (5, 23)
+
+
 def cache_argument(parameters: Collection[str]) -> str | None:
     """The parameter of a model's `forward` that takes its cache or state, or `None` where there is none."""
     return next((name for name in CACHE_ARGUMENTS if name in parameters), None)

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from ..transformers_compat import make_processors, set_prepared_eos_ids
+from ..transformers_compat import PIPELINES_PASS_A_CONFIG, make_processors, set_prepared_eos_ids
 
 logger = logging.get_logger(__name__)
 
@@ -82,16 +82,18 @@ def requested_sampling(call: Mapping[str, Any], generation_config: Any, own: Any
     return SamplingRequest(bool(given.get("do_sample")), settings)
 
 
-def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any, own: Any) -> None:
+def warn_of_a_pipelines_default(call: Mapping[str, Any], generation_config: Any, own: Any, is_bound: bool) -> None:
     """
     Warn once that a call asks for sampling, where a pipeline of transformers may have written `do_sample=True` into it:
     pipelines do where the model's generation config says nothing. They pass no tokenizer.
 
     Args:
         call, generation_config, own: as of [`requested_sampling`].
+        is_bound (`bool`): whether anything is bound to the model.
     """
-    says_nothing = getattr(own, "do_sample", None) is None and call.get("tokenizer") is None
-    if says_nothing and requested_sampling(call, generation_config, own).do_sample:
+    may_be_argument = not is_bound and getattr(own, "do_sample", None) is None and call.get("tokenizer") is None
+    may_be_config = PIPELINES_PASS_A_CONFIG and call.get("do_sample") is None
+    if (may_be_argument or may_be_config) and requested_sampling(call, generation_config, own).do_sample:
         logger.warning_once(
             "Words are sampled, because the call says `do_sample=True`. A pipeline of transformers says so by itself "
             "where nothing else is said: pass `do_sample=False` for the greedy text, or bind the ensemble to the model "

@@ -31,8 +31,9 @@ a line of the input, and of the output:
   {"line": 1, "input": ..., "prompt": ..., "scores": [{"answer": " Lima", "log_likelihoods": [-0.1, -2.3],
    "tokens": [1, 2], "bytes": 5, "confidence": 0.503}, ...]}
 An answer begins with the space that parts it from the prompt. Per member: the log-likelihood in nats, and how many of
-its own tokens the answer has. `confidence` is the geometric mean over the words of the members' mean probability.
-`lossy` names the members, by number, whose tokenizer cannot represent an answer: they score what it gives instead."""
+its own tokens the answer has. `confidence` is the product over the n words of the members' mean probability, to the
+power of 1 / root of n. `lossy` names the members, by number, whose tokenizer cannot represent an answer: they score
+what it gives instead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

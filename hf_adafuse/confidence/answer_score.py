@@ -45,7 +45,7 @@ class AnswerScore:
 
     @property
     def confidence(self) -> float | None:
-        """How sure the members are of the answer: the geometric mean of `confidences`, as of [`AdaFuseOutput`]."""
+        """How sure the members are of the answer, as of [`AdaFuseOutput`]."""
         return text_confidence(self.confidences)
 
     def to_dict(self) -> dict[str, Any]:

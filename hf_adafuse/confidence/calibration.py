@@ -76,22 +76,25 @@ class Calibration:
     note: str | None = None
 
     @classmethod
-    def fit(cls, features: Any, is_right: Any) -> Calibration:
+    def fit(cls, features: Any, is_right: Any, penalties: Sequence[float] | None = None) -> Calibration:
         """
         Fit on questions with known answers.
 
         Args:
             features (array of shape `(num_questions, num_candidates, num_features)`): finite numbers.
             is_right (array of shape `(num_questions, num_candidates)`): 1 or `True` where the candidate is right.
+            penalties (`list[float]`, *optional*): per feature, the ridge penalty of its coefficients, positive: the
+                larger, the less it may say. By default 10 for each.
 
         Returns:
             the calibration. Where all candidates are right, or all wrong, nothing tells them apart: every probability
             is (right + 1) / (questions + 2), a warning says so, and so does `note`.
 
         Raises:
-            ValueError: other shapes, or values that are not finite, or not 0 and 1.
+            ValueError: other shapes, or values that are not finite, or not 0 and 1, or not positive.
         """
         values = _features(features)
+        own_penalties = _penalties(penalties, values.shape[2])
         labels = _labels(is_right, values.shape[:2])
         num_questions, num_candidates, num_features = values.shape
         means = values.mean(1)
@@ -111,8 +114,9 @@ class Calibration:
         )
         if labels.min() == labels.max():
             return blank._constant(num_questions, bool(labels.max()))
-        columns, penalties = blank._columns(values), blank._penalties()
-        found = fit_ridge_logistic(columns.reshape(-1, columns.shape[2]), labels.reshape(-1), penalties)
+        columns = blank._columns(values)
+        of_columns = blank._column_penalties(own_penalties)
+        found = fit_ridge_logistic(columns.reshape(-1, columns.shape[2]), labels.reshape(-1), of_columns)
         note = None
         if num_questions < FEW_QUESTIONS:
             note = f"fitted on {num_questions} questions only: its probabilities say little"
@@ -197,9 +201,10 @@ class Calibration:
         products = (places[..., None] * prompt[:, :, None, :]).reshape(*shape, num_candidates * num_features)
         return np.concatenate([np.ones((*shape, 1)), own, np.broadcast_to(prompt, own.shape), places, products], axis=2)
 
-    def _penalties(self) -> Any:
-        numbers = (1, 2 * self.num_features, self.num_candidates, self.num_candidates * self.num_features)
-        return np.repeat([_INTERCEPT_PENALTY, FEATURE_PENALTY, PLACE_PENALTY, PRODUCT_PENALTY], numbers)
+    def _column_penalties(self, of_features: Any) -> Any:
+        places = np.full(self.num_candidates, PLACE_PENALTY)
+        products = np.full(self.num_candidates * self.num_features, PRODUCT_PENALTY)
+        return np.concatenate([[_INTERCEPT_PENALTY], of_features, of_features, places, products])
 
     def _with(self, found: Any, note: str | None) -> Calibration:
         """This calibration with other coefficients, in the order of the columns."""
@@ -226,7 +231,7 @@ class Calibration:
             "them apart, and every probability is the same"
         )
         warnings.warn(f"The calibration falls back: {note}. Fit it on more questions.", UserWarning, stacklevel=3)
-        found = np.zeros(len(self._penalties()))
+        found = np.zeros(1 + 2 * self.num_features + self.num_candidates * (1 + self.num_features))
         found[0] = np.log(num_questions + 1) * (1 if is_right else -1)
         return self._with(found, note)
 
@@ -246,6 +251,18 @@ def _features(features: Any) -> Any:
         raise ValueError(
             f"`features` must be finite numbers, but features{list(at)} is {values[at]}. Replace what is not known by "
             "the mean of the others."
+        )
+    return values
+
+
+def _penalties(penalties: Sequence[float] | None, num_features: int) -> Any:
+    if penalties is None:
+        return np.full(num_features, FEATURE_PENALTY)
+    values = _array("penalties", penalties)
+    if values.shape != (num_features,) or not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(
+            f"`penalties` must be {num_features} positive numbers, one per feature, but are {penalties!r}. Leave them "
+            "out for the default."
         )
     return values
 

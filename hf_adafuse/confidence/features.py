@@ -13,8 +13,11 @@ Of an answer:
 - `log-probability per byte, authors`: the mean of S_k / bytes over the members whose own answer it is.
 - `log-probability per byte, others`: the same over the other members; over the authors where there is no other. The
   cross-model perplexity (arXiv 2603.25450), as a logarithm.
+- `log-probability, authors`: the mean of S_k over the authors: how sure they are of the whole of it.
 - `disagreement`: the standard deviation of S_k / bytes over the members (cross-model disagreement, arXiv 2604.17112).
-- `word confidence`: the mean over words of log sum_k w_k p_k(word): the logarithm of this package's confidence score.
+- `word confidence`: the mean over words of log sum_k w_k p_k(word).
+- `word confidence, whole`: the sum of the same.
+- `word confidence, worst`: the lowest of the same.
 - `agreement`: the share of the weight of the members whose own answer it is, but for space around it. Self-consistency
   (arXiv 2203.11171) over members.
 - `agreement, normalized`: the same, without case, articles, and punctuation around words.
@@ -59,14 +62,21 @@ _PER_MEMBER = ("log-probability per token", "log-probability per byte", "log-pro
 _OF_ANSWER = [
     "log-probability per byte, authors",
     "log-probability per byte, others",
+    "log-probability, authors",
     "disagreement",
     "word confidence",
+    "word confidence, whole",
+    "word confidence, worst",
     "agreement",
     "agreement, normalized",
     "agreement, last number",
     "agreement, words",
     "length",
 ]
+# The ridge penalties of a calibration: of the features that say how sure members are of a whole answer, of each rating,
+# and of all other features. Chosen on TriviaQA and SQuAD with three small models (docs/confidence.md).
+_OF_THE_WHOLE = ("log-probability, authors", "word confidence, whole")
+_SURE, _RATING, _OTHER = 3.0, 10.0, 30.0
 _OF_PROMPT = ("first entropy", "prompt cost", "question cost")
 
 Row = list[float | None]
@@ -116,6 +126,13 @@ def feature_names(num_members: int, with_ratings: bool = False) -> list[str]:
     own = [f"{name}, member {k}" for name in _PER_MEMBER for k in members]
     ratings = [f"rating, member {k}" for k in members if with_ratings]
     return [*own, *_OF_ANSWER, *(f"{name}, member {k}" for name in _OF_PROMPT for k in members), *ratings]
+
+
+def feature_penalties(num_members: int, with_ratings: bool = False) -> list[float]:
+    """The `penalties` of a calibration by these features, in their order: what says by itself how sure the members are
+    of a whole answer may say more than the many others; ratings as much as a calibration of ratings alone allows."""
+    names = feature_names(num_members, with_ratings)
+    return [_SURE if name in _OF_THE_WHOLE else _RATING if name.startswith("rating") else _OTHER for name in names]
 
 
 def answer_features(
@@ -189,7 +206,7 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
     per_byte = [None if value is None else value / max(answer.num_bytes, 1) for value in sums]
     per_token = [None if value is None else value / count for value, count in zip(sums, counts, strict=True)]
     worst: Row = [min(map(math.fsum, filter(None, of_member)), default=None) for of_member in answer.log_probs]
-    confidences = word_log_confidences(answer.log_probs, weights)
+    confidences = [value for value in word_log_confidences(answer.log_probs, weights) if value is not None]
     authors = [value for k, value in enumerate(per_byte) if k in answer.authors]
     others = [value for k, value in enumerate(per_byte) if k not in answer.authors]
     own = _Said(answer.text)
@@ -200,8 +217,11 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
         *worst,
         _known_mean(authors or others),
         _known_mean(others or authors),
+        _known_mean([value for k, value in enumerate(sums) if k in answer.authors] or sums),
         _spread(per_byte),
         _known_mean(confidences),
+        math.fsum(confidences) if confidences else None,
+        min(confidences, default=None),
         _share([one is not None and one.text == own.text for one in said], weights),
         _share([one is not None and one.words == own.words for one in said], weights),
         _share([one is not None and own.number is not None and one.number == own.number for one in said], weights),

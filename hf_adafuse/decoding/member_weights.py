@@ -23,7 +23,7 @@ class MemberWeights:
     Args:
         config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness` and `online_rate`.
         prompt_nlls (`list[float]`): per member, its NLL of the prompt, or of the answers in it, in nats per byte; used
-            for `model_weights="prompt"` and `"examples"`: the weights are the softmax of minus these, times the
+            for `model_weights` that are named, like `"prompt"`: the weights are the softmax of minus these, times the
             sharpness (PackLLM, arXiv 2404.11531; of the answers: this project). NaN where there is no such text for a
             member: then all count alike.
         num_members (`int`)

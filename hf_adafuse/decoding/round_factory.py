@@ -124,7 +124,7 @@ class RoundFactory:
         return SpanRound(self.members, self._make_proposers(method), selector, method.needs_logits)
 
     def _make_selector(self, strategies: Sequence[SpanStrategy], weights: PromptWeights) -> Selector:
-        return Selector([member.vocabulary for member in self.members], self.config, strategies, self._rule, weights)
+        return Selector([member.vocabulary for member in self.members], strategies, self._rule, weights)
 
     def _make_proposers(self, method: SpanStrategy) -> list[Proposer]:
         return [method.make_proposer(index, self.members, self._rule) for index in range(len(self.members))]

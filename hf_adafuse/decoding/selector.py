@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ..confidence.word_confidence import word_confidences
-from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
 from .member_weights import PromptWeights, shares
 from .pool import Candidate, Pool
@@ -30,7 +29,6 @@ class Selector:
 
     Args:
         vocabularies (`list[Vocabulary]`): of the members, the main model first.
-        config (`AdaFuseConfig`)
         strategies (`list[SpanStrategy]`): per prompt.
         rule (`WordRule`): what a word is.
         weights (`PromptWeights`): how much each member counts for a prompt.
@@ -39,13 +37,11 @@ class Selector:
     def __init__(
         self,
         vocabularies: Sequence[Vocabulary],
-        config: AdaFuseConfig,
         strategies: Sequence[SpanStrategy],
         rule: WordRule,
         weights: PromptWeights,
     ) -> None:
         self._vocabularies = vocabularies
-        self._config = config
         self._strategies = strategies
         self._rule = rule
         self._weights = weights

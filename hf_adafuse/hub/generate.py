@@ -39,7 +39,7 @@ def generate(inputs: Any = None, *args: Any, model: Any, **kwargs: Any) -> Any:
     generation_config = args[0] if args else kwargs.get("generation_config")
     settings = with_settings(model, generation_config, kwargs, explicit)
     if settings["adafuse_config"] is not False:
-        warn_of_a_pipelines_default(kwargs, generation_config, model.generation_config)
+        warn_of_a_pipelines_default(kwargs, generation_config, model.generation_config, is_bound=False)
     return _view(model, base).generate(inputs, *args, **settings)
 
 

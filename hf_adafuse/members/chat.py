@@ -25,7 +25,7 @@ from typing import Any
 from transformers import BatchEncoding
 from transformers.utils import logging
 
-from .mistral_tokenizers import as_usual
+from .mistral_tokenizers import fast_interface
 from .prompt_inputs import check_tokenizer_list, pad_left
 from .vocabulary import vocabulary_of
 
@@ -118,7 +118,7 @@ def chat_inputs(
             "`add_generation_prompt` must be False with `continue_final_message`, but is True. Choose one of the two."
         )
     check_tokenizer_list(tokenizers)
-    tokenizers = [as_usual(tokenizer) for tokenizer in tokenizers]
+    tokenizers = [fast_interface(tokenizer) for tokenizer in tokenizers]
     variables = _template_variables(template_kwargs, tokenizers)
     variables |= {"tools": tools and list(tools), "documents": documents and list(documents)}
     conversations = _conversations(messages)
@@ -146,7 +146,7 @@ def rendered_turn(tokenizer: Any, content: str, **variables: Any) -> tuple[str, 
     Raises:
         ValueError: the template refuses the message.
     """
-    tokenizer = as_usual(tokenizer)
+    tokenizer = fast_interface(tokenizer)
     has_template = bool(_template(tokenizer))
     options = (variables or {"enable_thinking": False}) if has_template else {"chat_template": PLAIN_TEMPLATE}
     messages = [{"role": "user", "content": content}]
@@ -234,7 +234,7 @@ def _check_plain(tokenizer: Any, index: int, conversations: Sequence[list[Any]],
 
 def _template(tokenizer: Any) -> Any:
     """A tokenizer's chat template, or its templates by name; `None` where it has none."""
-    return getattr(as_usual(tokenizer), "chat_template", None)
+    return getattr(fast_interface(tokenizer), "chat_template", None)
 
 
 def loses_template(tokenizer: Any, prompt: Sequence[int], other: Any, other_prompt: Sequence[int]) -> bool:
@@ -276,7 +276,7 @@ def _special_marks(tokenizer: Any) -> list[str]:
 
 
 def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    tokenizer = as_usual(tokenizer)
+    tokenizer = fast_interface(tokenizer)
     ordinary, marks = _ordinary_marks(tokenizer), _special_marks(tokenizer)
     try:  # what follows a user's message; templates without special tokens have nothing else to be known by
         probe = [{"role": "user", "content": _PROBE}]

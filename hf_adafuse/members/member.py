@@ -111,7 +111,7 @@ class Member(ABC):
         Args:
             prompts, processors, cache, can_share: as of `MemberInputs`.
             num_top (`int`): how many of the best tokens are read after each token.
-            weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, `"prompt"` or `"examples"`.
+            weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, as of [`prompt_nll`].
             with_costs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_costs`.
         """
         self._reader = self._make_reader(processors, num_top)

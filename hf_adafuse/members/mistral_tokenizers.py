@@ -24,7 +24,7 @@ _KNOWN_VARIABLES = ("tools", "reasoning_effort")
 _PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "a"})
 
 
-def as_usual(tokenizer: Any) -> Any:
+def fast_interface(tokenizer: Any) -> Any:
     """A tokenizer with the interface of a fast one: itself, or a [`MistralTokenizer`] of mistral-common's."""
     if not any(one.__name__ == _BACKEND for one in type(tokenizer).__mro__):
         return tokenizer
@@ -35,7 +35,7 @@ def as_usual(tokenizer: Any) -> Any:
 
 def encode_marks(tokenizer: Any, text: str) -> list[int]:
     """The ids of a text in which special tokens are spelled out; no beginning or end of a sequence is added."""
-    tokenizer = as_usual(tokenizer)
+    tokenizer = fast_interface(tokenizer)
     if not text:
         return []
     if isinstance(tokenizer, MistralTokenizer):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .vocabulary import Vocabulary
 
@@ -20,14 +20,17 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     Args:
         vocabulary (`Vocabulary`), ids (`list[int]`): the member's, all of the prompt.
         log_probs (`list[float]`): of its last ids (nats).
-        weighting (`str`): `"prompt"`; `"examples"`: of the tokens that write the answers of its examples; `"question"`:
-            of what comes after its last empty line, or of all where it has none.
+        weighting (`str`): `"prompt"`; `"examples"`: of the tokens that write the answers of its examples;
+            `"examples_or_prompt"`: of these, or, where it has no examples and is no chat, of all; `"question"`: of what
+            comes after its last empty line, or of all where it has none.
     """
     pieces = [vocabulary.piece(token) for token in ids]
     ends = list(itertools.accumulate(map(len, pieces)))
     text = b"".join(pieces)
     start = text.rstrip().rfind(b"\n\n") + 2 if weighting == "question" and b"\n\n" in text.rstrip() else 0
-    spans = answer_spans(text) if weighting == "examples" else [(start, ends[-1])]
+    spans = [(start, ends[-1])]
+    if weighting == "examples" or (weighting == "examples_or_prompt" and (is_chat(pieces) or answer_spans(text))):
+        spans = answer_spans(text)
     first = len(ids) - len(log_probs)
     read = [
         (value, len(piece))
@@ -36,6 +39,12 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     ]
     num_bytes = sum(size for _, size in read)
     return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan
+
+
+def is_chat(pieces: Sequence[bytes]) -> bool:
+    """Whether a prompt of these tokens has special ones, which have no text, behind its beginning: chat templates put
+    them."""
+    return any(not piece for piece in itertools.dropwhile(lambda piece: not piece, pieces))
 
 
 _COLONS = (b":", "\uff1a".encode())  # the second is that of Chinese and Japanese

@@ -12,13 +12,10 @@ from typing import Any
 
 import torch
 
-from ..servers.queries import ServerError
+from ..servers.queries import Query, ServerError
 from ..trees.backend import Backend, ForwardError
 from ..trees.kv_cache import KeysValues
 from ..trees.nodes import Node
-
-# ids of a text, tokens asked for after it, greedy steps
-Asked = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class ServedBackend(Backend):
@@ -66,7 +63,7 @@ class ServedBackend(Backend):
         asked = [(node, self._query(node)) for node in nodes]
         return lambda: self.ask([query for _, query in asked]), partial(self._apply_answer, asked)
 
-    def ask(self, queries: Sequence[Asked]) -> Any:
+    def ask(self, queries: Sequence[Query]) -> Any:
         """
         Send one request, or several where it is too large. This touches no tree, so another thread may run it.
 
@@ -78,12 +75,12 @@ class ServedBackend(Backend):
         except ServerError as error:
             raise ForwardError(str(error)) from error
 
-    def _apply_answer(self, asked: Sequence[tuple[Node, Asked]], answers: Any) -> list[Node]:
-        """Give nodes what is known of them now; returns the nodes that were asked for, and those of greedy walks."""
+    def _apply_answer(self, asked: Sequence[tuple[Node, Query]], answers: Any) -> list[Node]:
+        """Give nodes their log-probabilities. Returns the nodes that were asked for, and those of greedy walks."""
         self.num_forwards += 1
         read = []
-        for (node, (ids, _, _)), steps in zip(asked, answers, strict=True):
-            self.num_tokens += len(ids)
+        for (node, query), steps in zip(asked, answers, strict=True):
+            self.num_tokens += len(query.ids)
             for number, step in enumerate(steps):
                 if number:
                     node = node.add_child(steps[number - 1].chosen)
@@ -94,13 +91,13 @@ class ServedBackend(Backend):
                 read.append(node)
         return read
 
-    def _query(self, node: Node) -> Asked:
+    def _query(self, node: Node) -> Query:
         tree = self.trees[node.prompt_index]
         ids, tokens = tree.ids_to(node), self.wanted.pop(node, None) or set()
         steps = 0
         if node.reading is None and (node is tree.root or not tokens):
             steps = max(1, min(self._num_steps(node.position - tree.root.position), self.model.room(len(ids))))
-        return tuple(ids), tuple(sorted(tokens)), steps
+        return Query(tuple(ids), tuple(sorted(tokens)), steps)
 
     def _num_steps(self, depth: int) -> int:
         """Of a walk from so far below the prefix: twice as many where it goes on, as a long word takes fewer requests.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .mistral_tokenizers import as_usual
+from .mistral_tokenizers import fast_interface
 
 # Variables of chat templates that switch thinking: Qwen3 and most others, Granite and DeepSeek-V3.1.
 SWITCHES = ("enable_thinking", "thinking")
@@ -44,7 +44,7 @@ _FORMATS = (
 
 def thinking_format(tokenizer: Any) -> ThinkingFormat | None:
     """How the model of this tokenizer thinks, as its chat template says; `None` of one that answers at once."""
-    templates = getattr(as_usual(tokenizer), "chat_template", None)
+    templates = getattr(fast_interface(tokenizer), "chat_template", None)
     text = "".join(templates.values()) if isinstance(templates, dict) else templates or ""
     if "<|channel|>" in text and "analysis" in text:
         return _FORMATS[-1]

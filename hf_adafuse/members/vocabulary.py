@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
-from .mistral_tokenizers import MistralTokenizer, as_usual
+from .mistral_tokenizers import MistralTokenizer, fast_interface
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
@@ -302,7 +302,7 @@ def _special_token_settings(tokenizer: Any) -> Any:
 def _copied(tokenizer: Any) -> Any:
     """A copy with settings and added tokens of its own. It shares the model, with vocabulary and merges, which nobody
     changes who uses a tokenizer: for 262,144 tokens copying them takes seconds."""
-    tokenizer = as_usual(tokenizer)
+    tokenizer = fast_interface(tokenizer)
     if isinstance(tokenizer, MistralTokenizer):
         return copy.copy(tokenizer)  # nothing can be added to it
     most = max(10_000, len(tokenizer.added_tokens_decoder))  # what holds more is no table of added tokens

@@ -15,7 +15,7 @@ from ..config import PRESETS, AdaFuseConfig
 from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
-from ..members.mistral_tokenizers import as_usual
+from ..members.mistral_tokenizers import fast_interface
 from ..members.model_handle import servers_of
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
@@ -59,7 +59,7 @@ class ServedEnsemble:
     @property
     def is_chat(self) -> bool:
         """Whether a member has a chat template, so that conversations can be asked."""
-        return any(getattr(as_usual(tokenizer), "chat_template", None) for tokenizer in self.ensemble.tokenizers)
+        return any(getattr(fast_interface(tokenizer), "chat_template", None) for tokenizer in self.ensemble.tokenizers)
 
     @functools.cached_property
     def takes_system(self) -> bool:

@@ -150,12 +150,10 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             found.eos_token_id = eos_token_id if isinstance(eos_token_id, int) else list(eos_token_id)
         self.generation_config = found
 
-    def ask(
-        self, queries: Sequence[tuple[tuple[int, ...], tuple[int, ...], int]], num_top: int
-    ) -> list[list[GreedyStep]]:
-        """As of [`ServerApi.ask`]; a query is the ids of a text, the tokens that are asked for, and greedy steps. An
-        answer of a server that has been away is taken only if it is the same one."""
-        found = self.api.ask([Query(*query) for query in queries], num_top)
+    def ask(self, queries: Sequence[Query], num_top: int) -> list[list[GreedyStep]]:
+        """The steps that answer each query; see [`ServerApi.ask`]. Where the server has been away, it must still be the
+        same one."""
+        found = self.api.ask(queries, num_top)
         self.api.check_same()
         return found
 

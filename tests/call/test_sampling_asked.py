@@ -16,6 +16,7 @@ from transformers.utils.logging import warning_once
 
 import hf_adafuse.pipelines
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+from hf_adafuse.call import sampling
 from hf_adafuse.call.sampling import SamplingRequest, requested_sampling, warper_of
 
 pytestmark = PEFT_WARNINGS
@@ -296,6 +297,23 @@ def test_an_ensemble_in_the_arguments_of_a_pipeline(task, bound, caplog, tmp_pat
         assert len(ids_of(task_pipe, do_sample=False, **given)) == 1
     assert caplog.text.count("pass `do_sample=False` for the greedy text") == samples_unasked
     assert len(ids_of(task_pipe, do_sample=True, **given)) > 1
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_config_that_samples_is_warned_of_where_it_may_be_a_pipelines(is_old, caplog, monkeypatch):
+    monkeypatch.setattr(sampling, "PIPELINES_PASS_A_CONFIG", is_old)
+    own, asks = GenerationConfig(do_sample=False), GenerationConfig(do_sample=True)
+    for call, config, warns in [
+        ({}, asks, is_old),
+        ({"do_sample": True}, asks, False),
+        ({"do_sample": False}, asks, False),
+        ({}, GenerationConfig(), False),
+    ]:
+        warning_once.cache_clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), propagating():
+            sampling.warn_of_a_pipelines_default(call, config, own, is_bound=True)
+        assert caplog.text.count("pass `do_sample=False` for the greedy text") == warns
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from support.jobs import PAIR, killed_after, lines_of, questions, read_json, wri
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, demo, enable_adafuse
 from hf_adafuse.cli import main, members
 from hf_adafuse.confidence import Calibration
-from hf_adafuse.confidence.features import filled
+from hf_adafuse.confidence.features import feature_names, filled
 from hf_adafuse.demo.data import PROMPT
 from hf_adafuse.ensemble import AdaFuseEnsemble as EnsembleSpec
 from hf_adafuse.lab.evaluation import fitting
@@ -249,6 +249,22 @@ def test_a_line_may_have_a_metric_of_its_own(again):
     write_lines(again.folder / "dev.jsonl", [{**lines[0], "metric": "f1"}, *lines[1:]])
     done = again()
     assert done.code == 2 and "line 1 of dev.jsonl: `metric` must be one of ['exact_match'" in done.err
+
+
+def test_the_members_may_rate_the_answers(fit, monkeypatch):
+    choosing("select", monkeypatch)
+    write_lines(fit.folder / "dev.jsonl", ASKED[:3])
+    done = fit("--with-ratings")
+    assert done.code == 0, done.err
+    file = read_json(fit.file)
+    config = AdaFuseConfig.coerce(fit.file)
+    assert config.method_options["with_ratings"] and file["evidence"]["with_ratings"]
+    assert file["adafuse_config"]["calibration"]["features"] == feature_names(2, True)
+    answers = lines_of(fit.folder / "adafuse.json.answers/members.jsonl")[0]["answers"]
+    assert {len(one["features"]) for one in answers} == {len(feature_names(2, True))}
+    assert all(1 <= rating <= 5 for one in answers for rating in one["features"][-2:])
+    assert main(["generate", PROMPTS[0], "--adafuse", "adafuse.json", *NEW]) == 0
+    assert "`--with-ratings` must be true" in fit().err
 
 
 def failing(monkeypatch, kind, prompts):

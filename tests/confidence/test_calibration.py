@@ -64,6 +64,24 @@ def test_a_fit_of_one_feature_by_hand():
     assert np.allclose(got, expected, atol=1e-7)
 
 
+def test_a_feature_of_a_larger_penalty_says_less():
+    """By the definition of the minimum: with an infinite penalty it is as if it were not there."""
+    features, is_right = questions(np.random.default_rng(14), 80)
+    first = Calibration.fit(features[:, :, :1], is_right).probabilities(features[:, :, :1])
+    both = Calibration.fit(features, is_right)
+    shut = Calibration.fit(features, is_right, [10.0, 1e9])
+    assert abs(shut.own[1]) < 1e-6 < abs(both.own[1]) < abs(Calibration.fit(features, is_right, [10.0, 0.1]).own[1])
+    products = np.abs(np.array(shut.products)[:, 1]).max()
+    assert np.abs(shut.probabilities(features) - first).max() < 0.02 + products
+    assert Calibration.fit(features, is_right, [10.0, 10.0]) == both
+
+
+@pytest.mark.parametrize("penalties", [[1.0], [1.0, 0.0], [1.0, float("nan")], "ab"])
+def test_penalties_that_are_none(penalties):
+    with pytest.raises(ValueError, match="`penalties` must be"):
+        Calibration.fit(*questions(np.random.default_rng(15), 10), penalties)
+
+
 def test_chosen_answers_are_right_more_often_than_the_best_member():
     rng = np.random.default_rng(1)
     calibration = Calibration.fit(*questions(rng, 100))

@@ -14,6 +14,7 @@ from hf_adafuse.confidence.features import (
     PromptFacts,
     answer_features,
     feature_names,
+    feature_penalties,
     filled,
     normalized_answer,
 )
@@ -39,7 +40,10 @@ def test_formulas():
     assert (lima["log-probability per byte, authors"], lima["log-probability per byte, others"]) == (-0.15, -0.3)
     assert lima["disagreement"] == pytest.approx(0.075)
     words = [0.75 * math.exp(-1) + 0.25 * math.exp(-2), 0.75 * math.exp(-0.5) + 0.25 * math.exp(-1)]
+    assert lima["log-probability, authors"] == -1.5 and oslo["log-probability, authors"] is None
     assert lima["word confidence"] == pytest.approx(sum(map(math.log, words)) / 2)
+    assert lima["word confidence, whole"] == pytest.approx(sum(map(math.log, words)))
+    assert lima["word confidence, worst"] == pytest.approx(min(map(math.log, words)))
     assert (lima["agreement"], oslo["agreement"]) == (0.75, 0.25)
     assert lima["length"] == math.log(11)
     assert (oslo["log-probability, member 1"], oslo["worst word, member 1"]) == (None, None)
@@ -87,6 +91,14 @@ def test_every_feature_is_documented():
     names = feature_names(3, with_ratings=True)
     assert documented == list(dict.fromkeys(re.sub(r"member \d", "member k", name) for name in names))
     assert len(set(names)) == len(names) and names[: len(feature_names(3))] == feature_names(3)
+
+
+def test_every_feature_has_a_penalty():
+    for with_ratings in (False, True):
+        penalties = dict(zip(feature_names(2, with_ratings), feature_penalties(2, with_ratings), strict=True))
+        assert penalties["log-probability, authors"] == penalties["word confidence, whole"] == 3.0
+        assert penalties["length"] == penalties["prompt cost, member 1"] == 30.0
+        assert penalties.get("rating, member 1", 10.0) == 10.0
 
 
 def test_confidences_too_small_for_a_number_have_a_logarithm():

@@ -27,8 +27,10 @@ def test_rounding_does_not_lead_beyond_one():
     assert word_confidences([[[1e-7]]], [1.0]) == [1.0]
 
 
-def test_the_confidence_of_a_text_is_the_geometric_mean():
-    assert text_confidence([0.5, None, 0.125]) == pytest.approx(0.25)
+def test_the_confidence_of_a_text_falls_with_its_words():
+    assert text_confidence([0.5, None, 0.125]) == pytest.approx(0.5 ** (4 / 2**0.5))
+    assert text_confidence([0.3]) == pytest.approx(0.3)
+    assert text_confidence([0.9] * 9) == pytest.approx(0.9**3)  # between the product and the geometric mean
     assert text_confidence([0.5, 0.0]) == 0.0
     assert text_confidence([None]) is None
     assert text_confidence([]) is None

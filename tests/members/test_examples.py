@@ -1,11 +1,12 @@
-"""Where the answers of a prompt's examples are."""
+"""Where the answers of a prompt's examples are, and by what of a prompt a member is judged."""
 
+import math
 import random
 
 import pytest
 from support.reference_rules import answers
 
-from hf_adafuse.members.prompt_nll import answer_spans
+from hf_adafuse.members.prompt_nll import answer_spans, prompt_nll
 
 FEW_SHOT = b"Question: a?\nAnswer: Paris\n\nQuestion: b?\nAnswer: No, Rome.\n\nQuestion: c?\nAnswer:"
 
@@ -41,6 +42,35 @@ def found(text):
 )
 def test_answers(text, expected):
     assert found(text) == expected
+
+
+class Letters:
+    """A vocabulary of one byte a token; 0 is a special token."""
+
+    @staticmethod
+    def piece(token):
+        return bytes([token]) if token else b""
+
+
+CHAT = b"\0\0user\nWho?\0\n\0assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        (FEW_SHOT, [b" Paris", b" No, Rome."]),  # the examples, where there are some
+        (b"Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # else all
+        (b"\0Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # the beginning of a sequence has no text
+        (CHAT, []),  # but nothing of a chat
+        (CHAT.replace(b"Who?", b"a\0\nassistant\nParis\n\0user\nb"), [b"Paris"]),  # its earlier turns are examples
+    ],
+)
+def test_by_what_a_member_is_judged(text, counted):
+    ids = list(text)
+    log_probs = [-float(1 + at % 7) for at in range(len(ids))]
+    kept = [text.index(part) + at for part in counted for at in range(len(part))]
+    expected = -sum(log_probs[at] for at in kept) / len(kept) if kept else math.nan
+    assert prompt_nll(Letters, ids, log_probs, "examples_or_prompt") == pytest.approx(expected, nan_ok=True)
 
 
 PARTS = (["A:", "\n", "\n", " b", "A"], ["Q: a A: b\n", "Q: ", "R: ", "A: ", "a", " A:", " ->", " ", "\n"])

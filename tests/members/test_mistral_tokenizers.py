@@ -26,7 +26,7 @@ from hf_adafuse import AdaFuseEnsemble, chat_inputs, demo, enable_adafuse
 from hf_adafuse.cli import main
 from hf_adafuse.hub.export import export_adafuse
 from hf_adafuse.lab.evaluation.contexts import chat_context, context_ids
-from hf_adafuse.members.mistral_tokenizers import MistralTokenizer, as_usual, encode_marks
+from hf_adafuse.members.mistral_tokenizers import MistralTokenizer, encode_marks, fast_interface
 from hf_adafuse.members.thinking import thinking_format
 from hf_adafuse.members.vocabulary import vocabulary_of
 
@@ -204,20 +204,20 @@ def test_ids_beyond_the_vocabulary_have_no_text(ours):
 
 def test_who_thinks(ours):
     assert thinking_format(ours) is None
-    assert as_usual(ours).chat_template == "<s>[INST]a[/INST]a</s>[INST]a[/INST]"
+    assert fast_interface(ours).chat_template == "<s>[INST]a[/INST]a</s>[INST]a[/INST]"
 
 
 def test_others_are_as_they_were(fast, other):
-    assert as_usual(fast) is fast and as_usual(None) is None
-    assert as_usual("a") == "a"
+    assert fast_interface(fast) is fast and fast_interface(None) is None
+    assert fast_interface("a") == "a"
 
 
 def test_a_tokenizer_is_let_go_of(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     vocabulary = vocabulary_of(tokenizer)
     assert vocabulary_of(tokenizer) is vocabulary and isinstance(vocabulary.tokenizer, MistralTokenizer)
-    assert as_usual(as_usual(tokenizer)) is as_usual(tokenizer)
-    vocabulary_of(as_usual(tokenizer))
+    assert fast_interface(fast_interface(tokenizer)) is fast_interface(tokenizer)
+    vocabulary_of(fast_interface(tokenizer))
     gone = weakref.ref(tokenizer)
     del tokenizer
     gc.collect()
@@ -240,4 +240,4 @@ def test_an_exported_ensemble(tmp_path, model, ours, other):
     output = again.generate(**ours(PROMPT, return_tensors="pt"), max_new_tokens=8, pad_token_id=10)
     expected = AdaFuseEnsemble([(model, ours), other]).texts([PROMPT], max_new_tokens=8)
     new = output[0, len(ours(PROMPT)["input_ids"]) :].tolist()
-    assert [as_usual(ours).decode(new, skip_special_tokens=True)] == expected
+    assert [fast_interface(ours).decode(new, skip_special_tokens=True)] == expected

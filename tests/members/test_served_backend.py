@@ -22,9 +22,9 @@ class Counting:
         return self.most - num_ids
 
     def ask(self, queries, num_top):
-        self.asked += [(len(ids), steps) for ids, _, steps in queries]
-        assert all(1 <= steps <= max(1, self.room(len(ids))) for ids, _, steps in queries)
-        walks = [range(ids[-1] + 1, ids[-1] + 1 + steps) for ids, _, steps in queries]
+        self.asked += [(len(query.ids), query.num_steps) for query in queries]
+        assert all(1 <= query.num_steps <= max(1, self.room(len(query.ids))) for query in queries)
+        walks = [range(query.ids[-1] + 1, query.ids[-1] + 1 + query.num_steps) for query in queries]
         return [[GreedyStep((token, 0), {token: -0.1, 0: -3.0}, token) for token in walk] for walk in walks]
 
 

@@ -235,9 +235,14 @@ def answers(text):
 
 
 def prompt_nll(m, ids, weights):
-    """Nats per byte of the prompt's text, or its answers, of the tokens after the first that have text."""
+    """Nats per byte of the prompt's text, or its answers where it has some, of the tokens after the first with text."""
     total, size = 0.0, 0
-    marks = answers(b"".join(m.token_bytes(token) for token in ids)) if weights == "examples" else None
+    marks = None if weights == "prompt" else answers(b"".join(m.token_bytes(token) for token in ids))
+    if weights == "examples_or_prompt" and not any(marks):
+        pieces = [m.token_bytes(token) for token in ids]
+        while pieces and not pieces[0]:
+            pieces = pieces[1:]
+        marks = marks if b"" in pieces else None  # of a chat nothing counts
     at = len(m.token_bytes(ids[0]))
     m.logits(tuple(ids[:-1]) or tuple(ids))
     for end in range(1, len(ids)):

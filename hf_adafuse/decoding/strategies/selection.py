@@ -33,7 +33,8 @@ class Select(WholeAnswers):
     """
     Every member answers alone, greedily or sampled, and every member scores every answer. With a calibration the answer
     that is most likely right is taken, and `confidence` is that probability. Without one, the answer of the highest
-    confidence score is taken: the geometric mean over its words of the members' mean probability.
+    geometric mean over its words of the members' mean probability is taken: `confidence`, which falls with the number
+    of words, would prefer short answers.
 
     Args:
         calibration (`dict` or `str`, *optional*): what `Calibration.to_dict()` gave, or the name of the `adafuse.json`

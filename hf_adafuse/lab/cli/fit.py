@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question], template: str) -> FitReport:
+    from ...confidence.features import feature_penalties
     from ..evaluation.fitting import Answered, best_of, judge
     from ..evaluation.headroom import Headroom, Same, vote
     from .fit_answers import drawn_answers, said_by, sames_of, score_of
@@ -97,6 +98,7 @@ def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question
             rows=[one.rows for one in said],
             fused=[_scored(fused[one.question.line], one, args.metric) for one in said],
             groups=[one.question.prompt for one in said],
+            penalties=feature_penalties(num_members, args.with_ratings),
         )
     )
     paths = jobs.paths()

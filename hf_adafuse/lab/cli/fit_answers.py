@@ -68,7 +68,7 @@ class PanelJobs:
         self._args = args
         self._questions = questions
         self._folder = Path(f"{args.output}.answers")
-        names = ("model", "assistant", "dtype", "chat", "stop", "max_new_tokens", "few_shot")
+        names = ("model", "assistant", "dtype", "chat", "stop", "max_new_tokens", "few_shot", "with_ratings")
         self._settings = {name: getattr(args, name) for name in names} | {"template": template.text}
         self._loaded: list[Any] | None = None
         self._begun: set[str] = set()
@@ -95,7 +95,7 @@ class PanelJobs:
 
     def members(self, number: int | None = None) -> list[Record]:
         """Every member's own answers, to the first so many questions or all, and what is made of them."""
-        config = {"method": "select", "with_features": True}
+        config = {"method": "select", "with_features": True, "with_ratings": self._args.with_ratings}
         records = self._run("members", "members' answers", self.loaded, config, {}, _candidates, number)
         if number is None and all("error" in record for record in records):
             (self._folder / "members.jsonl").unlink()  # started again, all is asked again

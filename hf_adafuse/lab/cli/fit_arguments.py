@@ -33,6 +33,9 @@ def add_asking_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the prompt, with fields as {{name}} (default: {TEMPLATE}; {{question}} in chats)",
     )  # fmt: skip
     add_prompt_arguments(parser)
+    parser.add_argument(
+        "--with-ratings", action="store_true", help="the members also rate each other's answers (method peer-review)"
+    )
     add_stop_argument(parser, "the end of a line; with examples of several lines, an empty line; in chats none")
     parser.add_argument("--max-new-tokens", type=count, default=64, metavar="N", help="per answer (default: 64)")
     add_job_arguments(parser, "questions")

@@ -199,12 +199,13 @@ class FitReport:
         """What the file holds: `members`, `adafuse_config`, and what speaks for them."""
         judged = self._judged
         names = [PurePath(path).name for path in self._paths]
-        calibration = {**judged.calibration.to_dict(), "members": names, "features": feature_names(len(names))}
+        features = feature_names(len(names), self._args.with_ratings)
+        calibration = {**judged.calibration.to_dict(), "members": names, "features": features}
         members = [self._paths[judged.choice]] if isinstance(judged.choice, int) else self._paths
         return {
             "hf_adafuse": __version__,
             "members": members,
-            "adafuse_config": _config(judged.choice, calibration),
+            "adafuse_config": _config(judged.choice, calibration, self._args.with_ratings),
             "verdict": " ".join([*self._verdict(), *filter(None, self._caveats())]),
             "evidence": self._evidence(),
             # Of all members that were asked, also where one of them is used alone.
@@ -214,7 +215,7 @@ class FitReport:
     def _evidence(self) -> dict[str, Any]:
         judged, headroom = self._judged, self._figures.headroom
         args = self._args
-        names = ("data", "metric", "few_shot", "chat", "stop", "max_new_tokens")
+        names = ("data", "metric", "few_shot", "chat", "stop", "max_new_tokens", "with_ratings")
         return {
             **{name: getattr(args, name) for name in names},
             "template": self._template,
@@ -267,10 +268,12 @@ def show_headroom(
     return lines
 
 
-def _config(choice: Choice, calibration: dict[str, Any]) -> dict[str, Any]:
+def _config(choice: Choice, calibration: dict[str, Any], with_ratings: bool) -> dict[str, Any]:
     if isinstance(choice, int):
         return dict(ALONE)
-    return {"method": "select", "calibration": calibration} if choice == SELECT else AdaFuseConfig.robust().to_dict()
+    if choice == FUSION:
+        return AdaFuseConfig.robust().to_dict()
+    return {"method": "select", "calibration": calibration, **({"with_ratings": True} if with_ratings else {})}
 
 
 def _figures(scores: Sequence[float], best: Sequence[float]) -> dict[str, Any]:

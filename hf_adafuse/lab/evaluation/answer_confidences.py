@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...confidence.calibration import Calibration
-from ...confidence.features import Row, feature_names, filled
+from ...confidence.features import Row, feature_names, feature_penalties, filled
 from .fitting import best_of, parts_of
 
 _SEED = 0
@@ -66,8 +66,8 @@ def confidences_of(
             "hundred."
         )
     num_members = len(right[0])
-    names = feature_names(num_members)
-    values = filled([rows[one] for one in answered])
+    names, penalties = feature_names(num_members), feature_penalties(num_members)
+    values = filled([rows[one] for one in answered])[:, :, : len(names)]  # without ratings
     labels = np.array([right[one] for one in answered], dtype=np.float64)
     halves = parts_of(groups, answered, 2, _SEED)
     at = {question: index for index, question in enumerate(answered)}
@@ -77,9 +77,13 @@ def confidences_of(
     def column(name: str) -> Any:
         return of_best[:, names.index(name)]
 
-    own = [names.index(name) for name in _own_names(best)]
-    likely = _crossed(values, labels, parts)
-    alone = _crossed(values[:, best : best + 1, own], labels[:, best : best + 1], parts)
+    own = _own_names(best)
+    likely = _crossed(values, labels, parts, penalties)
+    # Of its own answer, what it gives the whole is what the authors give it.
+    whole = penalties[names.index("log-probability, authors")]
+    own_penalties = [whole if name == own[0] else penalties[names.index(name)] for name in own]
+    of_own = values[:, best : best + 1, [names.index(name) for name in own]]
+    alone = _crossed(of_own, labels[:, best : best + 1], parts, own_penalties)
     known = np.array([[row is not None for row in rows[one]] for one in answered])
     winners = np.where(known, likely, -1.0).argmax(1)
     every = np.arange(len(answered))
@@ -89,7 +93,8 @@ def confidences_of(
         per_token=np.exp(column(f"log-probability per token, member {best}")).tolist(),
         whole=np.exp(column(f"log-probability, member {best}")).tolist(),
         own_calibrated=alone[:, 0].tolist(),
-        score=np.exp(column("word confidence")).tolist(),
+        # As `text_confidence`: the sum over n words over the root of n is that of the sum times the mean.
+        score=np.exp(-np.sqrt(column("word confidence") * column("word confidence, whole"))).tolist(),
         calibrated=likely[:, best].tolist(),
         chosen=likely[every, winners].tolist(),
         chosen_right=labels[every, winners].tolist(),
@@ -97,12 +102,13 @@ def confidences_of(
 
 
 def _own_names(member: int) -> list[str]:
-    """The features that a member has alone."""
-    kept = (f", member {member}",)
-    return [name for name in feature_names(member + 1) if name.endswith(kept)] + ["length"]
+    """The features that a member has alone, what it gives the whole answer first."""
+    first = f"log-probability, member {member}"
+    others = [name for name in feature_names(member + 1) if name.endswith(f", member {member}") and name != first]
+    return [first, *others, "length"]
 
 
-def _crossed(values: Any, labels: Any, parts: Sequence[Sequence[int]]) -> Any:
+def _crossed(values: Any, labels: Any, parts: Sequence[Sequence[int]], penalties: Sequence[float]) -> Any:
     """Per question and candidate its probability, by a calibration fitted on the other parts."""
     found = np.zeros(labels.shape)
     for part in parts:
@@ -110,6 +116,6 @@ def _crossed(values: Any, labels: Any, parts: Sequence[Sequence[int]]) -> Any:
         rest = [one for one in range(len(labels)) if one not in held]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a half says nothing shows in the figures
-            calibration = Calibration.fit(values[rest], labels[rest])
+            calibration = Calibration.fit(values[rest], labels[rest], penalties)
         found[list(part)] = calibration.probabilities(values[list(part)])
     return found

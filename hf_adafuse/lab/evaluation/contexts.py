@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...members.chat import chat_inputs
-from ...members.mistral_tokenizers import as_usual, encode_marks
+from ...members.mistral_tokenizers import encode_marks, fast_interface
 from ...members.vocabulary import vocabulary_of
 
 _CHAT = "hf-adafuse chat: "
@@ -93,7 +93,7 @@ def _as_text(context: str, tokenizer: Any) -> str:
         return context
     messages, opens = chat
     chat_inputs(messages, [tokenizer], add_generation_prompt=opens, continue_final_message=not opens)  # its errors
-    rendered = as_usual(tokenizer).apply_chat_template(
+    rendered = fast_interface(tokenizer).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=opens, continue_final_message=not opens
     )
     return str(rendered)

@@ -53,12 +53,14 @@ class Answered:
         rows (`list[list[Row]]`): per question and member, the features of its answer; `None` where it has none.
         fused (`list[float]`): per question, 1 where the recommended fusion is right, else 0.
         groups (`list`): per question, what it has in common with those that ask the same: they stay together.
+        penalties (`list[float]`, *optional*): of the features, as of [`Calibration.fit`].
     """
 
     right: Sequence[Sequence[float]]
     rows: Sequence[Sequence[Row | None]]
     fused: Sequence[float]
     groups: Sequence[Hashable]
+    penalties: Sequence[float] | None = None
 
     @property
     def members(self) -> list[list[float]]:
@@ -215,4 +217,4 @@ def _fit(answered: Answered, questions: Sequence[int]) -> Calibration:
     features: Any = filled([answered.rows[one] for one in questions])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return Calibration.fit(features, [answered.right[one] for one in questions])
+        return Calibration.fit(features, [answered.right[one] for one in questions], answered.penalties)

@@ -28,7 +28,7 @@ from ...call.answering import BATCHES_A_CALL, cut_at
 from ...call.arguments import EnsembleSpec
 from ...config import AdaFuseConfig
 from ...ensemble import AdaFuseEnsemble
-from ...members.mistral_tokenizers import as_usual
+from ...members.mistral_tokenizers import fast_interface
 from ...members.prompt_inputs import pad_left
 from ...outputs import AdaFuseRound
 from ...rounds.plain_json import with_nulls
@@ -146,7 +146,7 @@ class AdaFuseLM(LM):
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The members' templates, for the records."""
-        return "\n\n".join(str(as_usual(tokenizer).chat_template or "") for tokenizer in self._tokenizers)
+        return "\n\n".join(str(fast_interface(tokenizer).chat_template or "") for tokenizer in self._tokenizers)
 
     @property
     def tokenizer_name(self) -> str:
@@ -235,7 +235,7 @@ class AdaFuseLM(LM):
         """Whether the main model's tokens can make up a text to stop at; `generate()` refuses one that they cannot."""
         if stop not in self._writable:
             try:
-                StopStringCriteria(as_usual(self._tokenizers[0]), [stop])
+                StopStringCriteria(fast_interface(self._tokenizers[0]), [stop])
                 self._writable[stop] = True
             except ValueError:
                 self._writable[stop] = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ...members.model_handle import ModelHandle
+from ...servers.queries import Query
 from ...servers.served_model import ServedModel
 from ...trees.model_call import ModelCall
 
@@ -104,7 +105,7 @@ def _ask(model: ServedModel, rows: Sequence[tuple[list[int], int]], with_greedy:
         (reading, ids, count) for reading, (ids, count) in zip(readings, rows, strict=True) if with_greedy and count
     ]
     while left:  # a greedy walk is as long as the server makes it
-        walks = model.ask([(tuple(ids[: len(ids) - count]), (), count) for _, ids, count in left], 1)
+        walks = model.ask([Query(tuple(ids[: len(ids) - count]), (), count) for _, ids, count in left], 1)
         begun, left = left, []
         for (reading, ids, count), steps in zip(begun, walks, strict=True):
             own = [step.chosen for step in steps]

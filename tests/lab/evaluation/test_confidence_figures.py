@@ -68,7 +68,7 @@ def test_the_bootstrap_gives_the_standard_error_of_a_mean():
 
 
 def made(number, seed=0):
-    """Two members; member 1 is better, and what member 0 says of its answers tells whether they are right."""
+    """Two members; member 1 is better, and what both together say of its answers tells whether they are right."""
     rng = np.random.default_rng(seed)
     names = feature_names(2)
     right = (rng.random((number, 2)) < (0.3, 0.6)).astype(float)
@@ -76,7 +76,7 @@ def made(number, seed=0):
     for at, name in enumerate(names):
         if name.startswith(("log-probability", "word confidence")):
             rows[:, :, at] = -np.abs(rows[:, :, at])
-    rows[:, :, names.index("log-probability per byte, member 0")] += right
+    rows[:, :, names.index("word confidence, whole")] += right
     return right.tolist(), rows.tolist(), names
 
 
