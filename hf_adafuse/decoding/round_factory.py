@@ -28,7 +28,7 @@ from .speculation import Prefetcher
 from .strategies.strategy import SpanStrategy
 from .token_round import TokenRound, TokenText
 from .verified_round import VerifiedRound, VerifiedText
-from .words import WordRule
+from .word_splitter import WordSplitter
 
 
 @dataclass
@@ -54,7 +54,7 @@ class RoundFactory:
     reviews: Reviews | None
 
     def __post_init__(self) -> None:
-        self._rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
+        self._rule = WordSplitter(self.config.max_word_tokens, self.config.word_boundary)
         self._weights = self._new_weights()
         self._joint_methods: list[SpanStrategy] = []
         for strategy in self.strategies:

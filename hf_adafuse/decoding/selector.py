@@ -17,7 +17,7 @@ from .pool import Candidate, Pool
 from .progress import Prompt
 from .scored_spans import END, Choice, ScoredSpan
 from .strategies.strategy import SpanStrategy
-from .words import WordRule
+from .word_splitter import WordSplitter
 
 T = TypeVar("T")
 _END_TOKEN = -1
@@ -30,7 +30,7 @@ class Selector:
     Args:
         vocabularies (`list[Vocabulary]`): of the members, the main model first.
         strategies (`list[SpanStrategy]`): per prompt.
-        rule (`WordRule`): what a word is.
+        rule (`WordSplitter`): what a word is.
         weights (`PromptWeights`): how much each member counts for a prompt.
     """
 
@@ -38,7 +38,7 @@ class Selector:
         self,
         vocabularies: Sequence[Vocabulary],
         strategies: Sequence[SpanStrategy],
-        rule: WordRule,
+        rule: WordSplitter,
         weights: PromptWeights,
     ) -> None:
         self._vocabularies = vocabularies

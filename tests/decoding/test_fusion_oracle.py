@@ -13,8 +13,8 @@ from support.reference_rules import decode_by_rule
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding.scored_spans import ScoredSpan
 from hf_adafuse.decoding.strategies.registry import make_strategy
-from hf_adafuse.decoding.strategies.word_by_word import WordTrie
 from hf_adafuse.decoding.strategies.word_parts import distinct_log_probs, share_of_rest
+from hf_adafuse.decoding.strategies.words import WordTrie
 
 RULES = {
     "word": {"method": "words"},

@@ -1,5 +1,5 @@
 """How members propose in AdaFuse and in the word rule: spans of adaptive length, with branches at an uncertain word
-(arXiv 2601.06022, section 3). The two methods differ in how they compare what is proposed: `adafuse`, `word_by_word`.
+(arXiv 2601.06022, section 3). The two methods differ in how they compare what is proposed: `adafuse`, `words`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...trees.nodes import Node
 from ..proposer import Proposal, Proposer
 from ..requests import Requests
 from ..scoring import first_lowest
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 from .strategy import SpanStrategy
 
 
@@ -35,7 +35,7 @@ class AdaptiveSpans(SpanStrategy):
     )
     num_words: int = field(default=1, init=False)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         return Proposer(member_index, members[member_index], self.config, rule)
 
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:

@@ -13,7 +13,7 @@ from ..proposer import GrowingWord, Proposal, Proposer
 from ..requests import Requests
 from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 from .strategy import ALONE, SpanStrategy, check_number
 
 # The logarithm of a `beta` of 0 (nats): below that of every word's probability, and finite.
@@ -58,7 +58,7 @@ class Anchor(SpanStrategy):
         check_number("alpha", self.alpha, 0, 1)
         check_number("beta", self.beta, 0)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         return Proposer(member_index, members[member_index], self.greedy_settings(), rule)
 
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:

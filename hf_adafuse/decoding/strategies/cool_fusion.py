@@ -12,7 +12,7 @@ from ...members.member import Member
 from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
 from ..scoring import fused_score
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 from .drafting import CommonBoundaries, answers_of
 from .strategy import SpanStrategy, check_switch, lowest
 
@@ -47,7 +47,7 @@ class CoolFusion(SpanStrategy):
         method.config = self.config
         return method
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         if self.rerank:
             return answers_of(member_index, members, self.greedy_settings(), rule)
         vocabularies = [member.vocabulary for member in members]

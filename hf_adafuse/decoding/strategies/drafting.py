@@ -14,7 +14,7 @@ from ..answer_stops import ids_up_to
 from ..proposer import GrowingWord, NextToken, Proposal, Proposals, Proposer, most_likely
 from ..requests import Requests, together
 from ..scoring import margin
-from ..words import WordRule, is_mid_character
+from ..word_splitter import WordSplitter, is_mid_character
 
 
 class DraftedText(Proposer):
@@ -97,7 +97,7 @@ class TokenSegments(DraftedText):
     """So many tokens, cut at the end of a word."""
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule, num_tokens: int
+        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, num_tokens: int
     ) -> None:
         super().__init__(member_index, member, config, rule)
         self.num_tokens = num_tokens
@@ -120,7 +120,7 @@ class TextUnits(DraftedText):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordRule,
+        rule: WordSplitter,
         is_unit: Callable[[str, str], bool],
         num_words: int,
     ) -> None:
@@ -144,7 +144,7 @@ class AnswerProposer(DraftedText):
     looks_ahead = False
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule, speaks_main: bool
+        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, speaks_main: bool
     ) -> None:
         super().__init__(member_index, member, config, rule)
         self._speaks_main = speaks_main
@@ -167,7 +167,7 @@ class AnswerProposer(DraftedText):
 
 
 def answers_of(
-    member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordRule, num_samples: int = 1
+    member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordSplitter, num_samples: int = 1
 ) -> AnswerProposer:
     """How one of these members, the main model first, answers."""
     member = members[member_index]
@@ -188,7 +188,7 @@ class CommonBoundaries(Proposer):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordRule,
+        rule: WordSplitter,
         vocabularies: Sequence[Vocabulary],
     ) -> None:
         super().__init__(member_index, member, config, rule)

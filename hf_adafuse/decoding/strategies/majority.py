@@ -11,7 +11,7 @@ from ...members.member import Member
 from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest, fused_score
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 from .drafting import answers_of
 from .strategy import SpanStrategy, check_number
 
@@ -33,7 +33,7 @@ class WholeAnswers(SpanStrategy):
     def __post_init__(self) -> None:
         check_number("num_samples", self.num_samples, 1, is_integer=True)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         return answers_of(member_index, members, self.greedy_settings(), rule, self.num_samples)
 
 

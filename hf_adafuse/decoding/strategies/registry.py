@@ -25,11 +25,11 @@ from .sweetspan import SweetSpan
 from .text_spans import TextSpans
 from .token_strategy import TokenStrategy
 from .unite import UniTE
-from .word_by_word import WordByWord
+from .words import Words
 
 STRATEGIES: dict[str, type[Any]] = {
     "adafuse": AdaFuse,
-    "words": WordByWord,
+    "words": Words,
     "unite": UniTE,
     "gac": GaC,
     "deepen": DeePEn,

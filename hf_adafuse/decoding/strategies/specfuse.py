@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...members.member import Member
 from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 from .drafting import TokenSegments
 from .strategy import SpanStrategy, check_choice, check_number, lowest
 
@@ -56,7 +56,7 @@ class SpecFuse(SpanStrategy):
         self._logs: list[float] = []  # of the weights so far
         self._round = 0
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         return TokenSegments(member_index, members[member_index], self.greedy_settings(), rule, self.num_tokens)
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:

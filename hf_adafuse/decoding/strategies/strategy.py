@@ -24,7 +24,7 @@ from ..proposer import Proposal, Proposer
 from ..requests import Requests
 from ..scored_spans import Choice, ScoredSpan, mean_nll
 from ..scoring import first_lowest, fused_score
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 
 # The criterion of rounds in which the main model's words are committed without asking the others.
 ALONE = "NLL under the main model, which is certain"
@@ -123,7 +123,7 @@ class SpanStrategy(Strategy):
     def __post_init__(self) -> None:
         check_number("num_words", self.num_words, 1, is_integer=True)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         """How a member proposes: [`Proposer`] or a subclass of it."""
         return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), rule)
 

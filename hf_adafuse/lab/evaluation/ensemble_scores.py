@@ -34,8 +34,8 @@ from ...decoding.scored_spans import ScoredSpan
 from ...decoding.selector import by_word
 from ...decoding.strategies.adafuse import AdaFuse
 from ...decoding.strategies.registry import make_strategy
-from ...decoding.strategies.word_by_word import WordByWord
-from ...decoding.words import WordRule
+from ...decoding.strategies.words import Words
+from ...decoding.word_splitter import WordSplitter
 from ...members.model_handle import ModelHandle
 from ...members.prompt_nll import prompt_nll
 from ...trees.model_call import ModelCall
@@ -59,11 +59,11 @@ class EnsembleScorer:
         self._handles = list(handles[:1] if config.switch_margin == math.inf else handles)
         self._calls = [ModelCall(handle.model) for handle in self._handles]
         self._config = config
-        self._strategy: AdaFuse | WordByWord = AdaFuse()
+        self._strategy: AdaFuse | Words = AdaFuse()
         self._strategy.config = config
         if config.method in ("adafuse", "words"):
             self._strategy = make_strategy(config)
-        self._rule = WordRule(config.max_word_tokens, config.word_boundary)
+        self._rule = WordSplitter(config.max_word_tokens, config.word_boundary)
         weights = config.model_weights if len(self._handles) > 1 else None
         self._weighting = weights if isinstance(weights, str) else None
         self._context_nlls: dict[str, list[float]] = {}
@@ -132,7 +132,7 @@ class EnsembleScorer:
         weights = MemberWeights(config, prompt_nlls, len(readings)).weights
         span = ScoredSpan(tuple(words), log_probs, num_bytes)
         (score,) = self._strategy.choose([span], weights[: len(readings)], None).scores
-        if isinstance(self._strategy, WordByWord):
+        if isinstance(self._strategy, Words):
             return -score
         length = len(readings[0].ids) if config.nll_normalization == "token" else sum(num_bytes)
         return -score * math.pow(max(length, 1), self._strategy.length_exponent)

@@ -27,7 +27,7 @@ PARTS = ("whole", "distinct", "weighted")
 
 
 @dataclass
-class WordByWord(AdaptiveSpans):
+class Words(AdaptiveSpans):
     """
     Members propose as in AdaFuse. Their candidates are compared word by word.
 
@@ -91,7 +91,7 @@ class WordTrie:
     Args:
         spans (`list[ScoredSpan]`): the candidates.
         weights (`list[float]`): of the members.
-        mean (`str`), part (`str`): as of [`WordByWord`].
+        mean (`str`), part (`str`): as of [`Words`].
         margin (`float`): in nats, by which the main model's own words must lose.
     """
 
