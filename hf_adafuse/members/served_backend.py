@@ -87,7 +87,7 @@ class ServedBackend(Backend):
                 node.snapshot = {**(node.snapshot or {}), **step.log_probs}
                 if step.top:
                     node.reading = self.make_reading(step.top, node.snapshot)
-                node.has_logits = True
+                node.is_run = True
                 read.append(node)
         return read
 

@@ -129,7 +129,7 @@ class Backend:
         logits = logits if logits.dtype in (torch.bfloat16, torch.float16) else logits.float()
         for node, node_logits in zip(nodes, logits, strict=True):
             node.logits = node_logits.clone()
-            node.has_logits = True
+            node.is_run = True
         return nodes
 
 

@@ -15,7 +15,7 @@ class Node:
     Attributes:
         prompt_index (`int`): the prompt whose tree it is in.
         position (`int`): the number of tokens before it.
-        has_logits (`bool`): whether the model has read it.
+        is_run (`bool`): whether the model has read it, here or behind a server.
         logits (`torch.Tensor` of shape `(vocab_size,)`): of the token after it, once it has been run; in the model's
             half precision, or in float32. The tensor is the node's own.
         reading: what its member made of the logits.
@@ -24,7 +24,7 @@ class Node:
     """
 
     __slots__ = (
-        "children", "ends_candidate", "has_logits", "logits", "parent", "position", "prompt_index", "reading",
+        "children", "ends_candidate", "is_run", "logits", "parent", "position", "prompt_index", "reading",
         "snapshot",
         "token",
     )  # fmt: skip
@@ -34,7 +34,7 @@ class Node:
         self.parent = parent
         self.prompt_index = prompt_index
         self.position = position
-        self.has_logits = False
+        self.is_run = False
         self.ends_candidate = False
         self.children: dict[int, Node] = {}
         self.logits: torch.Tensor | None = None
@@ -67,9 +67,9 @@ class Node:
 
     def run_descendants(self) -> list[Node]:
         """The descendants of this node that have been run, parents before children."""
-        nodes = [child for child in self.children.values() if child.has_logits]
+        nodes = [child for child in self.children.values() if child.is_run]
         for node in nodes:  # grows as it goes
-            nodes.extend(child for child in node.children.values() if child.has_logits)
+            nodes.extend(child for child in node.children.values() if child.is_run)
         return nodes
 
 
@@ -95,7 +95,7 @@ class TokenTree:
 
     def unsettled(self) -> list[Node]:
         """The nodes that have been run and are not settled in the prefix, parents before children."""
-        is_pending = bool(self.pending) and self.top.has_logits
+        is_pending = bool(self.pending) and self.top.is_run
         return ([self.top] if is_pending else []) + self.top.run_descendants()
 
     def ids_to(self, node: Node) -> list[int]:
@@ -123,7 +123,7 @@ class TokenTree:
         self.pending.extend(path)
         self.root = path[-1] if path else self.root
         num_settled = 0
-        while num_settled < len(self.pending) and self.pending[num_settled].has_logits:
+        while num_settled < len(self.pending) and self.pending[num_settled].is_run:
             num_settled += 1
         settled, self.pending = self.pending[:num_settled], self.pending[num_settled:]
         kept = self.top
@@ -149,7 +149,7 @@ def _take_apart(top: Node, kept: Node | None = None) -> None:
 
 def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
     """The nodes among these and their ancestors that have not been run, each once, parents first."""
-    missing = {id(above): above for node in nodes for above in node.lineage() if not above.has_logits}
+    missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_run}
     return list(missing.values())
 
 

@@ -192,7 +192,7 @@ class RecurrentBackend(Backend):
             (node, entry, offset)
             for entry, (chain, snapshot) in enumerate(zip(chains, snapshots, strict=True))
             for offset, node in chain.advance(count, snapshot)
-            if not node.has_logits
+            if not node.is_run
         ]
         if new:
             entries, offsets = to_device([place for _, *place in new], logits.device).unbind(1)
