@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
+
+# Of a node that no server has been asked about.
+_NONE_KNOWN: Mapping[int, float] = MappingProxyType({})
 
 
 class Node:
@@ -20,13 +24,14 @@ class Node:
             half precision, or in float32. The tensor is the node's own.
         reading: what its member made of the logits.
         ends_candidate (`bool`): whether a candidate ends here, so that the next round may begin here.
-        snapshot: what the model remembers of the tokens up to it, where a backend keeps that per node.
+        snapshot: of a recurrent model, its state after this token, where the backend keeps it.
+        known_log_probs (`dict[int, float]`): of a served member, the log-probabilities (nats) that the
+            server has returned of tokens after this one, by token.
     """
 
     __slots__ = (
-        "children", "ends_candidate", "is_run", "logits", "parent", "position", "prompt_index", "reading",
-        "snapshot",
-        "token",
+        "children", "ends_candidate", "is_run", "known_log_probs", "logits", "parent", "position", "prompt_index",
+        "reading", "snapshot", "token",
     )  # fmt: skip
 
     def __init__(self, token: int, parent: Node | None, prompt_index: int, position: int) -> None:
@@ -40,6 +45,7 @@ class Node:
         self.logits: torch.Tensor | None = None
         self.reading: Any = None
         self.snapshot: Any = None
+        self.known_log_probs: Mapping[int, float] = _NONE_KNOWN
 
     def add_child(self, token: int) -> Node:
         """The child of this node with this token, made where there is none."""
