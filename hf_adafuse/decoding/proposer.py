@@ -93,9 +93,13 @@ class Proposer:
         self.piece = member.vocabulary.piece
         self.eos_ids = set(member.eos_ids)
 
-    def draw_drafts(self, draft: Callable[[int], NextToken]) -> None:
-        """The call samples: `draft(prompt_index)` gives what draws the tokens of one text. Words are greedy all the
-        same; a proposer of drafts draws them."""
+    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+        """
+        The call samples whole texts. This proposer takes greedy words all the same; [`DraftedText`] draws its texts.
+
+        Args:
+            sampler (`Callable`): `sampler(prompt_index)` gives the function that draws the tokens of one text.
+        """
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """

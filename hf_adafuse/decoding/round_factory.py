@@ -101,7 +101,7 @@ class RoundFactory:
             proposer.stops = self._answer_stops()
             if (sampling := self.prompts[0].sampling) is not None:
                 draw = sampling.draws[proposer.member_index]
-                proposer.draw_drafts(DraftSampler(proposer.member_index, draw, self._numbers))
+                proposer.set_draft_sampler(DraftSampler(proposer.member_index, draw, self._numbers))
         committed = CommittedSpanRound(
             self.members,
             self._proposers,

@@ -130,7 +130,7 @@ class CommittedSpanRound(SpanRound):
     def _tell_facts(self, prompt: Prompt) -> None:
         """The method of a prompt that asks for it is told what the prompt says to each member."""
         strategy = self.strategies[prompt.index]
-        if strategy.needs_prompt:
+        if strategy.needs_prompt_facts:
             entropies = [member.entropy(prompt.index) for member in self.members]
             costs = [_known(member.prompt_costs[prompt.index]) for member in self.members]
             strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in costs], [one for _, one in costs])

@@ -25,22 +25,22 @@ class DraftedText(Proposer):
         num_tokens (`int`, *optional*): those after which no further word is begun or finished; the first word is always
             whole.
         num_samples (`int`): how many texts are sampled, side by side.
-        draft (`Callable`, *optional*): `draft(prompt_index)` gives what draws the tokens of one text.
+        draft_sampler (`Callable`, *optional*): as of `set_draft_sampler`.
     """
 
     num_tokens: int | None = None
     num_samples = 1
-    draft: Callable[[int], NextToken] | None = None
+    draft_sampler: Callable[[int], NextToken] | None = None
 
-    def draw_drafts(self, draft: Callable[[int], NextToken]) -> None:
-        self.draft = draft
+    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+        self.draft_sampler = sampler
         self.looks_ahead = False
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """Take words, as far as the text goes."""
         choices: list[NextToken] = [most_likely]
-        if self.draft is not None:
-            choices = [self.draft(root.prompt_index) for _ in range(self.num_samples)]
+        if self.draft_sampler is not None:
+            choices = [self.draft_sampler(root.prompt_index) for _ in range(self.num_samples)]
         texts = [self._text(root, useful, next_token, number) for number, next_token in enumerate(choices)]
         found = yield from together(self.member_index, texts)
         spans = [self.finished((root.prompt_index, number), words) for number, (words, _) in enumerate(found)]

@@ -66,7 +66,7 @@ class Select(WholeAnswers):
         self.rated_by = rubric if self.with_ratings else None
         self._values = None if self.calibration is None else _read(self.calibration)
         self._calibration = None if self._values is None else Calibration.from_dict(self._values)
-        self.needs_prompt = self._calibration is not None or self.with_features
+        self.needs_prompt_facts = self._calibration is not None or self.with_features
 
     @property
     def criterion(self) -> str:  # type: ignore[override]
@@ -109,7 +109,7 @@ class Select(WholeAnswers):
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
-        features = self._features(candidates, weights) if self.needs_prompt else {}
+        features = self._features(candidates, weights) if self.needs_prompt_facts else {}
         if self._calibration is None:
             scores = [_score(candidate, weights) for candidate in candidates]
             confidences: dict[int, float] = {}

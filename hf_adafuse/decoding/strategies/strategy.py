@@ -46,7 +46,7 @@ class Strategy:
             what the trace shows.
         samples (`str`, *optional*): what `do_sample=True` does: `"words"` are the members' by lot; `"drafts"`: what
             members propose is drawn, by proposers that are [`DraftedText`]. `None`: it is refused.
-        needs_prompt (`bool`): whether `prompt_facts` are needed.
+        needs_prompt_facts (`bool`): whether `prompt_facts` are needed.
         rated_by (`Rubric`, *optional*): by what the members rate whole answers before `choose` is called, for
             `ScoredSpan.ratings`; `None`: they do not.
         prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
@@ -62,7 +62,7 @@ class Strategy:
     criterion = "fused NLL"
     highest_wins = False
     samples: ClassVar[str | None] = None
-    needs_prompt = False
+    needs_prompt_facts = False
     prompt_facts = _NO_FACTS
     rated_by = _NOT_RATED
 
