@@ -111,13 +111,13 @@ class PromptFacts:
 
     Args:
         entropies (`list[float]`): per member, of its first token (nats).
-        costs (`list[float]`): per member, its NLL of the prompt in nats per byte.
-        question_costs (`list[float]`): per member, the same of the prompt's last part.
+        prompt_nlls (`list[float]`): per member, its NLL of the prompt in nats per byte.
+        question_nlls (`list[float]`): per member, the same of the prompt's last part.
     """
 
     entropies: Sequence[float | None]
-    costs: Sequence[float | None]
-    question_costs: Sequence[float | None]
+    prompt_nlls: Sequence[float | None]
+    question_nlls: Sequence[float | None]
 
 
 def feature_names(num_members: int, with_ratings: bool = False) -> list[str]:
@@ -228,8 +228,8 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
         _share([0.0 if one is None else one.overlap(own) for one in said], weights),
         math.log(1 + answer.num_bytes),
         *prompt.entropies,
-        *prompt.costs,
-        *prompt.question_costs,
+        *prompt.prompt_nlls,
+        *prompt.question_nlls,
         *answer.ratings,
     ]
 

@@ -41,7 +41,7 @@ class MemberTurns:
     def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
         """Pool every member's proposals, the cheapest member's first."""
         index = cursor.prompt.index
-        first, *others = sorted(range(len(self._members)), key=lambda k: self._members[k].prompt_cost(index))
+        first, *others = sorted(range(len(self._members)), key=lambda k: self._members[k].prefill_cost(index))
         pool.first = first
         if self._work_together([first, *others]):
             yield SideBySide([self._take_turn(k, cursor, pool, []) for k in (first, *others)])

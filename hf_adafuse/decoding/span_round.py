@@ -132,8 +132,8 @@ class CommittedSpanRound(SpanRound):
         strategy = self.strategies[prompt.index]
         if strategy.needs_prompt_facts:
             entropies = [member.entropy(prompt.index) for member in self.members]
-            costs = [_known(member.prompt_costs[prompt.index]) for member in self.members]
-            strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in costs], [one for _, one in costs])
+            nlls = [_known(member.prompt_and_question_nlls[prompt.index]) for member in self.members]
+            strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in nlls], [one for _, one in nlls])
 
     def _own_word(self, cursor: Cursor, pool: Pool) -> Requests[Candidate]:
         """Every candidate is forbidden: the main model's greedy word, dropped where it does not fit into a context."""
