@@ -13,7 +13,7 @@ from support.reference_rules import decode_by_rule
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.decoding.scored_spans import ScoredSpan
 from hf_adafuse.decoding.strategies.registry import make_strategy
-from hf_adafuse.decoding.strategies.word_parts import distinct_log_probs, share_of_rest
+from hf_adafuse.decoding.strategies.word_parts import distinct_log_probs, uncontested_share
 from hf_adafuse.decoding.strategies.words import WordTrie
 
 RULES = {
@@ -193,7 +193,7 @@ def test_a_word_is_judged_by_what_sets_it_apart(words, expected):
     [([3.0], 0), ([1.0, 1.0], 1), ([5.0, 0.0], 0), ([3.0, 1.0], 0.6), ([1.0, 1.0, 0.0], 0.5), ([2.0, 2.0, 2.0], 1)],
 )
 def test_the_rest_of_a_word_counts_as_far_as_members_share_the_weight(weights, share):
-    assert share_of_rest(weights) == pytest.approx(share)
+    assert uncontested_share(weights) == pytest.approx(share)
     spans = [
         ScoredSpan((text,), log_probs, [1], tokens=tokens)
         for text, log_probs, tokens in [

@@ -13,7 +13,7 @@ from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
 from ..scoring import fused_score
 from ..word_splitter import WordSplitter
-from .drafting import CommonBoundaries, answers_of
+from .drafting import CommonBoundaries, answer_proposer
 from .strategy import SpanStrategy, check_switch, lowest
 
 
@@ -49,7 +49,7 @@ class CoolFusion(SpanStrategy):
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         if self.rerank:
-            return answers_of(member_index, members, self.greedy_settings(), rule)
+            return answer_proposer(member_index, members, self.greedy_settings(), rule)
         vocabularies = [member.vocabulary for member in members]
         return CommonBoundaries(member_index, members[member_index], self.greedy_settings(), rule, vocabularies)
 

@@ -166,7 +166,7 @@ class AnswerProposer(DraftedText):
         return answer.ids if self._speaks_main else None
 
 
-def answers_of(
+def answer_proposer(
     member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordSplitter, num_samples: int = 1
 ) -> AnswerProposer:
     """How one of these members, the main model first, answers."""

@@ -12,7 +12,7 @@ from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest, fused_score
 from ..word_splitter import WordSplitter
-from .drafting import answers_of
+from .drafting import answer_proposer
 from .strategy import SpanStrategy, check_number
 
 
@@ -34,7 +34,7 @@ class WholeAnswers(SpanStrategy):
         check_number("num_samples", self.num_samples, 1, is_integer=True)
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
-        return answers_of(member_index, members, self.greedy_settings(), rule, self.num_samples)
+        return answer_proposer(member_index, members, self.greedy_settings(), rule, self.num_samples)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest
 from .adaptive_spans import AdaptiveSpans, lowest_by_margin
 from .strategy import check_choice, check_switch
-from .word_parts import distinct_log_probs, share_of_rest
+from .word_parts import distinct_log_probs, uncontested_share
 
 # The means of probabilities as power means (sum w p^a)^(1 / a); the geometric one is the limit.
 _EXPONENTS = {"arithmetic": 1.0, "root": 0.5, "geometric": 0.0}
@@ -79,7 +79,7 @@ class Words(AdaptiveSpans):
         scores = [trie.score(index) if index in possible else math.inf for index in range(len(candidates))]
         kept = main_index if self.config.switch_margin > 0 else None
         left = possible if self.allow_blank or not possible else trie.drop_blank(possible, kept)
-        notes = {index: "it says nothing, and not all members want that" for index in possible if index not in left}
+        notes = {index: "it is blank, and not all members want that" for index in possible if index not in left}
         winner = trie.descend(left, main_index) if left else None
         return Choice(winner, self.nlls(candidates, len(weights)), scores, trie.decided_by, notes | trie.notes)
 
@@ -102,7 +102,7 @@ class WordTrie:
         self._weights = weights
         self._exponent = _EXPONENTS[mean]
         self._margin = margin
-        self._share = {"whole": 1.0, "distinct": 0.0, "weighted": share_of_rest(weights)}[part]
+        self._share = {"whole": 1.0, "distinct": 0.0, "weighted": uncontested_share(weights)}[part]
         # What `descend` has compared: per candidate, the mean probability of each of its words.
         self.decided_by: list[list[float]] = [[] for _ in spans]
         self.notes: dict[int, str] = {}
