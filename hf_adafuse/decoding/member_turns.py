@@ -12,7 +12,7 @@ from typing import Any
 from ..members.member import Member, Span
 from ..members.passes import unread
 from ..trees.nodes import Node
-from ..trees.pass_policy import pays_side_by_side
+from ..trees.pass_policy import pays_side_by_side, policy_for
 from .pool import Candidate, Pool
 from .proposer import Proposals, Proposer
 from .requests import ForwardRequest, Requests, SideBySide, with_sizes
@@ -65,7 +65,7 @@ class MemberTurns:
         places: dict[Any, list[float]] = {}
         for k in order:
             places.setdefault(self._devices[k], []).append(self._members[k].costs.seconds(1))
-        return pays_side_by_side(list(places.values()))
+        return pays_side_by_side(list(places.values()), policy_for(self._members[order[0]].device))
 
     def _take_turn(self, member_index: int, cursor: Cursor, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
         """

@@ -163,7 +163,7 @@ class CommittedSpanRound(SpanRound):
         return fused if self.selector.admits(cursor.prompt, fused) else winner
 
 
-def _known(costs: tuple[float, float]) -> tuple[float | None, float | None]:
+def _known(nlls: tuple[float, float]) -> tuple[float | None, float | None]:
     """What is not known is NaN in numbers of members, and `None` in facts."""
-    whole, last = (None if math.isnan(cost) else cost for cost in costs)
+    whole, last = (None if math.isnan(nll) else nll for nll in nlls)
     return whole, last

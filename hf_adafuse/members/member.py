@@ -17,7 +17,7 @@ from ..trees.adapters import base_model
 from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
-from ..trees.pass_policy import policy_for, room_in_tree
+from ..trees.pass_policy import room_in_tree
 from .drafts import Drafts
 from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
@@ -104,7 +104,7 @@ class Member(ABC):
         cache: Any = None,
         weighting: str | None = None,
         can_share: bool = True,
-        with_question_nlls: bool = False,
+        with_facts: bool = False,
     ) -> None:
         """
         Take the prompts of a call. `read_prompts` reads them.
@@ -113,14 +113,14 @@ class Member(ABC):
             prompts, processors, cache, can_share: as of `MemberInputs`.
             num_top (`int`): how many of the best tokens are read after each token.
             weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, as of [`prompt_nll`].
-            with_question_nlls (`bool`, *optional*, defaults to `False`): whether to keep `prompt_and_question_nlls`.
+            with_facts (`bool`, *optional*, defaults to `False`): whether to keep `prompt_and_question_nlls`.
         """
         self._reader = self._make_reader(processors, num_top)
         self._prompts = list(prompts)
         self._cache = cache
         self._weighting = weighting
         self._can_share = can_share
-        self._with_costs = with_question_nlls
+        self._with_facts = with_facts
         self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
 
     def add_prompts(self, prompts: list[list[int]], processors: list[PromptProcessors]) -> None:
@@ -136,14 +136,17 @@ class Member(ABC):
             MemberError: a forward pass failed.
         """
         trees, first, weighting = self.backend, len(self.backend.trees), self._weighting
-        prompts, with_log_probs = self._prompts[first : first + number], weighting is not None or self._with_costs
+        prompts, with_log_probs = (
+            self._prompts[first : first + number],
+            weighting is not None or self._with_facts,
+        )
         options = with_log_probs, self._can_share
         self._drafts.add_texts(prompts)
         self._read(lambda: trees.admit(prompts, *options) if first else trees.prefill(prompts, self._cache, *options))
         pairs = list(zip(prompts, trees.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
             self.prompt_nlls += [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
-        if self._with_costs:
+        if self._with_facts:
             nll = partial(prompt_nll, self.vocabulary)
             self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
 
@@ -254,7 +257,7 @@ class Member(ABC):
         """How many more nodes that nobody needs yet the tree of a single prompt may hold; negative where it holds too
         many."""
         tree = self.backend.trees[prompt_index]
-        return room_in_tree(len(tree.unsettled()), tree.root.position, policy_for(self.backend.device))
+        return room_in_tree(len(tree.unsettled()), tree.root.position, self.backend.policy)
 
     def state(self, prompt_index: int) -> tuple[list[int], Any]:
         """All ids of a prompt, and a copy of their keys and values where the backend keeps them."""
