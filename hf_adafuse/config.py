@@ -208,15 +208,25 @@ class AdaFuseConfig:
         settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
         if not isinstance(settings, Mapping):
             raise ValueError(f"{rule}, but {os.fspath(path)!r} has no JSON object of them. Write one.")
-        return cls._over_preset(settings), list(found.get("members") or [])
+        return cls.from_settings(settings), list(found.get("members") or [])
 
     @classmethod
-    def _over_preset(cls, settings: Mapping[str, Any]) -> AdaFuseConfig:
-        """Fields over those of the `preset` that stands beside them; else over the paper's values."""
+    def from_settings(cls, settings: Mapping[str, Any], base: AdaFuseConfig | None = None) -> AdaFuseConfig:
+        """
+        Settings as people write them, in a dict, a file or a request: `{"preset": "robust", "num_branches": 1}`.
+
+        Args:
+            settings (`dict`): fields, and options of the method. A `preset` beside them is what they change.
+            base (`AdaFuseConfig`, *optional*): what they change where they name no preset; by default the paper's
+                values.
+
+        Raises:
+            ValueError: there is no such preset, field or option, or they do not go together.
+        """
         name = settings.get("preset")
         fields = {field: value for field, value in settings.items() if field != "preset"}
         if name is None:
-            return cls.from_dict(fields)
+            return cls.from_dict(fields) if base is None else base.changed(fields)
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling.")
         return cls(**PRESETS[name]).changed(fields)
@@ -234,7 +244,7 @@ class AdaFuseConfig:
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
-            return cls._over_preset(value)
+            return cls.from_settings(value)
         if isinstance(value, str) and value in PRESETS:
             return cls(**PRESETS[value])
         if is_file(value):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..config import AdaFuseConfig
+from .scoring import span_nll
 
 # What follows the last word of a candidate that ends the sequence: a word of its own, unlike any that has text.
 END = ""
@@ -97,8 +98,7 @@ def mean_nll(
     length_exponent: float = 1.0,
 ) -> float | None:
     """
-    Sum NLL / length^a of a candidate under one member: with a = 1, nats per token or byte. `None` where there is
-    nothing to score.
+    [`span_nll`] of a candidate under one member; `None` where there is nothing to score.
 
     Args:
         span (`ScoredSpan`), member_index (`int`)
@@ -108,9 +108,5 @@ def mean_nll(
     """
     words = span.log_probs[member_index][:num_words]
     log_probs = [value for word in words for value in word]
-    if not log_probs:
-        return None
-    length = len(log_probs) if config.nll_normalization == "token" else max(1, sum(span.num_bytes[:num_words]))
-    if length_exponent == 1:
-        return -math.fsum(log_probs) / length
-    return -math.fsum(log_probs) * math.exp(-length_exponent * math.log(length))
+    length = None if config.nll_normalization == "token" else sum(span.num_bytes[:num_words])
+    return span_nll(log_probs, length, length_exponent)

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
-from hf_adafuse.servers.addresses import is_served_name
+from hf_adafuse.servers.kinds import is_served_name
 
 NAMES = ["byte_level", "sentencepiece"]
 

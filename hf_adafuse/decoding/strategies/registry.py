@@ -10,6 +10,7 @@ from ...config import AdaFuseConfig
 from ...settings.config_checks import check_use
 from ...settings.old_fields import OLD_FIELDS
 from .adafuse import AdaFuse
+from .adaptive_spans import AdaptiveSpans
 from .anchor import Anchor
 from .blender import Blender
 from .cool_fusion import CoolFusion
@@ -104,6 +105,11 @@ def _check_signature(cls: type[Any], method: str, arguments: tuple[str, ...]) ->
         raise ValueError(
             f"`cls.{method}` must take ({shown}), but that of {cls.__qualname__} does not: {error}. Mend it."
         ) from None
+
+
+def has_adaptive_spans(method: str) -> bool:
+    """Whether a method, by its name, is AdaFuse or proposes as AdaFuse does: spans of adaptive length."""
+    return issubclass(STRATEGIES[method], AdaptiveSpans)
 
 
 def options_of(method: str) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from ...decoding.member_weights import MemberWeights
 from ...decoding.scored_spans import ScoredSpan
 from ...decoding.selector import by_word
 from ...decoding.strategies.adafuse import AdaFuse
-from ...decoding.strategies.registry import make_strategy
-from ...decoding.strategies.words import Words
+from ...decoding.strategies.adaptive_spans import AdaptiveSpans
+from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
 from ...decoding.word_splitter import WordSplitter
 from ...members.model_handle import ModelHandle
 from ...members.prompt_nll import prompt_nll
@@ -59,10 +59,9 @@ class EnsembleScorer:
         self._handles = list(handles[:1] if config.switch_margin == math.inf else handles)
         self._calls = [ModelCall(handle.model) for handle in self._handles]
         self._config = config
-        self._strategy: AdaFuse | Words = AdaFuse()
+        self._follows_method = has_adaptive_spans(config.method)
+        self._strategy: AdaptiveSpans = make_strategy(config) if self._follows_method else AdaFuse()
         self._strategy.config = config
-        if config.method in ("adafuse", "words"):
-            self._strategy = make_strategy(config)
         self._rule = WordSplitter(config.max_word_tokens, config.word_boundary)
         weights = config.model_weights if len(self._handles) > 1 else None
         self._weighting = weights if isinstance(weights, str) else None
@@ -99,7 +98,7 @@ class EnsembleScorer:
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
 
     def _tell_rule(self) -> None:
-        if self._config.method not in ("adafuse", "words"):
+        if not self._follows_method:
             warn_of_span_rule()
 
     def _read_contexts(self, contexts: Sequence[str]) -> None:
@@ -132,7 +131,7 @@ class EnsembleScorer:
         weights = MemberWeights(config, prompt_nlls, len(readings)).weights
         span = ScoredSpan(tuple(words), log_probs, num_bytes)
         (score,) = self._strategy.choose([span], weights[: len(readings)], None).scores
-        if isinstance(self._strategy, Words):
+        if not isinstance(self._strategy, AdaFuse):
             return -score
         length = len(readings[0].ids) if config.nll_normalization == "token" else sum(num_bytes)
         return -score * math.pow(max(length, 1), self._strategy.length_exponent)
