@@ -62,12 +62,18 @@ class AdaFuseConfig:
             `"whitespace"`, or `"unicode"` for the word segmentation of UAX #29 (Chinese, Japanese, Thai; needs the
             `unicode` extra).
         model_weights (`list[float]` or `str`, *optional*):
-            One positive weight per member, the main model first, in the fused score. `None` is the uniform mean;
-            `"prompt"` the softmax of minus the NLL per byte that each member gives the prompt, times
-            `prompt_sharpness` (PackLLM). `"examples"`: the same of the answers in a few-shot prompt, which follow what
-            the prompt ends with (`Answer:`) in earlier lines; without any, the uniform mean. `"examples_or_prompt"`:
-            likewise, but of a prompt without any that is no chat as `"prompt"`. With nearly all weight a
-            member judges what all propose, but does not propose alone (unite, gac, majority: the text is its own).
+            How much each member counts in the fused score, the main model first.
+
+            - `[0.6, 0.4]`: one positive number per member.
+            - `None`: all members alike.
+            - `"prompt"`: by how well each member predicts the prompt: the softmax of `-prompt_sharpness` times its
+              NLL of the prompt (nats per byte; PackLLM).
+            - `"examples"`: the same with the NLL of the answers in a few-shot prompt. An answer is what follows, in an
+              earlier line, the text with which the prompt ends (`Answer:`). Without examples all members count alike.
+            - `"examples_or_prompt"`: as `"examples"`. Without examples as `"prompt"`, unless the prompt is a chat.
+
+            A member with nearly all the weight judges what all members propose. With `unite`, `gac` and `majority` the
+            text is that member's own.
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
             end of the text counts as one byte).
@@ -76,7 +82,7 @@ class AdaFuseConfig:
         exploration (`str`, *optional*, defaults to `"diverse"`):
             `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
-            Of these weights: the larger, the more the member counts that knows the prompt, or the answers, better.
+            How strongly weights favour the member that predicts the prompt, or the examples, better. 0: all alike.
         online_rate (`float`, *optional*, defaults to 0.0):
             Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
         switch_margin (`float`, *optional*, defaults to 0.0):

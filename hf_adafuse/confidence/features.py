@@ -130,8 +130,12 @@ def feature_names(num_members: int, with_ratings: bool = False) -> list[str]:
 
 
 def feature_penalties(num_members: int, with_ratings: bool = False) -> list[float]:
-    """The `penalties` of a calibration by these features, in their order: what says by itself how sure the members are
-    of a whole answer may say more than the many others; ratings as much as a calibration of ratings alone allows."""
+    """
+    The ridge penalties of a calibration by these features, in their order.
+
+    A feature with a small penalty may have a large coefficient. The two that say how sure the members are of a whole
+    answer have the smallest penalty, then each rating, then all other features.
+    """
     names = feature_names(num_members, with_ratings)
     return [_SURE if name in _OF_THE_WHOLE else _RATING if name.startswith("rating") else _OTHER for name in names]
 

@@ -1,4 +1,4 @@
-"""Makes the rounds of each prompt: their kind is named by the method, and by whether the prompt samples words."""
+"""Makes the rounds of each prompt. The method names the kind of round, unless the call samples words."""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ class Policy:
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1 --against greedy
     worthwhile_ratio = 1.8
     prefetched_tokens = 8
-    # So many tokens at most are guessed by what has followed the last ones before. The same with a pair of models that
-    # agree little: --model A --assistant B.
+    # Longest draft from n-gram lookup: at most `longest_draft` tokens are proposed by repeating what followed the same
+    # n-gram earlier, and only by n-grams of a length by which at least the share `least_right` of the guesses was
+    # right. The same command, with a pair of models that agree little: --model A --assistant B.
     longest_draft, least_right = 4, 0.5
     # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
     # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.

@@ -2,8 +2,8 @@
 probabilities of each word. The preset `robust` uses it. It is this project's own.
 
 The words of all candidates make a trie. At each level of the trie the word of the largest mean probability is taken,
-and the candidates that have another word there are out. Where those that go on with a word count less than those whose
-spans end there, the round ends there too: the next word would be one of theirs alone, whatever the others think of it.
+and the candidates that have another word there are out. If the members proposing a longer span weigh less than those
+whose spans end here, the round ends here. The next word would be a choice among the longer spans alone.
 
 In the trie a line break before a word is a word of its own. Whether a line ends is one question, and what the next line
 begins with another: a break would otherwise lose to a comma for all the words that may follow it.
@@ -39,9 +39,10 @@ class Words(AdaptiveSpans):
         part (`str`, *optional*, defaults to `"whole"`): how much of a word a member judges it by. `"whole"`: the
             probability of all its tokens. `"distinct"`: of what sets it apart from the other words at its place. A word
             of many tokens then does not pay for those that nobody contests, and a member that counts alone writes its
-            greedy text, or nearly so. `"weighted"`: whole where all members count alike, distinct where one counts
-            alone, and in between: the first token alone may be habit, as of a quotation mark, so where members count
-            alike whole words say more of what they know. Scores in a trace are always those of whole words.
+            greedy text, or nearly so. `"weighted"` mixes both: whole words when members have equal weight, distinct
+            parts when one member has all the weight. With equal weights whole words say more of what the members know,
+            since a first token alone, like a quotation mark, may be habit. Scores in a trace are always those of whole
+            words.
         allow_blank (`bool`, *optional*, defaults to `True`): a text may end at once, or begin with a line break, as any
             word wins. `False`: only where all members that count (at least half as much as the one that counts most)
             find that likeliest, or where it is the main model's own word, kept by `switch_margin` or `certainty_gate`.
