@@ -22,7 +22,7 @@ from .progress import Prompt
 from .requests import ForwardRequest, Requests
 from .round import Round
 from .strategies.token_strategy import NextToken, TokenStrategy
-from .words import is_mid_character
+from .word_splitter import is_mid_character
 
 # Per member, the bytes of its most likely text (`None`: the end), its token and its log-probability, if it was asked.
 _Tops = list[list[tuple[bytes | None, int, float]] | None]
@@ -60,7 +60,7 @@ class TokenText(CommittedText):
 
     def node(self, member_index: int) -> Node:
         """The end of the text in a member's tree; of its prefix, where the member cannot write the text."""
-        return self.end(member_index) or self.members[member_index].root(self.prompt.index)
+        return self.end(member_index) or super().node(member_index)
 
     def end(self, member_index: int) -> Node | None:
         """The end of the text in a member's tree; `None` where the member cannot write the text."""
