@@ -28,7 +28,7 @@ def test_a_member_that_cannot_write_what_was_committed_gains_nothing(log_probs, 
     """Eight bytes, at a rate of 1: a weight falls by exp(-NLL / 8)."""
     config = AdaFuseConfig(online_rate=1.0)
     weights = PromptWeights(config, [], len(logs))
-    selector = Selector([None] * len(logs), config, [], None, weights)
+    selector = Selector([None] * len(logs), [], None, weights)
     winner = Candidate("eightbyt", ("eightbyt",), False, {}, (0, 0), log_probs=log_probs)
     selector.learn(SimpleNamespace(index=0), winner)
     found = weights.of(0).weights
