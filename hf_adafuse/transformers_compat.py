@@ -1,5 +1,5 @@
 """Everything private of transformers, accelerate, PEFT and torch that this package leans on: one place each, and why.
-`tests/test_host_internals.py` has a test for each, which fails by name when a release moves it.
+`tests/test_transformers_compat.py` has a test for each, which fails by name when a release moves it.
 
 The hooks of `generate()` that `generation.py` overrides are listed here (`GENERATION_HOOKS`): they are methods there.
 """
@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.pytorch_utils import Conv1D
 
-__all__ = ["Conv1D", "DynamicLayer"]  # not exported at the top of transformers, and moved before: imported from here
+# Classes that are built on. Conv1D and DynamicLayer are not exported at the top of transformers, and moved before.
+__all__ = ["Conv1D", "DynamicCache", "DynamicLayer"]
 
 # The newest minor release of transformers that the whole test suite has run with. The range in setup.cfg ends with it:
 # pip then installs a release that works. A newer one may rename what this module reads, as 5.24 renamed the cache.

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
-from ..transformers_compat import cache_argument, returned_cache
+from ..transformers_compat import DynamicCache, cache_argument, returned_cache
 from ..trees.adapters import base_model
 from ..trees.backend import ForwardError
 from ..trees.kv_cache import KeysValues, adopt_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,9 +80,12 @@ def default_stops(examples: Sequence[Question]) -> list[str]:
 
 
 def _example(example: Question, source: str) -> str:
-    answers = first_answers([example])
-    if example.prompt is None or not answers:
-        problem = example.error or "must have the field 'answer', but has none"
+    given = (example.record or {}).get("answer")
+    first = given[0] if isinstance(given, list) and given else given
+    answer = str(first).strip() if isinstance(first, (str, int, float)) else ""
+    if example.prompt is None or not answer:
+        shown = "none" if given is None else json.dumps(given)
+        problem = example.error or f"must have a text or a number as 'answer', but has {shown}"
         raise ValueError(f"line {example.line} of {source}: {problem}. Mend it: it is an example of `--few-shot`.")
     space = "" if example.prompt[-1:].isspace() else " "
-    return f"{example.prompt}{space}{answers[0].strip()}"
+    return f"{example.prompt}{space}{answer}"

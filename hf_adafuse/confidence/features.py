@@ -43,21 +43,16 @@ in by [`filled`].
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .answer_text import last_number_in, normalized_answer, word_f1
 from .word_confidence import word_log_confidences
 
-# The punctuation before a word; a number keeps its sign and its point.
-_BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
 _ARTICLES = frozenset(("a", "an", "the"))
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 _PER_MEMBER = ("log-probability per token", "log-probability per byte", "log-probability", "worst word")
 _OF_ANSWER = [
@@ -182,27 +177,17 @@ def filled(rows: Sequence[Sequence[Row | None]], centres: Sequence[float] | None
     return np.where(np.isfinite(values), values, means)
 
 
-def normalized_answer(text: str) -> str:
-    """What a text says: without case, spaces, and punctuation around its words."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(_bare(word) for word in folded.split()).strip()
-
-
 class _Said:
     """What a member's own answer says."""
 
     def __init__(self, text: str) -> None:
         self.text = text.strip()
         self.words = [word for word in normalized_answer(text).split() if word not in _ARTICLES]
-        found = _NUMBER.findall(text)
-        self.number = _value(found[-1]) if found else None
+        self.number = last_number_in(text)
 
     def overlap(self, other: _Said) -> float:
         """The F1 of both texts' words."""
-        if not self.words or not other.words:
-            return float(self.words == other.words)
-        common = (Counter(self.words) & Counter(other.words)).total()
-        return 2 * common / (len(self.words) + len(other.words))
+        return word_f1(self.words, other.words)
 
 
 def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequence[float], prompt: PromptFacts) -> Row:
@@ -265,15 +250,3 @@ def _mean(values: Any, axis: int) -> Any:
     total = np.where(known, values, 0.0).sum(axis, keepdims=True)
     counts = known.sum(axis, keepdims=True)
     return np.where(counts > 0, total / np.maximum(counts, 1), math.nan)
-
-
-def _bare(word: str) -> str:
-    """A word without the punctuation around it."""
-    before = _BEFORE.match(word)
-    return re.sub(r"\W+$", "", word[before.end() :] if before else word)
-
-
-def _value(number: str) -> str:
-    """A number without what does not change it: `1,000` is `1000`, and `3.0` is `3`."""
-    plain = number.replace(",", "")
-    return plain.rstrip("0").rstrip(".") if "." in plain else plain

@@ -60,10 +60,13 @@ def export_adafuse(
     target = Path(folder)
     _check_folder(target)
     plan = _plan(model, tokenizer, list(assistant_models), assistant_tokenizers, adafuse_config, assistants)
+    was_there = target.exists()
     try:
         _write(target, plan, repo_id or target.absolute().name)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
+        if was_there:
+            target.mkdir(exist_ok=True)
         raise
     return target
 

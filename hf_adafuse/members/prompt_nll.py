@@ -27,7 +27,7 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     pieces = [vocabulary.piece(token) for token in ids]
     ends = list(itertools.accumulate(map(len, pieces)))
     text = b"".join(pieces)
-    start = text.rstrip().rfind(b"\n\n") + 2 if weighting == "question" and b"\n\n" in text.rstrip() else 0
+    start = _question_start(text) if weighting == "question" else 0
     spans = [(start, ends[-1])]
     if weighting == "examples" or (weighting == "examples_or_prompt" and (is_chat(pieces) or answer_spans(text))):
         spans = answer_spans(text)
@@ -39,6 +39,12 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     ]
     num_bytes = sum(size for _, size in read)
     return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan
+
+
+def _question_start(text: bytes) -> int:
+    """Where the part of a prompt begins that stands behind its last empty line; 0 where it has none."""
+    said = text.rstrip()
+    return max((said.rfind(empty) + len(empty) for empty in (b"\n\n", b"\n\r\n") if empty in said), default=0)
 
 
 def is_chat(pieces: Sequence[bytes]) -> bool:
@@ -63,7 +69,7 @@ def answer_spans(text: bytes) -> Spans:
     last line's last word, `A:` in `Q: Who wrote Faust? A:`: an answer is what follows its last place in an earlier line
     of the same first word, or in any where the cue is an arrow.
     """
-    start = text.rstrip(b"\n").rfind(b"\n") + 1
+    start = text.rstrip(b"\r\n").rfind(b"\n") + 1
     line = text[start:]
     if not line.strip() or not line.rstrip(b" ").endswith((*_COLONS, *_ARROWS, b"\n")):
         return []
@@ -76,6 +82,7 @@ def _after_the_line(text: bytes, cue: bytes, start: int) -> Spans:
     while 0 <= at < start:
         begin = at + len(cue)
         end = text.find(b"\n", begin)
+        end -= text[end - 1 : end] == b"\r"
         if end > begin:
             spans.append((begin, end))
         at = _next_line(text, cue, max(at, begin - 1))
@@ -101,8 +108,8 @@ def _after_its_last_word(earlier: bytes, line: bytes) -> Spans:
 
 
 def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """Each line, without its end, after where it begins."""
+    """Each line, without its end (LF or CRLF), after where it begins."""
     start = 0
     for line in text.split(b"\n"):
-        yield start, line
+        yield start, line.removesuffix(b"\r")
         start += len(line) + 1

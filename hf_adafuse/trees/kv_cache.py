@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
-from ..transformers_compat import CACHE_NAME, holds_all_keys
+from ..transformers_compat import CACHE_NAME, DynamicCache, holds_all_keys
 from .adapters import base_model, model_state
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]

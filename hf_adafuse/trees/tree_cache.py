@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
-from ..transformers_compat import DynamicLayer
+from ..transformers_compat import DynamicCache, DynamicLayer
 from .backend import to_device
 from .kv_slots import KVSlot
 

@@ -11,7 +11,8 @@ import types
 import pytest
 from support.jobs import answers_to, lines_of, questions, write_lines
 
-from hf_adafuse.cli.questions import Template, read_questions
+from hf_adafuse.cli.few_shot import put_behind
+from hf_adafuse.cli.questions import Question, Template, read_questions
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,19 @@ def test_an_empty_input(job, capsys):
     write_lines(job.input, ["", " "])
     assert job() == 2
     assert "The questions must not be empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["", " \n", {}, {"value": "Paris"}, [], [""], [None], None], ids=str)
+def test_an_example_needs_a_text_or_a_number_as_answer(answer):
+    example = Question(3, {"question": "a?", "answer": answer}, "Q: a?\nA:")
+    with pytest.raises(ValueError, match=r"line 3 of the data: must have a text or a number as 'answer', but has "):
+        put_behind([example], [], "the data")
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"), [("Paris", "Paris"), ([" Paris", "Lyon"], "Paris"), (0, "0"), (2.5, "2.5")]
+)
+def test_an_example_is_written_with_its_first_answer(answer, shown):
+    example = Question(3, {"question": "a?", "answer": answer}, "Q: a?\nA:")
+    (asked,) = put_behind([example], [Question(4, {}, "Q: b?\nA:")], "the data")
+    assert asked.prompt == f"Q: a?\nA: {shown}\n\nQ: b?\nA:"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hf_adafuse.confidence import features
+from hf_adafuse.confidence.answer_text import last_number_in, normalized_answer
 from hf_adafuse.confidence.features import (
     AnswerFacts,
     PromptFacts,
@@ -16,9 +17,9 @@ from hf_adafuse.confidence.features import (
     feature_names,
     feature_penalties,
     filled,
-    normalized_answer,
 )
 from hf_adafuse.confidence.word_confidence import text_confidence, word_confidences, word_log_confidences
+from hf_adafuse.lab.evaluation.metrics import METRICS
 
 PROMPT = PromptFacts([0.5, None], [1.0, 2.0], [3.0, 4.0])
 # Two members and two words; the second member has three tokens of the second word.
@@ -113,3 +114,29 @@ def test_confidences_too_small_for_a_number_have_a_logarithm():
 def test_normalized_answers():
     assert normalized_answer("  The\n'Lima'.") == "the lima"
     assert normalized_answer("-3.5%, +.5") == "-3.5 +.5"
+    assert normalized_answer("New York - USA") == "new york usa"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3.0", 3),
+        (".5", 0.5),
+        ("0.5", 0.5),
+        ("-.5", -0.5),
+        ("1,000", 1000),
+        ("pages 5-10", 10),
+        ("5 -10", -10),
+        ("a", None),
+    ],
+)
+def test_the_last_number_is_the_same_for_features_and_metrics(text, number):
+    assert last_number_in(text) == number
+    assert METRICS["last_number"](text, [str(number)]) == (number is not None)
+
+
+def test_answers_with_equal_numbers_agree_however_these_are_written():
+    names = feature_names(2)
+    facts = [AnswerFacts(text, [[[-1.0]], [[-1.0]]], 3, (k,)) for k, text in enumerate((".5", "It is 0.50"))]
+    rows = answer_features(facts, [".5", "It is 0.50"], [1.0, 1.0], PromptFacts([None] * 2, [None] * 2, [None] * 2))
+    assert [row[names.index("agreement, last number")] for row in rows] == [1.0, 1.0]

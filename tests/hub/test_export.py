@@ -17,7 +17,7 @@ from transformers.dynamic_module_utils import get_imports
 
 from hf_adafuse import export_adafuse
 from hf_adafuse.cli import main as command
-from hf_adafuse.hub import modeling_adafuse
+from hf_adafuse.hub import export, modeling_adafuse
 from hf_adafuse.hub.exported import REQUIREMENTS
 from hf_adafuse.hub.repository import Repository
 
@@ -100,6 +100,20 @@ def test_refusals_leave_no_folder(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         export_adafuse(tmp_path / "new", **arguments)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_failed_export_leaves_the_folder_as_it_was(tmp_path, monkeypatch, was_there):
+    def fail(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(export, "model_card", fail)
+    folder = tmp_path / "new"
+    if was_there:
+        folder.mkdir()
+    with pytest.raises(OSError, match="no space left"):
+        export_adafuse(folder)
+    assert folder.exists() is was_there and not (was_there and any(folder.iterdir()))
 
 
 def test_a_folder_in_use_is_refused(tmp_path, capsys):

@@ -25,6 +25,9 @@ def found(text):
         (b"Who?", []),
         (b"The cat sat on the mat.\nThe", []),  # a sentence half written
         (b"- red\n- green\n- ", []),
+        (FEW_SHOT.replace(b"\n", b"\r\n"), [b" Paris", b" No, Rome."]),  # the end of a line is no part of an answer
+        (b"Q: a? A: Paris\r\nQ: b? A: Rome\r\n\r\nQ: c? A:", [b" Paris", b" Rome"]),
+        (b"user\r\na\r\nassistant\r\nParis\r\nuser\r\nb\r\nassistant\r\n", [b"Paris"]),
         ("问：甲\n答：一\n问：乙\n答：".encode(), ["一".encode()]),
         (b"", []),
         (b"\n\n", []),
@@ -73,10 +76,21 @@ def test_by_what_a_member_is_judged(text, counted):
     assert prompt_nll(Letters, ids, log_probs, "examples_or_prompt") == pytest.approx(expected, nan_ok=True)
 
 
-PARTS = (["A:", "\n", "\n", " b", "A"], ["Q: a A: b\n", "Q: ", "R: ", "A: ", "a", " A:", " ->", " ", "\n"])
+def test_the_question_begins_behind_the_last_empty_line_whatever_ends_lines():
+    for end in ("\n", "\r\n"):
+        text = f"An example.{end}{end}Who?".encode()
+        log_probs = [-1.0] * (len(text) - 4) + [-3.0] * 4
+        assert prompt_nll(Letters, list(text), log_probs, "question") == 3.0
 
 
-@pytest.mark.parametrize(("parts", "most", "least_found"), [(PARTS[0], 14, 100), (PARTS[1], 9, 200)])
+PARTS = (
+    ["A:", "\n", "\n", " b", "A"],
+    ["Q: a A: b\n", "Q: ", "R: ", "A: ", "a", " A:", " ->", " ", "\n"],
+    ["Q: a A: b\r\n", "Q: ", "A: ", "a", " A:", "\r\n", "\n"],
+)
+
+
+@pytest.mark.parametrize(("parts", "most", "least_found"), list(zip(PARTS, (14, 9, 9), (100, 200, 200), strict=True)))
 def test_of_random_lines_as_by_every_byte(parts, most, least_found):
     rng, num_found = random.Random(1), 0
     for _ in range(6000):

@@ -207,7 +207,7 @@ def answers(text):
     """Per byte, whether it is of an answer: of the rest of a line that begins with the prompt's last line, the cue; if
     there is none, of the rest of a line of the same first word after the last line's last word."""
     end = len(text)
-    while end and text[end - 1 : end] == b"\n":
+    while end and text[end - 1 : end] in (b"\n", b"\r"):
         end -= 1
     last = max((i + 1 for i in range(end) if text[i : i + 1] == b"\n"), default=0)
     cue, marks = text[last:], [False] * len(text)
@@ -217,7 +217,7 @@ def answers(text):
     for start in range(last if is_cue else 0):
         if (start == 0 or text[start - 1 : start] == b"\n") and text[start:].startswith(cue):
             at = start + len(cue)
-            while at < len(text) and text[at : at + 1] != b"\n":
+            while at < len(text) and text[at : at + 1] != b"\n" and text[at : at + 2] != b"\r\n":
                 marks[at] = True
                 at += 1
     words = cue.split()
@@ -228,7 +228,7 @@ def answers(text):
             is_alike = line.startswith(words[0] + b" ") or any(words[-1].endswith(arrow) for arrow in arrows)
             places = [i for i in range(1, len(line)) if line[i:].startswith(tail)]
             if is_alike and places:
-                for i in range(places[-1] + len(tail), len(line)):
+                for i in range(places[-1] + len(tail), len(line) - line.endswith(b"\r")):
                     marks[at + i] = True
             at += len(line) + 1
     return marks

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...confidence.features import normalized_answer
+from ...confidence.answer_text import normalized_answer
 from ...members.member import Member
 from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan

@@ -118,10 +118,10 @@ def judge(answered: Answered, seed: int = 0) -> Judged:
     Raises:
         ValueError: fewer than two different questions.
     """
-    if len(set(answered.groups)) < 2:
+    if (number := len(set(answered.groups))) < 2:
         raise ValueError(
-            "The questions must be 2 or more different ones, but are 1: what is fitted on a question cannot be judged "
-            "on it. Give a hundred."
+            f"The questions must be 2 or more different ones, but are {number}: what is fitted on a question cannot be "
+            "judged on it. Give a hundred."
         )
     everything = range(len(answered.fused))
     select = _averaged(answered, everything, _selected, _OUTER_PARTS, seed)

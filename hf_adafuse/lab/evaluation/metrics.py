@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from importlib import import_module
 from typing import Any
 
+from ...confidence.answer_text import last_number_in, numbers_in, word_f1
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
 def exact_match(text: str, answers: Sequence[str]) -> float:
@@ -26,20 +25,20 @@ def exact_match(text: str, answers: Sequence[str]) -> float:
 
 def f1(text: str, answers: Sequence[str]) -> float:
     """The harmonic mean of precision and recall of the answer's words, from 0 to 1."""
-    return max((_f1(_normalized(text).split(), _normalized(answer).split()) for answer in answers), default=0.0)
+    return max((word_f1(_normalized(text).split(), _normalized(answer).split()) for answer in answers), default=0.0)
 
 
 def last_number(text: str, answers: Sequence[str]) -> float:
     """1 where the last number of the text is that of an answer (GSM8K; `3.0` is `3`, `1,000` is `1000`), else 0."""
-    found = _last_number(text)
-    return float(found is not None and any(found == _last_number(answer) for answer in answers))
+    found = last_number_in(text)
+    return float(found is not None and any(found == last_number_in(answer) for answer in answers))
 
 
 def marked_number(text: str, answers: Sequence[str]) -> float:
     """1 where the number after `####`, as GSM8K marks its answers, is that of an answer, else 0."""
     _, mark, rest = text.partition("####")
-    found = _NUMBER.search(rest.partition("\n")[0]) if mark else None
-    return float(found is not None and any(_value(found[0]) == _last_number(answer) for answer in answers))
+    found = numbers_in(rest.partition("\n")[0]) if mark else []
+    return float(bool(found) and any(found[0] == last_number_in(answer) for answer in answers))
 
 
 def contains(text: str, answers: Sequence[str]) -> float:
@@ -75,19 +74,3 @@ def _sacrebleu() -> Any:
 
 def _normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
-def _f1(given: list[str], right: list[str]) -> float:
-    if not given or not right:
-        return float(given == right)
-    common = (Counter(given) & Counter(right)).total()
-    return 2 * common / (len(given) + len(right))
-
-
-def _last_number(text: str) -> Decimal | None:
-    found = _NUMBER.findall(text)
-    return _value(found[-1]) if found else None
-
-
-def _value(number: str) -> Decimal:
-    return Decimal(number.replace(",", ""))

@@ -112,3 +112,8 @@ def test_what_is_chosen():
     assert choice_of([half, none], half, one_won) == 0
     two_won = [1.0] * 7 + [0.0] * 3
     assert choice_of([half, none], half, two_won) == SELECT
+
+
+def test_no_questions_cannot_be_judged_and_the_error_says_that_there_are_none():
+    with pytest.raises(ValueError, match="The questions must be 2 or more different ones, but are 0:"):
+        judge(Answered([], [], [], []))

@@ -1,0 +1,45 @@
+"""What the text of an answer says: its words without case and punctuation, its last number, and how many words two
+answers share. The features of answers, votes and the metrics of the lab read answers by these functions."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+
+# The punctuation before a word; a number keeps its sign and its point.
+_BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
+# A hyphen behind a letter or a digit is no sign: "pages 5-10" ends with 10.
+_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+def normalized_answer(text: str) -> str:
+    """The words of a text with one space between them, without case and without punctuation around words."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(filter(None, map(_bare, folded.split())))
+
+
+def numbers_in(text: str) -> list[Decimal]:
+    """The numbers that a text names, in order: `1,000` is 1000, `.5` is 0.5 and `3.0` equals 3."""
+    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
+
+
+def last_number_in(text: str) -> Decimal | None:
+    """The last number that a text names; `None` where it names none."""
+    return next(reversed(numbers_in(text)), None)
+
+
+def word_f1(words: Sequence[str], other_words: Sequence[str]) -> float:
+    """The F1 of two lists of words, from 0 to 1: twice the number of common words over the number of all words."""
+    if not words or not other_words:
+        return float(list(words) == list(other_words))
+    common = (Counter(words) & Counter(other_words)).total()
+    return 2 * common / (len(words) + len(other_words))
+
+
+def _bare(word: str) -> str:
+    """A word without the punctuation around it."""
+    before = _BEFORE.match(word)
+    return re.sub(r"\W+$", "", word[before.end() :] if before else word)
