@@ -13,10 +13,11 @@ Of an answer:
 - `log-probability per byte, authors`: the mean of S_k / bytes over the members whose own answer it is.
 - `log-probability per byte, others`: the same over the other members; over the authors where there is no other. The
   cross-model perplexity (arXiv 2603.25450), as a logarithm.
-- `log-probability, authors`: the mean of S_k over the authors: how sure they are of the whole of it.
+- `log-probability, authors`: the mean over the authors of S_k / root of their tokens: how sure they are of the whole of
+  it, in a form in which short and long answers compare.
 - `disagreement`: the standard deviation of S_k / bytes over the members (cross-model disagreement, arXiv 2604.17112).
 - `word confidence`: the mean over words of log sum_k w_k p_k(word).
-- `word confidence, whole`: the sum of the same.
+- `word confidence, text`: the sum of the same over n words / root of n: the logarithm of the confidence score.
 - `word confidence, worst`: the lowest of the same.
 - `agreement`: the share of the weight of the members whose own answer it is, but for space around it. Self-consistency
   (arXiv 2203.11171) over members.
@@ -65,7 +66,7 @@ _OF_ANSWER = [
     "log-probability, authors",
     "disagreement",
     "word confidence",
-    "word confidence, whole",
+    "word confidence, text",
     "word confidence, worst",
     "agreement",
     "agreement, normalized",
@@ -74,8 +75,8 @@ _OF_ANSWER = [
     "length",
 ]
 # The ridge penalties of a calibration: of the features that say how sure members are of a whole answer, of each rating,
-# and of all other features. Chosen on TriviaQA and SQuAD with three small models (docs/confidence.md).
-_OF_THE_WHOLE = ("log-probability, authors", "word confidence, whole")
+# and of all other features. Chosen on mixes of TriviaQA, SQuAD and GSM8K with three small models (docs/quality.md).
+_OF_THE_WHOLE = ("log-probability, authors", "word confidence, text")
 _SURE, _RATING, _OTHER = 3.0, 10.0, 30.0
 _OF_PROMPT = ("first entropy", "prompt cost", "question cost")
 
@@ -205,6 +206,7 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
     counts = [sum(map(len, of_member)) for of_member in answer.log_probs]
     per_byte = [None if value is None else value / max(answer.num_bytes, 1) for value in sums]
     per_token = [None if value is None else value / count for value, count in zip(sums, counts, strict=True)]
+    per_root = [None if value is None else value / math.sqrt(count) for value, count in zip(sums, counts, strict=True)]
     worst: Row = [min(map(math.fsum, filter(None, of_member)), default=None) for of_member in answer.log_probs]
     confidences = [value for value in word_log_confidences(answer.log_probs, weights) if value is not None]
     authors = [value for k, value in enumerate(per_byte) if k in answer.authors]
@@ -217,10 +219,10 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
         *worst,
         _known_mean(authors or others),
         _known_mean(others or authors),
-        _known_mean([value for k, value in enumerate(sums) if k in answer.authors] or sums),
+        _known_mean([value for k, value in enumerate(per_root) if k in answer.authors] or per_root),
         _spread(per_byte),
         _known_mean(confidences),
-        math.fsum(confidences) if confidences else None,
+        math.fsum(confidences) / math.sqrt(len(confidences)) if confidences else None,
         min(confidences, default=None),
         _share([one is not None and one.text == own.text for one in said], weights),
         _share([one is not None and one.words == own.words for one in said], weights),

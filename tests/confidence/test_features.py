@@ -18,7 +18,7 @@ from hf_adafuse.confidence.features import (
     filled,
     normalized_answer,
 )
-from hf_adafuse.confidence.word_confidence import word_confidences, word_log_confidences
+from hf_adafuse.confidence.word_confidence import text_confidence, word_confidences, word_log_confidences
 
 PROMPT = PromptFacts([0.5, None], [1.0, 2.0], [3.0, 4.0])
 # Two members and two words; the second member has three tokens of the second word.
@@ -40,9 +40,10 @@ def test_formulas():
     assert (lima["log-probability per byte, authors"], lima["log-probability per byte, others"]) == (-0.15, -0.3)
     assert lima["disagreement"] == pytest.approx(0.075)
     words = [0.75 * math.exp(-1) + 0.25 * math.exp(-2), 0.75 * math.exp(-0.5) + 0.25 * math.exp(-1)]
-    assert lima["log-probability, authors"] == -1.5 and oslo["log-probability, authors"] is None
+    assert lima["log-probability, authors"] == pytest.approx(-1.5 / 2**0.5)  # of two tokens
+    assert oslo["log-probability, authors"] is None
     assert lima["word confidence"] == pytest.approx(sum(map(math.log, words)) / 2)
-    assert lima["word confidence, whole"] == pytest.approx(sum(map(math.log, words)))
+    assert lima["word confidence, text"] == pytest.approx(math.log(text_confidence(words)))
     assert lima["word confidence, worst"] == pytest.approx(min(map(math.log, words)))
     assert (lima["agreement"], oslo["agreement"]) == (0.75, 0.25)
     assert lima["length"] == math.log(11)
@@ -96,7 +97,7 @@ def test_every_feature_is_documented():
 def test_every_feature_has_a_penalty():
     for with_ratings in (False, True):
         penalties = dict(zip(feature_names(2, with_ratings), feature_penalties(2, with_ratings), strict=True))
-        assert penalties["log-probability, authors"] == penalties["word confidence, whole"] == 3.0
+        assert penalties["log-probability, authors"] == penalties["word confidence, text"] == 3.0
         assert penalties["length"] == penalties["prompt cost, member 1"] == 30.0
         assert penalties.get("rating, member 1", 10.0) == 10.0
 

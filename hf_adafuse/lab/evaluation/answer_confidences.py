@@ -93,8 +93,7 @@ def confidences_of(
         per_token=np.exp(column(f"log-probability per token, member {best}")).tolist(),
         whole=np.exp(column(f"log-probability, member {best}")).tolist(),
         own_calibrated=alone[:, 0].tolist(),
-        # As `text_confidence`: the sum over n words over the root of n is that of the sum times the mean.
-        score=np.exp(-np.sqrt(column("word confidence") * column("word confidence, whole"))).tolist(),
+        score=np.exp(column("word confidence, text")).tolist(),
         calibrated=likely[:, best].tolist(),
         chosen=likely[every, winners].tolist(),
         chosen_right=labels[every, winners].tolist(),

@@ -76,7 +76,7 @@ def made(number, seed=0):
     for at, name in enumerate(names):
         if name.startswith(("log-probability", "word confidence")):
             rows[:, :, at] = -np.abs(rows[:, :, at])
-    rows[:, :, names.index("word confidence, whole")] += right
+    rows[:, :, names.index("word confidence, text")] += right
     return right.tolist(), rows.tolist(), names
 
 
