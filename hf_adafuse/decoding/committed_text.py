@@ -68,6 +68,12 @@ class CommittedText(Cursor):
         elif (outgrown := self.outgrown(pool, winner)) is not None:
             self._stop_at_context(outgrown)
 
+    def ids(self, member_index: int) -> list[int]:
+        return []
+
+    def node(self, member_index: int) -> Node:
+        return self.members[member_index].root(self.prompt.index)
+
     def close(self) -> None:
         """Nothing is left to do: all of the text is in every member's prefix."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..members.member import Member
 from ..outputs import cut_words
+from ..trees.nodes import Node
 from .answer_stops import AnswerStops, ids_up_to
 from .pool import Pool
 from .progress import Prompt
@@ -33,6 +34,9 @@ class JointAnswer(Cursor):
 
     def ids(self, member_index: int) -> list[int]:
         return self._ids[member_index]
+
+    def node(self, member_index: int) -> Node:
+        return self.members[member_index].path(self.prompt.index, self._ids[member_index])[-1]
 
     def goes_on(self) -> bool:
         """Whether the members have not ended the answer, and neither a context nor a stopping criterion ends it."""

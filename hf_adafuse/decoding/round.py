@@ -54,13 +54,13 @@ class Cursor(ABC):
     def close(self) -> None:
         """Finish the text: no further round comes."""
 
+    @abstractmethod
     def ids(self, member_index: int) -> list[int]:
         """A member's own ids of the text that is not yet in its prefix."""
-        return []
 
+    @abstractmethod
     def node(self, member_index: int) -> Node:
         """The end of the text in a member's tree."""
-        return self.members[member_index].path(self.prompt.index, self.ids(member_index))[-1]
 
     def span(self, member_index: int, pool: Pool, candidate: Candidate) -> Span:
         """A candidate in a member's tokens, below its prefix; only what comes after the cursor is scored."""

@@ -60,7 +60,7 @@ class TokenText(CommittedText):
 
     def node(self, member_index: int) -> Node:
         """The end of the text in a member's tree; of its prefix, where the member cannot write the text."""
-        return self.end(member_index) or self.members[member_index].root(self.prompt.index)
+        return self.end(member_index) or super().node(member_index)
 
     def end(self, member_index: int) -> Node | None:
         """The end of the text in a member's tree; `None` where the member cannot write the text."""
