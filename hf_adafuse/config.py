@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from .settings.config_checks import check, without_use
+from .settings.old_fields import with_new_names
 
 # Settings by name. A call that names no settings gets `robust`; README says by which measurements it was chosen.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {"fusion": "word", "word_mean": "root", "word_part": "weighted", "empty_text": "all"}
-    | {"model_weights": "examples", "prompt_sharpness": 20.0, "online_rate": 1.0},
+    "robust": {
+        "method": "words",
+        "method_options": {"mean": "root", "part": "weighted", "allow_blank": False},
+        "model_weights": "examples",
+        "prompt_sharpness": 20.0,
+        "online_rate": 1.0,
+    },
 }
 # The same, but where a prompt without examples is no chat, members count as much as they predict it.
 PRESETS["mixed"] = PRESETS["robust"] | {"model_weights": "examples_or_prompt"}
@@ -56,12 +62,18 @@ class AdaFuseConfig:
             `"whitespace"`, or `"unicode"` for the word segmentation of UAX #29 (Chinese, Japanese, Thai; needs the
             `unicode` extra).
         model_weights (`list[float]` or `str`, *optional*):
-            One positive weight per member, the main model first, in the fused score. `None` is the uniform mean;
-            `"prompt"` the softmax of minus the NLL per byte that each member gives the prompt, times
-            `prompt_sharpness` (PackLLM). `"examples"`: the same of the answers in a few-shot prompt, which follow what
-            the prompt ends with (`Answer:`) in earlier lines; without any, the uniform mean. `"examples_or_prompt"`:
-            likewise, but of a prompt without any that is no chat as `"prompt"`. With nearly all weight a
-            member judges what all propose, but does not propose alone (unite, gac, majority: the text is its own).
+            How much each member counts in the fused score, the main model first.
+
+            - `[0.6, 0.4]`: one positive number per member.
+            - `None`: all members alike.
+            - `"prompt"`: by how well each member predicts the prompt: the softmax of `-prompt_sharpness` times its
+              NLL of the prompt (nats per byte; PackLLM).
+            - `"examples"`: the same with the NLL of the answers in a few-shot prompt. An answer is what follows, in an
+              earlier line, the text with which the prompt ends (`Answer:`). Without examples all members count alike.
+            - `"examples_or_prompt"`: as `"examples"`. Without examples as `"prompt"`, unless the prompt is a chat.
+
+            A member with nearly all the weight judges what all members propose. With `unite`, `gac` and `majority` the
+            text is that member's own.
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
             end of the text counts as one byte).
@@ -69,25 +81,8 @@ class AdaFuseConfig:
             `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin, no branches (the paper's Figure 2).
         exploration (`str`, *optional*, defaults to `"diverse"`):
             `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
-        fusion (`str`, *optional*, defaults to `"span"`):
-            How candidates are compared: `"span"`: by their NLL (the paper's). `"horizon"`: by the NLL of as many words
-            as the shortest has. `"word"`: word by word, by the members' mean probability of each.
-        word_mean (`str`, *optional*, defaults to `"arithmetic"`):
-            Of `fusion="word"`: `"arithmetic"`, a mixture of the members; `"geometric"`, a product; or `"root"`, the
-            power mean between them, the square of the mean square root.
-        word_part (`str`, *optional*, defaults to `"whole"`):
-            Of `fusion="word"`: by how much of a word each member judges it: by the probability of all its tokens, or
-            `"distinct"`: of what sets it apart from the other words at its place. A word of many tokens then does not
-            pay for those that nobody contests, and a member that counts alone writes its greedy text, or nearly so.
-            `"weighted"`: whole where all members count alike, distinct where one counts alone, and in between.
-        empty_text (`str`, *optional*, defaults to `"any"`):
-            Of `fusion="word"`: `"all"`: a text ends at once, or begins with a line break, only where all members that
-            count (at least half as much as the one that counts most) find that likeliest, or where it is the main
-            model's own word, kept by `switch_margin` or `certainty_gate`; `"any"`: as any word wins.
-        length_exponent (`float`, *optional*, defaults to 1.0):
-            a: the sum of a span's NLL is divided by its length to the power of a. 0 prefers short spans.
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
-            Of these weights: the larger, the more the member counts that knows the prompt, or the answers, better.
+            How strongly weights favour the member that predicts the prompt, or the examples, better. 0: all alike.
         online_rate (`float`, *optional*, defaults to 0.0):
             Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
         switch_margin (`float`, *optional*, defaults to 0.0):
@@ -100,14 +95,14 @@ class AdaFuseConfig:
             `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
             the call of `generate()` asks for `do_sample=True`; a model's own default does not.
         method (`str`, *optional*, defaults to `"adafuse"`):
-            How the members decode together: AdaFuse, a method of `docs/methods.md`, or one of your own
-            ([`register_strategy`]). These have options of their own; fields that are of no use with them are refused.
+            How the members decode together: AdaFuse, another method of `docs/methods.md`, or one of your own
+            ([`register_strategy`]). Each has options of its own. A call refuses fields that its method does not use.
         method_options (`dict`, *optional*):
-            The options of a peer by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
+            The options of the method by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
             stand beside the fields: `{"method": "unite", "top_k": 10}`.
 
     Raises:
-        ValueError: a field is out of its range, or of no use with the others, or `from_dict` is given an unknown one.
+        ValueError: a field is out of its range, or of no use with the others.
     """
 
     margin_threshold: float = 0.7
@@ -119,11 +114,6 @@ class AdaFuseConfig:
     nll_normalization: str = "token"
     commitment: str = "adaptive"
     exploration: str = "diverse"
-    fusion: str = "span"
-    word_mean: str = "arithmetic"
-    word_part: str = "whole"
-    empty_text: str = "any"
-    length_exponent: float = 1.0
     prompt_sharpness: float = 1.0
     online_rate: float = 0.0
     switch_margin: float = 0.0
@@ -143,7 +133,7 @@ class AdaFuseConfig:
             object.__setattr__(self, "model_weights", tuple(float(weight) for weight in self.model_weights))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values, a peer's options beside them."""
+        """The fields as plain JSON values, the method's options beside them."""
         values = asdict(self, dict_factory=lambda them: {k: list(v) if isinstance(v, tuple) else v for k, v in them})
         values |= values.pop("method_options")
         return values
@@ -151,37 +141,54 @@ class AdaFuseConfig:
     @classmethod
     def robust(cls) -> AdaFuseConfig:
         """
-        The settings that came nearest to the better member on few-shot tasks, whichever is the main one. Words are
-        compared by the root mean of the members' probabilities. The members' weights follow from how well each predicts
-        the examples in the prompt, and more slowly from how well each predicts the text so far; the more one weight
-        outgrows the others, the more of a word is judged by the tokens that tell the candidates apart. A word that ends
-        the text at once wins only where all members that count find it likeliest. Without examples in the prompt a
-        member that cannot do the task costs more (`docs/quality.md`). `adafuse_config="robust"`, `adafuse_config=True`
-        and no `adafuse_config` at all are the same.
+        The settings that came nearest to the better member on few-shot tasks, whichever is the main one. The method is
+        `words`: words are compared by the root mean of the members' probabilities. The members' weights follow from how
+        well each predicts the examples in the prompt, and more slowly from how well each predicts the text so far; the
+        more one weight outgrows the others, the more of a word is judged by the tokens that tell the candidates apart.
+        A word that ends the text at once wins only where all members that count find it likeliest. Without examples in
+        the prompt a member that cannot do the task costs more (`docs/quality.md`). `adafuse_config="robust"`,
+        `adafuse_config=True` and no `adafuse_config` at all are the same.
         """
         return cls(**PRESETS["robust"])
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
-        """The inverse of `to_dict`. Missing fields take their defaults."""
+        """
+        The inverse of `to_dict`. Missing fields take their defaults. Names that are no fields are options of the
+        method. Fields of earlier versions (`fusion`, `word_mean`, `word_part`, `empty_text`) are read with a
+        `FutureWarning` that says what to write instead.
+
+        Raises:
+            ValueError: a field is out of its range, or there is no such field or option.
+        """
+        return cls._of(with_new_names(values))
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
+        """Of fields and options side by side."""
         known = [one.name for one in fields(cls)]
-        options = {name: value for name, value in values.items() if name not in known}
-        if options and values.get("method", "adafuse") == "adafuse":
-            raise ValueError(
-                f"`adafuse_config` must be made of the fields {known}, but has {list(options)}. Check the spelling. An "
-                "option of a method goes with its `method`."
-            )
         given = {name: value for name, value in values.items() if name in known}
-        return cls(**{**given, "method_options": {**given.get("method_options", {}), **options}})
+        options = {name: value for name, value in values.items() if name not in known}
+        if options:
+            given["method_options"] = {**(given.get("method_options") or {}), **options}
+        return cls(**given)
 
     def changed(self, values: Mapping[str, Any]) -> AdaFuseConfig:
         """These settings with some of them changed, as `from_dict` reads them, less those that have no use then; with
         another method, those alone."""
-        if values.get("method", self.method) != self.method:
-            return self.from_dict(values)
-        changed = {**self.to_dict(), **values}
+        named = with_new_names(values, self.method)
+        is_other, is_old = named.get("method", self.method) != self.method, "fusion" in values
+        if is_other and not is_old:
+            return self._of(named)
+        base = self.to_dict()
+        if isinstance(named.get("method_options"), Mapping):
+            named |= named.pop("method_options")
+        if is_old:  # an earlier field, which changes how candidates are compared, and leaves the other fields
+            gone = self.method_options if is_other else {"horizon"}
+            base = {name: value for name, value in base.items() if name not in gone}
+        changed = {**base, **named}
         dropped = without_use(changed, {one.name: one.default for one in fields(self)}).keys() - values.keys()
-        return self.from_dict({name: value for name, value in changed.items() if name not in dropped})
+        return self._of({name: value for name, value in changed.items() if name not in dropped})
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> tuple[AdaFuseConfig, list[str]]:
@@ -207,15 +214,25 @@ class AdaFuseConfig:
         settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
         if not isinstance(settings, Mapping):
             raise ValueError(f"{rule}, but {os.fspath(path)!r} has no JSON object of them. Write one.")
-        return cls._over_preset(settings), list(found.get("members") or [])
+        return cls.from_settings(settings), list(found.get("members") or [])
 
     @classmethod
-    def _over_preset(cls, settings: Mapping[str, Any]) -> AdaFuseConfig:
-        """Fields over those of the `preset` that stands beside them; else over the paper's values."""
+    def from_settings(cls, settings: Mapping[str, Any], base: AdaFuseConfig | None = None) -> AdaFuseConfig:
+        """
+        Settings as people write them, in a dict, a file or a request: `{"preset": "robust", "num_branches": 1}`.
+
+        Args:
+            settings (`dict`): fields, and options of the method. A `preset` beside them is what they change.
+            base (`AdaFuseConfig`, *optional*): what they change where they name no preset; by default the paper's
+                values.
+
+        Raises:
+            ValueError: there is no such preset, field or option, or they do not go together.
+        """
         name = settings.get("preset")
         fields = {field: value for field, value in settings.items() if field != "preset"}
         if name is None:
-            return cls.from_dict(fields)
+            return cls.from_dict(fields) if base is None else base.changed(fields)
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling.")
         return cls(**PRESETS[name]).changed(fields)
@@ -233,7 +250,7 @@ class AdaFuseConfig:
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
-            return cls._over_preset(value)
+            return cls.from_settings(value)
         if isinstance(value, str) and value in PRESETS:
             return cls(**PRESETS[value])
         if is_file(value):

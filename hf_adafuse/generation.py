@@ -29,6 +29,7 @@ from .call.plan import plan_call
 from .call.run import run_call
 from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
+from .decoding.strategies.registry import make_strategy
 from .members.mistral_tokenizers import fast_interface
 from .members.model_handle import inner_model_hint
 from .members.processor_request import ProcessorRequest
@@ -212,6 +213,8 @@ def enable_adafuse(
     if (assistant_models or adafuse_config) and (reason := _foreign_generate(cast("Any", type(model)))) is not None:
         raise ValueError(reason)
     config = AdaFuseConfig.coerce(adafuse_config) if adafuse_config is not None else None
+    if config is not None:
+        make_strategy(config)  # settings that do not go together say so before anything is loaded
     bound = config if is_file(adafuse_config) else adafuse_config
     arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, bound)
     if assistant_models:

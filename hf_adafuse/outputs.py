@@ -21,15 +21,16 @@ class AdaFuseCandidate:
         proposers (`list[int]`): the members that proposed it (0: the main model), in order; empty where the method
             wrote it itself (a fused answer).
         nlls (`list[float]`): its NLL under each member, in nats per token (or byte); `None`: not scored.
-        score (`float`): the fused score (with `fusion="word"` of all its words, each as a whole, while the winner is
+        score (`float`): the fused score (with method `words` of all its words, each as a whole, while the winner is
             found from word to word), infinite when the candidate is forbidden or was dropped; minus infinity for a
             fused answer, which is taken before all others.
         lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.
         dropped (`str`): why the candidate left the pool; `None` when it did not.
         decided_by (`list[float]`): the quantities by which it was compared with the others, which the round's
-            `criterion` names: one, or, where candidates are compared word by word, one for each of its words until it
-            lost; empty where it was not compared.
-        note (`str`): what else decided about it; `None` for nothing.
+            `criterion` names (see the example of [`AdaFuseRound`]): one, or, where candidates are compared word by
+            word, one for each of its words until it lost; empty where it was not compared.
+        note (`str`): what else decided about it, like `"it is blank, and not all members want that"`; `None` for
+            nothing.
         features (`list[float]`): the numbers by which a method that selects answers has judged it, as
             `hf_adafuse.confidence.features` describes them; `None` among them: not known. Empty for other methods.
         ratings (`list[float]`): each member's rating of the answer, from 1 to the method's `max_score`; `None` of a
@@ -54,6 +55,17 @@ class AdaFuseCandidate:
 class AdaFuseRound:
     """
     One round of one prompt.
+
+    Two of five candidates in the first round of the demo's pair after "What is the capital of Peru?", with the preset
+    `robust`:
+
+        text        decided_by  note  score  nlls
+        " Lima"     [0.210]     None  1.562  [0.373, 0.710]
+        " Nairobi"  [0.112]     None  2.191  [7.251, 0.221]
+
+    Here `criterion` is `"root mean probability"` and `highest_wins` is `True`: `" Lima"` wins, for it has the highest
+    value in `decided_by`. That value is exp(-`score`), as the candidates have one word. With method `adafuse`
+    `criterion` is `"fused NLL"` and `highest_wins` is `False`: then `decided_by` is `[score]`, and the lowest wins.
 
     Attributes:
         text (`str`): what was committed; shorter than the winner's text where generation stopped inside it.

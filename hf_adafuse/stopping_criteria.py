@@ -12,7 +12,7 @@ from transformers import StoppingCriteria
 
 from .config import AdaFuseConfig
 from .decoding.scoring import margin
-from .decoding.words import WordRule, word_starts
+from .decoding.word_splitter import WordSplitter, word_starts
 from .logits_process import check_prompt_length
 from .members.node_logprobs import best_tokens
 from .members.vocabulary import vocabulary_of
@@ -24,7 +24,7 @@ class _WordReader:
     def __init__(self, tokenizer: Any, prompt_length: int, config: AdaFuseConfig, eos_token_id: Any) -> None:
         self.prompt_length = check_prompt_length(prompt_length)
         self.max_words = config.max_words
-        self.rule = WordRule(config.max_word_tokens, config.word_boundary)
+        self.rule = WordSplitter(config.max_word_tokens, config.word_boundary)
         self.vocabulary = vocabulary_of(tokenizer)
         given = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
         self.eos_ids = frozenset([] if given is None else torch.as_tensor(given, device="cpu").flatten().tolist())

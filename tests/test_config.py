@@ -10,7 +10,9 @@ import pickle
 
 import pytest
 
-from hf_adafuse import AdaFuseConfig
+from hf_adafuse import AdaFuseConfig, SpanStrategy, register_strategy
+from hf_adafuse.decoding.strategies.registry import make_strategy, options_of
+from hf_adafuse.settings.config_checks import OPTIONS_OF_PRESETS
 
 pytestmark = [pytest.mark.every_case, pytest.mark.fast]
 
@@ -24,11 +26,6 @@ DEFAULTS = {
     "nll_normalization": "token",
     "commitment": "adaptive",
     "exploration": "diverse",
-    "fusion": "span",
-    "word_mean": "arithmetic",
-    "word_part": "whole",
-    "empty_text": "any",
-    "length_exponent": 1.0,
     "prompt_sharpness": 1.0,
     "online_rate": 0.0,
     "switch_margin": 0.0,
@@ -46,47 +43,35 @@ NOT_DEFAULTS = {
     "nll_normalization": "byte",
     "commitment": "adaptive",
     "exploration": "beam",
-    "fusion": "horizon",
-    "word_mean": "arithmetic",
-    "word_part": "whole",
-    "empty_text": "any",
-    "length_exponent": 0.5,
     "prompt_sharpness": 1.0,
     "online_rate": 1.5,
     "switch_margin": 0.25,
     "certainty_gate": 0.9,
     "do_sample": True,
     "method": "adafuse",
+    "horizon": True,
+    "length_exponent": 0.5,
 }
 # Those that are of no use with the ones above.
 OTHERS = DEFAULTS | {
     "commitment": "fixed",
     "model_weights": "examples",
-    "fusion": "word",
-    "word_mean": "geometric",
-    "word_part": "distinct",
-    "empty_text": "all",
     "prompt_sharpness": 8.0,
+    "method": "words",
+    "mean": "geometric",
+    "part": "distinct",
+    "allow_blank": False,
 }
 # With what a field is of use.
-WITH = {
-    "word_mean": {"fusion": "word"},
-    "word_part": {"fusion": "word"},
-    "empty_text": {"fusion": "word"},
-    "prompt_sharpness": {"model_weights": "prompt"},
-}
+WITH = {"prompt_sharpness": {"model_weights": "prompt"}}
 COUNTS = ("max_words", "num_branches", "max_word_tokens")
 CHOICES = {
     "word_boundary": ("whitespace", "unicode"),
     "nll_normalization": ("token", "byte"),
     "commitment": ("adaptive", "fixed"),
     "exploration": ("diverse", "beam"),
-    "fusion": ("span", "horizon", "word"),
-    "word_mean": ("arithmetic", "root", "geometric"),
-    "word_part": ("whole", "distinct", "weighted"),
-    "empty_text": ("any", "all"),
 }
-NUMBERS = ("length_exponent", "prompt_sharpness", "online_rate", "switch_margin")
+NUMBERS = ("prompt_sharpness", "online_rate", "switch_margin")
 REFUSED = [
     *[("margin_threshold", value) for value in (-0.01, -1, math.nan, math.inf, -math.inf, "0.7", None, True, [0.7])],
     *[(name, value) for name in COUNTS for value in (0, -1, 1.0, 2.5, math.nan, "3", None, True, False, [3])],
@@ -141,7 +126,7 @@ def _assert_form(message: str, name: str, value: object) -> None:
             for value in (None, [1], [0.1, 5], (2.0, 3), range(1, 3), "prompt", [1e100, 1e-100])
         ],
         *[(name, value) for name in NUMBERS for value in (0.0, 0.5, 2, 10)],
-        *[(name, 1e6) for name in NUMBERS if name != "length_exponent"],
+        *[(name, 1e6) for name in NUMBERS],
         *[("certainty_gate", value) for value in (None, 0.001, 1, 1.0)],
         ("switch_margin", math.inf),
     ],
@@ -193,14 +178,14 @@ def test_frozen():
 
 @pytest.mark.parametrize("values", [DEFAULTS, NOT_DEFAULTS, OTHERS], ids=["defaults", "not defaults", "others"])
 def test_round_trips(values):
-    config = AdaFuseConfig(**values)
+    config = AdaFuseConfig.from_dict(values)
     assert config.to_dict() == values
     assert AdaFuseConfig.from_dict(config.to_dict()) == config
     assert AdaFuseConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(config, protocol)) == config
     assert copy.deepcopy(config) == config and copy.copy(config) == config
-    assert hash(AdaFuseConfig(**values)) == hash(config)
+    assert hash(AdaFuseConfig.from_dict(values)) == hash(config)
     assert dataclasses.replace(config, max_words=9).to_dict() == values | {"max_words": 9}
 
 
@@ -247,9 +232,10 @@ def test_a_peer_has_its_options_beside_the_fields():
     [
         ({"method": ""}, "method"),
         ({"method": 3}, "method"),
-        ({"method": "sweetspan", "num_branches": 2}, "num_branches"),
-        ({"method": "unite", "fusion": "word"}, "fusion"),
+        ({"method_options": "mean"}, "method_options"),
         ({"method_options": {"top_k": 2}}, "top_k"),
+        ({"method_options": {"mean": "root"}}, "mean"),
+        ({"method": "words", "method_options": {"length_exponent": 0.5}}, "length_exponent"),
     ],
     ids=repr,
 )
@@ -262,14 +248,10 @@ def test_what_does_not_go_with_a_method_is_refused(values, named):
 @pytest.mark.parametrize(
     ("values", "name", "needed"),
     [
-        ({"word_mean": "root"}, "word_mean", '`fusion="word"`'),
-        ({"word_mean": "geometric", "fusion": "horizon"}, "word_mean", '`fusion="word"`'),
         ({"prompt_sharpness": 2.0}, "prompt_sharpness", '`model_weights` "prompt" or "examples"'),
         ({"prompt_sharpness": 2.0, "model_weights": [1, 2]}, "prompt_sharpness", "`model_weights` "),
         ({"prompt_sharpness": 2.0, "method": "unite"}, "prompt_sharpness", "`model_weights` "),
         ({"exploration": "beam", "commitment": "fixed"}, "exploration", '`commitment="adaptive"`'),
-        ({"nll_normalization": "byte", "fusion": "word"}, "nll_normalization", '`fusion` "span" or "horizon"'),
-        ({"length_exponent": 0.5, "fusion": "word"}, "length_exponent", '`fusion` "span" or "horizon"'),
     ],
     ids=str,
 )
@@ -284,12 +266,95 @@ def test_what_would_not_be_used_is_refused(values, name, needed):
 
 def test_settings_that_are_changed_take_what_they_alone_use_with_them():
     robust = AdaFuseConfig.robust()
-    changed = robust.changed({"fusion": "span", "model_weights": [2, 1], "max_words": 1})
-    assert changed == AdaFuseConfig(model_weights=(2, 1), online_rate=1.0, max_words=1)
+    changed = robust.changed({"model_weights": [2, 1], "max_words": 1})
+    assert changed == dataclasses.replace(robust, model_weights=(2, 1), prompt_sharpness=1.0, max_words=1)
     assert robust.changed({"max_words": 1}) == dataclasses.replace(robust, max_words=1)
+    assert robust.changed({"method": "words", "max_words": 1}) == dataclasses.replace(robust, max_words=1)
+    assert robust.changed({"method": "adafuse", "max_words": 1}) == AdaFuseConfig(max_words=1)  # those alone
+    for values in ({"mean": "geometric"}, {"method_options": {"mean": "geometric"}}):
+        options = {"mean": "geometric", "part": "weighted", "allow_blank": False}
+        assert robust.changed(values) == dataclasses.replace(robust, method_options=options)
+    assert AdaFuseConfig.from_dict({"length_exponent": 0.5}).changed({"horizon": True}).method_options == {
+        "length_exponent": 0.5,
+        "horizon": True,
+    }
     assert AdaFuseConfig(exploration="beam").changed({"commitment": "fixed"}) == AdaFuseConfig(commitment="fixed")
-    with pytest.raises(ValueError, match=r"^`word_mean` must be "):
-        robust.changed({"fusion": "span", "word_mean": "geometric"})
+
+
+# Per method, fields that it does not use.
+USELESS = {
+    "words": {"nll_normalization": "byte"},
+    "unite": {"nll_normalization": "byte", "num_branches": 2, "certainty_gate": 0.5, "online_rate": 1.0},
+    "sweetspan": {"num_branches": 2, "commitment": "fixed", "exploration": "beam", "switch_margin": 1.0},
+    "majority": {"margin_threshold": 0.5, "max_words": 2},
+}
+
+
+@pytest.mark.parametrize(("method", "name"), [(method, name) for method in USELESS for name in USELESS[method]])
+def test_a_field_that_the_method_does_not_use_is_refused(method, name):
+    value = USELESS[method][name]
+    with pytest.raises(ValueError, match=f"^`{name}` must be ") as error:
+        make_strategy(AdaFuseConfig(**{"method": method, name: value}))
+    _assert_form(str(error.value), name, value)
+    assert f" with method '{method}', which does not use it" in str(error.value)
+    make_strategy(AdaFuseConfig(method=method))
+    make_strategy(AdaFuseConfig(**{name: value}))  # AdaFuse uses all fields
+
+
+@pytest.mark.parametrize("method", ["adafuse", "words"])
+def test_adafuse_and_the_word_rule_use_what_says_how_members_propose(method):
+    fields = {name: NOT_DEFAULTS[name] for name in DEFAULTS if name not in ("method", "nll_normalization")}
+    make_strategy(AdaFuseConfig(**{**fields, "word_boundary": "whitespace", "method": method}))
+
+
+def test_a_method_of_ones_own_says_which_fields_it_uses():
+    class Branching(SpanStrategy):
+        uses = ("num_branches",)
+
+    class Wrong(SpanStrategy):
+        uses = ("branches",)
+
+    register_strategy("branching", Branching)
+    make_strategy(AdaFuseConfig(method="branching", num_branches=2))
+    with pytest.raises(ValueError, match=r"^`max_words` must be 3 with method 'branching', which does not use it"):
+        make_strategy(AdaFuseConfig(method="branching", max_words=2))
+    with pytest.raises(ValueError, match=r"^`cls.uses` must be names of fields of .+, but has \['branches'\]\. "):
+        register_strategy("wrong", Wrong)
+
+
+def test_the_options_that_are_known_without_the_methods_are_the_methods():
+    for method, options in OPTIONS_OF_PRESETS.items():
+        assert options == tuple(options_of(method))
+
+
+OPTIONS = [
+    *[("words", "mean", value) for value in ("arithmetic", "root", "geometric")],
+    *[("words", "part", value) for value in ("whole", "distinct", "weighted")],
+    *[("words", "allow_blank", value) for value in (True, False)],
+    *[("adafuse", "horizon", value) for value in (True, False)],
+    *[("adafuse", "length_exponent", value) for value in (0, 0.0, 0.5, 2, 10)],
+]
+WRONG_OPTIONS = [
+    *[("words", name, value) for name in ("mean", "part") for value in ("", "Root", None, 0, True, ["root"], {})],
+    *[("words", "allow_blank", value) for value in ("any", "all", None, 0, 1, [])],
+    *[("adafuse", "horizon", value) for value in ("true", None, 0, 1, [])],
+    *[("adafuse", "length_exponent", value) for value in (-0.1, 11, math.nan, math.inf, -math.inf, "1", None, True)],
+    *[("adafuse", "length_exponent", value) for value in (1e308, 10**400)],
+]
+
+
+@pytest.mark.parametrize(("method", "name", "value"), OPTIONS, ids=repr)
+def test_the_values_of_options(method, name, value):
+    config = AdaFuseConfig.from_dict({"method": method, name: value})
+    assert getattr(make_strategy(config), name) == value
+    assert config.to_dict() == DEFAULTS | {"method": method, name: value}
+
+
+@pytest.mark.parametrize(("method", "name", "value"), WRONG_OPTIONS, ids=repr)
+def test_an_option_out_of_range_is_refused(method, name, value):
+    with pytest.raises(ValueError, match=f"^`{name}` must be ") as error:
+        make_strategy(AdaFuseConfig.from_dict({"method": method, name: value}))
+    _assert_form(str(error.value), name, value)
 
 
 def test_a_dict_may_change_a_preset():

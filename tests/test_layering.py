@@ -45,7 +45,10 @@ def test_imports_go_one_way():
     ("module", "line"),
     [
         ("trees/nodes.py", "from ..decoding.decoder import Decoder"),  # upwards, to another room
-        ("decoding/words.py", "def late():\n    from ..lab.cli import bench"),  # from the core to the lab, when called
+        (
+            "decoding/word_splitter.py",
+            "def late():\n    from ..lab.cli import bench",
+        ),  # from the core to the lab, when called
         ("members/vocabulary.py", "from .member import Member"),  # in a circle
         ("elsewhere.py", ""),  # in no layer
     ],
@@ -84,8 +87,8 @@ def test_imports_can_be_made_flat(path):
     [
         "from . import vocabulary",
         "from ..trees import nodes\nfrom .. import trees",
-        "from ...words import WordRule",
-        "from hf_adafuse.decoding.words import WordRule",
+        "from ...word_splitter import WordSplitter",
+        "from hf_adafuse.decoding.word_splitter import WordSplitter",
         "import hf_adafuse.trees.nodes as nodes",
     ],
 )

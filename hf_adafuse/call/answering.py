@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ..decoding.progress import AdaFuseDecodingError
 from ..outputs import AdaFuseRound
 from ..rounds.round_lists import AdaFuseRounds
-from ..servers.queries import ServerError
+from ..servers.queries import is_absence
 
 Q = TypeVar("Q")
 
@@ -66,7 +66,7 @@ def cut_at(text: str, stops: Sequence[str] | None) -> str:
 
 
 class _TellError(Exception):
-    """Whoever is told an answer has raised: that is no failure of a question."""
+    """The callback that is told an answer has raised. The caller's error: the question is not asked again."""
 
 
 def answer_each(
@@ -101,7 +101,7 @@ def answer_each(
     except _TellError as error:
         raise (error.__cause__ or error) from None
     except failures as error:
-        if len(questions) == 1 or _is_from_an_absence(error):
+        if len(questions) == 1 or is_absence(error):
             rows = [row for row in range(len(questions)) if row not in done]
             yield from [(questions[row], _of_row(error, row, len(questions))) for row in rows]
             return
@@ -111,14 +111,6 @@ def answer_each(
     for half in (left[:middle], left[middle:]):
         if half:
             yield from answer_each(half, ask, tell, failures)
-
-
-def _is_from_an_absence(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ServerError) and error.is_away:
-            return True
-        error = error.__cause__
-    return False
 
 
 def _of_row(error: Exception, row: int, num_rows: int) -> Exception:

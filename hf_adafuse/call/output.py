@@ -27,7 +27,8 @@ def pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor)
 def rounds_of(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
     """The rounds of a prompt that is finished."""
     settings = plan.config
-    has_margins = settings.method == "adafuse" and settings.commitment == "adaptive" and plan.warpers is None
+    branches = "margin_threshold" in make_strategy(settings).uses
+    has_margins = branches and settings.commitment == "adaptive" and plan.warpers is None
     threshold = settings.margin_threshold if has_margins else None
     names = [member.handle.shown_name for member in plan.members]
     return AdaFuseRounds(prompt.rounds, names, threshold, prompt.finish_reason)

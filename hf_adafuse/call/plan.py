@@ -152,7 +152,7 @@ def _prompts(
         read = [[token for token in ids if token not in tokens] for ids in read]
     prompts = [inputs.prompts, *assistant_prompts(handles, read, given, repeats)]
     # What follows from the prompt needs all of it to be read.
-    is_read_anew = isinstance(ensemble.config.model_weights, str) or make_strategy(ensemble.config).needs_prompt
+    is_read_anew = isinstance(ensemble.config.model_weights, str) or make_strategy(ensemble.config).needs_prompt_facts
     caches: list[KeysValues | None] = [_usable(handles[0], inputs.prompts, inputs.cache, inputs.cached_length)]
     unread = []
     for index, (assistant, rows) in enumerate(zip(handles[1:], prompts[1:], strict=True)):

@@ -92,10 +92,10 @@ def make_members(plan: CallPlan) -> list[Member]:
     """The members with their prompts, which they have not read yet."""
     members = [one.handle.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
     num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
-    weighting, with_costs = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt
+    weighting, with_facts = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt_facts
     for member, planned in zip(members, plan.members, strict=True):
         cache = planned.cache if planned.images is None else _read_images(plan, planned)
-        member.start(planned.prompts, planned.processors, num_top, cache, weighting, planned.can_share, with_costs)
+        member.start(planned.prompts, planned.processors, num_top, cache, weighting, planned.can_share, with_facts)
     return members
 
 

@@ -15,7 +15,7 @@ from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..decoding.requests import Requests, of_each
 from ..decoding.scheduler import Scheduler, nothing_likely
 from ..decoding.selector import confidences_of
-from ..decoding.words import WordRule
+from ..decoding.word_splitter import WordSplitter
 from ..members.member import MemberError, Span
 from ..members.templates import is_unicode
 from .plan import CallPlan
@@ -97,7 +97,7 @@ class _Scores:
         self._prompts = make_prompts(plan)
         self._members = make_members(plan)
         self._vocabularies = [member.vocabulary for member in self._members]
-        rule = WordRule(plan.config.max_word_tokens, plan.config.word_boundary)
+        rule = WordSplitter(plan.config.max_word_tokens, plan.config.word_boundary)
         self._pools = [Pool(self._vocabularies) for _ in answers]
         self._candidates = [
             [pool.add_text(text, tuple(rule.split(text)) if text else (), ends) for text in texts]

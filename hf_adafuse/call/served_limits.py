@@ -22,22 +22,20 @@ def check_served_settings(
     served = next((one for one in handles if not one.is_local), None)
     if served is None:
         return
-    most = served.most_top
-    problems = {
-        f"`method` must be one over words or answers with {served.name} behind a server, but is {config.method!r}. "
-        "Choose another, or load the model here.": not isinstance(strategy, SpanStrategy) or strategy.needs_logits,
-        f"`exploration` must be 'diverse' with {served.name} behind a server, but is {config.exploration!r}. Leave it "
-        "out.": config.exploration == "beam",
-        f"`num_branches` must be at most {most} with {served.name} behind a server, but is {config.num_branches}. Take "
-        "fewer.": most is not None and config.num_branches > most,
-        f"`do_sample` must be False with {served.name} behind a server, but is True. Leave it out.": samples,
-        f"`structured` must be left out with {served.name} behind a server, but is given. Load the model here.": (
-            has_grammar
-        ),
-    }
-    for problem, is_one in problems.items():
-        if is_one:
-            raise ValueError(problem)
+    where, most = f"with {served.name} behind a server", served.most_top
+    if not isinstance(strategy, SpanStrategy) or strategy.needs_logits:
+        raise ValueError(
+            f"`method` must be one over words or answers {where}, but is {config.method!r}. Choose another, or load "
+            "the model here."
+        )
+    if config.exploration == "beam":
+        raise ValueError(f"`exploration` must be 'diverse' {where}, but is {config.exploration!r}. Leave it out.")
+    if most is not None and config.num_branches > most:
+        raise ValueError(f"`num_branches` must be at most {most} {where}, but is {config.num_branches}. Take fewer.")
+    if samples:
+        raise ValueError(f"`do_sample` must be False {where}, but is True. Leave it out.")
+    if has_grammar:
+        raise ValueError(f"`structured` must be left out {where}, but is given. Load the model here.")
 
 
 def check_served_call(handle: ModelHandle, processors: Sequence[Any], keeps_logits: bool) -> None:

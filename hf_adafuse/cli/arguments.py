@@ -200,10 +200,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: robust)"
     )
-    group.add_argument("--method", metavar="NAME", help="how the members decode together (default: adafuse)")
+    group.add_argument(
+        "--method", metavar="NAME",
+        help="how the members decode together; a method other than the preset's begins at its own defaults (default: "
+        "words, as the preset robust has it; with --preset paper: adafuse)",
+    )  # fmt: skip
     group.add_argument(
         "--option", dest="method_options", action="append", type=option, metavar="NAME=VALUE",
-        help="of a method other than AdaFuse, e.g. top_k=5; may be given several times",
+        help="of the method, e.g. mean=geometric of words, top_k=5 of unite; may be given several times",
     )  # fmt: skip
     add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
     add("--max-words", "max_words", "most words per round", type=int, metavar="M")
@@ -214,11 +218,6 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nll-normalization", "nll_normalization", "unit of the mean NLL")
     add("--commitment", "commitment", "how long spans are")
     add("--exploration", "exploration", "how branches are found")
-    add("--fusion", "fusion", "how candidates are compared")
-    add("--word-mean", "word_mean", "of the members' probabilities, with --fusion word")
-    add("--word-part", "word_part", "with --fusion word: all of a word counts, or what sets it apart, or between")
-    add("--empty-text", "empty_text", "who must want a text to begin with its end or a line break")
-    add("--length-exponent", "length_exponent", "a: NLL / length^a", type=float, metavar="A")
     add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt or examples", type=float, metavar="X")
     add("--online-rate", "online_rate", "at which weights follow what is committed", type=float, metavar="ETA")
     add("--switch-margin", "switch_margin", "by which others must win, in nats", type=float, metavar="DELTA")
@@ -273,26 +272,27 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
     """
     given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
     given |= dict(given.pop("method_options") or [])
-    if args.method not in (None, "adafuse"):
-        _refuse_flags(args)
-    if args.preset not in (None, "paper") and args.method not in (None, "adafuse"):
+    if args.preset not in (None, "paper") and args.method not in (None, PRESETS[args.preset]["method"]):
         raise ValueError(f"`--preset` must be left out with `--method {args.method}`, but is {args.preset}. Drop it.")
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     given_base = None if args.adafuse is None else _settings_of_file(args.adafuse)[0]
     base = given_base or AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
     config = base.changed({name: value for name, value in given.items() if value is not None})
-    if config.method != "adafuse":
-        from ..decoding.strategies.registry import make_strategy
+    if config != AdaFuseConfig.robust() and config != AdaFuseConfig():
+        from ..decoding.strategies.registry import STRATEGIES, make_strategy
 
+        if args.method in STRATEGIES:
+            kept = ("preset", "adafuse") if base.method == args.method else ("preset",)
+            _refuse_flags(args, [*kept, *FIELDS_OF_ALL, *STRATEGIES[args.method].uses])
         make_strategy(config)
     return config
 
 
-def _refuse_flags(args: argparse.Namespace) -> None:
+def _refuse_flags(args: argparse.Namespace, uses: Sequence[str]) -> None:
     """Raises `ValueError` where a flag is given that the method has no use for, whatever its value."""
     given = [name for name, value in given_settings(args).items() if value is not None]
-    own = [_FLAGS.get(name, name) for name in FIELDS_OF_ALL]
-    useless = [f"--{name.replace('_', '-')}" for name in given if name not in (*own, "preset")]
+    used = [_FLAGS.get(name, name) for name in uses]
+    useless = [f"--{name.replace('_', '-')}" for name in given if name not in used]
     if useless:
         raise ValueError(
             f"`{useless[0]}` must be left out with `--method {args.method}`, which has no use for it, but is given. "

@@ -92,20 +92,20 @@ class FileJob:
         share = max(1, math.ceil(len(left) / self.batch_size / processes.count))  # of a process, in batches
         size = self.batch_size * math.ceil(share / math.ceil(share / BATCHES_A_CALL))
         batches = [left[start : start + size] for start in range(0, len(left), size)]
-        share_of = _Share(self, answers, report)
-        return any(share_of.ask(batch) for batch in batches[processes.index :: processes.count])
+        writer = _BatchWriter(self, answers, report)
+        return any(writer.answer(batch) for batch in batches[processes.index :: processes.count])
 
 
-class _Share:
-    """Asks questions and writes what comes of them."""
+class _BatchWriter:
+    """Asks batches of questions and writes their records. The job's models are loaded for the first good question."""
 
     def __init__(self, job: FileJob, answers: AnswersFile, report: _Report) -> None:
         self._job = job
         self._answers = answers
         self._report = report
-        self._ask: Ask | None = None
+        self._loaded: Ask | None = None
 
-    def ask(self, batch: list[Question]) -> bool:
+    def answer(self, batch: list[Question]) -> bool:
         """Ask some questions; whether the job has stopped at one that failed."""
         for question in batch:
             if question.error is not None:
@@ -114,8 +114,8 @@ class _Share:
         good = [question for question in batch if question.error is None]
         if not good:
             return False
-        self._ask = self._ask or self._job.load()
-        return self._ask(good, self._write)
+        self._loaded = self._loaded or self._job.load()
+        return self._loaded(good, self._write)
 
     def _write(self, record: Record) -> bool:
         """Write a record; whether the job stops there."""

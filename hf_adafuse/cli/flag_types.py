@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ..members.templates import is_unicode
-from ..servers.addresses import check_member_name
+from ..servers.kinds import check_member_name
 from ..settings.config_checks import WEIGHTINGS
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}

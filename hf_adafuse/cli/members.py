@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..hub.export import loading
 from ..members.loading import check_served_options
-from ..servers.addresses import is_served_name
+from ..servers.kinds import is_served_name
 from ..servers.served_model import ServedModel
 from ..transformers_compat import has_device_map
 

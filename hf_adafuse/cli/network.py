@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..servers.addresses import is_served_name
+from ..servers.kinds import is_served_name
 
 _HUB = "https://huggingface.co"
 # Through a proxy the Hub may be reached where this machine cannot even find its address.

@@ -112,13 +112,13 @@ class PromptFacts:
 
     Args:
         entropies (`list[float]`): per member, of its first token (nats).
-        costs (`list[float]`): per member, its NLL of the prompt in nats per byte.
-        question_costs (`list[float]`): per member, the same of the prompt's last part.
+        prompt_nlls (`list[float]`): per member, its NLL of the prompt in nats per byte.
+        question_nlls (`list[float]`): per member, the same of the prompt's last part.
     """
 
     entropies: Sequence[float | None]
-    costs: Sequence[float | None]
-    question_costs: Sequence[float | None]
+    prompt_nlls: Sequence[float | None]
+    question_nlls: Sequence[float | None]
 
 
 def feature_names(num_members: int, with_ratings: bool = False) -> list[str]:
@@ -130,8 +130,12 @@ def feature_names(num_members: int, with_ratings: bool = False) -> list[str]:
 
 
 def feature_penalties(num_members: int, with_ratings: bool = False) -> list[float]:
-    """The `penalties` of a calibration by these features, in their order: what says by itself how sure the members are
-    of a whole answer may say more than the many others; ratings as much as a calibration of ratings alone allows."""
+    """
+    The ridge penalties of a calibration by these features, in their order.
+
+    A feature with a small penalty may have a large coefficient. The two that say how sure the members are of a whole
+    answer have the smallest penalty, then each rating, then all other features.
+    """
     names = feature_names(num_members, with_ratings)
     return [_SURE if name in _OF_THE_WHOLE else _RATING if name.startswith("rating") else _OTHER for name in names]
 
@@ -230,8 +234,8 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
         _share([0.0 if one is None else one.overlap(own) for one in said], weights),
         math.log(1 + answer.num_bytes),
         *prompt.entropies,
-        *prompt.costs,
-        *prompt.question_costs,
+        *prompt.prompt_nlls,
+        *prompt.question_nlls,
         *answer.ratings,
     ]
 

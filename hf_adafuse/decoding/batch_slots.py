@@ -65,7 +65,7 @@ class BatchSlots:
         return admitted
 
     def _read(self, number: int) -> None:
-        """Those behind servers while those here do."""
+        """Prefill the prompts of served members in background threads while local members prefill theirs."""
         readers = [*self._members, *self._helpers]
         begun = [begin(partial(member.read_prompts, number)) for member in readers if member.runs_elsewhere]
         for member in readers:

@@ -12,7 +12,7 @@ from typing import Any
 from ..members.member import Member, Span
 from ..members.passes import unread
 from ..trees.nodes import Node
-from ..trees.pass_policy import pays_side_by_side
+from ..trees.pass_policy import pays_side_by_side, policy_for
 from .pool import Candidate, Pool
 from .proposer import Proposals, Proposer
 from .requests import ForwardRequest, Requests, SideBySide, with_sizes
@@ -41,7 +41,7 @@ class MemberTurns:
     def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
         """Pool every member's proposals, the cheapest member's first."""
         index = cursor.prompt.index
-        first, *others = sorted(range(len(self._members)), key=lambda k: self._members[k].prompt_cost(index))
+        first, *others = sorted(range(len(self._members)), key=lambda k: self._members[k].prefill_cost(index))
         pool.first = first
         if self._work_together([first, *others]):
             yield SideBySide([self._take_turn(k, cursor, pool, []) for k in (first, *others)])
@@ -65,7 +65,7 @@ class MemberTurns:
         places: dict[Any, list[float]] = {}
         for k in order:
             places.setdefault(self._devices[k], []).append(self._members[k].costs.seconds(1))
-        return pays_side_by_side(list(places.values()))
+        return pays_side_by_side(list(places.values()), policy_for(self._members[order[0]].device))
 
     def _take_turn(self, member_index: int, cursor: Cursor, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
         """

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ..members.vocabulary import Vocabulary
 from ..outputs import AdaFuseCandidate
-from .fusion import Choice
 from .proposer import Proposals
+from .scored_spans import Choice
 
 
 @dataclass(eq=False)

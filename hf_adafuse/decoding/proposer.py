@@ -13,7 +13,7 @@ from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .requests import ForwardRequest, Requests
 from .scoring import margin
-from .words import WordRule
+from .word_splitter import WordSplitter
 
 # A member's token after a node that has been read.
 NextToken = Callable[[Node], int]
@@ -75,7 +75,7 @@ class Proposer:
         member_index (`int`): its number among the members.
         member (`Member`)
         config (`AdaFuseConfig`)
-        rule (`WordRule`): what a word is.
+        rule (`WordSplitter`): what a word is.
 
     Attributes:
         looks_ahead (`bool`): whether it may propose more than one round at a time.
@@ -85,7 +85,7 @@ class Proposer:
     looks_ahead = True
     stops: AnswerStops
 
-    def __init__(self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule) -> None:
+    def __init__(self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter) -> None:
         self.member_index = member_index
         self.member = member
         self.config = config
@@ -93,9 +93,13 @@ class Proposer:
         self.piece = member.vocabulary.piece
         self.eos_ids = set(member.eos_ids)
 
-    def draw_drafts(self, draft: Callable[[int], NextToken]) -> None:
-        """The call samples: `draft(prompt_index)` gives what draws the tokens of one text. Words are greedy all the
-        same; a proposer of drafts draws them."""
+    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+        """
+        The call samples whole texts. This proposer takes greedy words all the same; [`DraftedText`] draws its texts.
+
+        Args:
+            sampler (`Callable`): `sampler(prompt_index)` gives the function that draws the tokens of one text.
+        """
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """

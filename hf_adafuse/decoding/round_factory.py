@@ -1,4 +1,4 @@
-"""Makes the rounds of each prompt: their kind is named by the method, and by whether the prompt samples words."""
+"""Makes the rounds of each prompt. The method names the kind of round, unless the call samples words."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .speculation import Prefetcher
 from .strategies.strategy import SpanStrategy
 from .token_round import TokenRound, TokenText
 from .verified_round import VerifiedRound, VerifiedText
-from .words import WordRule
+from .word_splitter import WordSplitter
 
 
 @dataclass
@@ -54,7 +54,7 @@ class RoundFactory:
     reviews: Reviews | None
 
     def __post_init__(self) -> None:
-        self._rule = WordRule(self.config.max_word_tokens, self.config.word_boundary)
+        self._rule = WordSplitter(self.config.max_word_tokens, self.config.word_boundary)
         self._weights = self._new_weights()
         self._joint_methods: list[SpanStrategy] = []
         for strategy in self.strategies:
@@ -101,7 +101,7 @@ class RoundFactory:
             proposer.stops = self._answer_stops()
             if (sampling := self.prompts[0].sampling) is not None:
                 draw = sampling.draws[proposer.member_index]
-                proposer.draw_drafts(DraftSampler(proposer.member_index, draw, self._numbers))
+                proposer.set_draft_sampler(DraftSampler(proposer.member_index, draw, self._numbers))
         committed = CommittedSpanRound(
             self.members,
             self._proposers,
@@ -124,7 +124,7 @@ class RoundFactory:
         return SpanRound(self.members, self._make_proposers(method), selector, method.needs_logits)
 
     def _make_selector(self, strategies: Sequence[SpanStrategy], weights: PromptWeights) -> Selector:
-        return Selector([member.vocabulary for member in self.members], self.config, strategies, self._rule, weights)
+        return Selector([member.vocabulary for member in self.members], strategies, self._rule, weights)
 
     def _make_proposers(self, method: SpanStrategy) -> list[Proposer]:
         return [method.make_proposer(index, self.members, self._rule) for index in range(len(self.members))]

@@ -1,12 +1,14 @@
-"""What draws at random: the words of a text, and whole drafts of members.
+"""Random draws: the words of a text, and whole drafts of members.
 
-For each word a [`WordSampler`] draws one member by its weight, which draws the word from its own distribution. The text
-is then a sample of the weighted mixture of the members' word distributions, whatever their tokenizers. A word's first
-token is drawn among those that begin a word here, so that one member alone draws what ordinary sampling draws: the
-token with which it showed that the last word was over is the one that is drawn anew.
+For each word a [`WordSampler`] first draws a member by its weight. That member then draws the word from its own
+distribution. The text is a sample of the weighted mixture of the members' word distributions, whatever their
+tokenizers.
 
-A [`DraftSampler`] draws a member's drafts token by token. Each draft has random numbers of its own, which follow from
-the prompt's: how far another one went, and in which order members took their turns, changes nothing.
+A word ends when a member draws a token that begins another word. That token is dropped. The next word's first token is
+drawn among the tokens that begin a word here, so a single member draws what ordinary sampling draws.
+
+A [`DraftSampler`] draws a member's drafts token by token. Each draft has its own random numbers, derived from those of
+the prompt. A draft does not depend on the length of other drafts, or on the order in which members take their turns.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ..members.passes import Pass
 from ..servers.daemon_threads import begin as begin_in_thread
 from ..servers.daemon_threads import server_wait
 from ..trees.nodes import Node
-from ..trees.pass_policy import next_member, urgency
+from ..trees.pass_policy import next_member, policy_for, urgency
 from .requests import ForwardRequest, Requests, SideBySide
 
 
@@ -112,8 +112,12 @@ class Scheduler:
             ready = self._serve() if self._running or any(self._waiting) else []
 
     def leave_out(self, prompt_index: int) -> bool:
-        """Between two passes: a prompt does no more, and those that are told of pauses are told of it. Not while a
-        server reads for it: whether it could be done."""
+        """
+        Stop running a prompt. Called between two passes; `on_pause` is told of the prompt before the next one.
+
+        Returns:
+            whether the prompt was stopped; `False` while a server reads for it.
+        """
         if any(prompt_index in waiting for _, _, waiting in self._running.values()):
             return False
         for waiting in self._waiting:
@@ -176,8 +180,9 @@ class Scheduler:
             if not any(self._waiting[k] for k in at):
                 continue
             current = at.index(self._last.get(device, at[0]))
-            waiting = [sum(urgency(self._num_left(prompt)) for prompt in self._waiting[k]) for k in at]
-            self._last[device] = at[next_member(waiting, current)]
+            policy = policy_for(self._members[at[0]].device)
+            waiting = [sum(urgency(self._num_left(prompt), policy) for prompt in self._waiting[k]) for k in at]
+            self._last[device] = at[next_member(waiting, current, policy)]
             found.append(self._last[device])
         return found
 

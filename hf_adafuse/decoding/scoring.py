@@ -21,14 +21,24 @@ def margin(log_probs: Sequence[float]) -> float:
     return math.exp(log_probs[0]) - second
 
 
-def span_nll(log_probs: Sequence[float], num_bytes: int | None = None) -> float | None:
+def span_nll(log_probs: Sequence[float], length: int | None = None, length_exponent: float = 1.0) -> float | None:
     """
-    The negative log-likelihood of a span in nats: the mean over its tokens (equation 4), or per byte when `num_bytes`
-    is given. `None` when there is no token to score; infinite when a token is forbidden.
+    The negative log-likelihood of a span, over its length (equation 4).
+
+    Args:
+        log_probs (`list[float]`): of its tokens (nats).
+        length (`int`, *optional*): of the span in bytes; by default its number of tokens.
+        length_exponent (`float`, *optional*, defaults to 1.0): a of sum NLL / length^a; with 1, nats per token or byte.
+
+    Returns:
+        `None` when there is no token to score; infinite when a token is forbidden.
     """
     if not log_probs:
         return None
-    return -math.fsum(log_probs) / (len(log_probs) if num_bytes is None else max(num_bytes, 1))
+    length = len(log_probs) if length is None else max(length, 1)
+    if length_exponent == 1:
+        return -math.fsum(log_probs) / length
+    return -math.fsum(log_probs) * math.exp(-length_exponent * math.log(length))
 
 
 def fused_score(nlls: Sequence[float | None], weights: Sequence[float]) -> float:

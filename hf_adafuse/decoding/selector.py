@@ -1,5 +1,5 @@
 """From what the members computed to one winner: candidates as words with log-probabilities, and the trust in each
-member, per prompt. The rules themselves are in `fusion`.
+member, per prompt. The rules themselves are the strategies'.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ..confidence.word_confidence import word_confidences
-from ..config import AdaFuseConfig
 from ..members.vocabulary import Vocabulary
-from .fusion import END, Choice, ScoredSpan, units
 from .member_weights import PromptWeights, shares
 from .pool import Candidate, Pool
 from .progress import Prompt
+from .scored_spans import END, Choice, ScoredSpan
 from .strategies.strategy import SpanStrategy
-from .words import WordRule
+from .word_splitter import WordSplitter
 
 T = TypeVar("T")
 _END_TOKEN = -1
@@ -30,22 +29,19 @@ class Selector:
 
     Args:
         vocabularies (`list[Vocabulary]`): of the members, the main model first.
-        config (`AdaFuseConfig`)
         strategies (`list[SpanStrategy]`): per prompt.
-        rule (`WordRule`): what a word is.
+        rule (`WordSplitter`): what a word is.
         weights (`PromptWeights`): how much each member counts for a prompt.
     """
 
     def __init__(
         self,
         vocabularies: Sequence[Vocabulary],
-        config: AdaFuseConfig,
         strategies: Sequence[SpanStrategy],
-        rule: WordRule,
+        rule: WordSplitter,
         weights: PromptWeights,
     ) -> None:
         self._vocabularies = vocabularies
-        self._config = config
         self._strategies = strategies
         self._rule = rule
         self._weights = weights
@@ -54,15 +50,15 @@ class Selector:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.goes_on)
-        spans = [self._scored_span(candidate, is_first) for candidate in candidates]
+        spans = [self._scored_span(strategy, candidate, is_first) for candidate in candidates]
         best = pool.best_of(0)
-        own = candidates.index(best) if best in candidates else None
+        main_index = candidates.index(best) if best in candidates else None
         weights = self._weights.of(prompt.index).weights
-        choice = strategy.choose(spans, weights, own)
+        choice = strategy.choose(spans, weights, main_index)
         if not isinstance(choice, Choice):
             raise TypeError(
-                f"What {type(strategy).__name__}.choose gives must be a Choice (of hf_adafuse.decoding.fusion), but is "
-                f"{choice!r}. Mend the method."
+                f"What {type(strategy).__name__}.choose gives must be a Choice (of hf_adafuse.decoding.scored_spans), "
+                f"but is {choice!r}. Mend the method."
             )
         if choice.winner is not None and not 0 <= choice.winner < len(candidates):
             raise IndexError(
@@ -89,8 +85,9 @@ class Selector:
 
     def admits(self, prompt: Prompt, fused: Candidate) -> bool:
         """Whether no member's processors forbid what the method wrote; then it stands before all others."""
-        span = self._scored_span(fused)
-        (nlls,) = self._strategies[prompt.index].nlls([span], len(self._vocabularies))
+        strategy = self._strategies[prompt.index]
+        span = self._scored_span(strategy, fused)
+        (nlls,) = strategy.nlls([span], len(self._vocabularies))
         fused.nlls = dict(enumerate(nlls))
         if span.is_possible:
             fused.score = -math.inf
@@ -110,14 +107,14 @@ class Selector:
         log_probs = [candidate.log_probs.get(k, []) for k in range(len(self._vocabularies))]
         candidate.confidences = confidences_of(candidate, log_probs, self._vocabularies, weights)
 
-    def _scored_span(self, candidate: Candidate, is_first: bool = False) -> ScoredSpan:
+    def _scored_span(self, strategy: SpanStrategy, candidate: Candidate, is_first: bool = False) -> ScoredSpan:
         members = range(len(self._vocabularies))
-        words = units(self._rule.split(candidate.text), self._config) if candidate.text else []
+        words = strategy.units(self._rule.split(candidate.text)) if candidate.text else []
         log_probs = [
             by_word(words, candidate.ids[k], candidate.log_probs[k], self._vocabularies[k]) if words else []
             for k in members
         ]
-        tokens = self._tokens(candidate, words)
+        tokens = self._tokens(candidate, words) if strategy.needs_tokens else []
         if candidate.ends:  # tokens without text before the end belong to it
             ends = [candidate.log_probs[k][len(candidate.ids[k]) if words else 0 :] for k in members]
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
@@ -129,9 +126,7 @@ class Selector:
         return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first, candidate.ratings)
 
     def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
-        """Per member and word, its tokens; the end is one that no word has. None where only whole words count."""
-        if self._config.word_part == "whole":
-            return []
+        """Per member and word, its tokens; the end is one that no word has."""
         members = enumerate(self._vocabularies)
         if not words:
             return [[[*candidate.ids[k], _END_TOKEN]] if candidate.ends else [] for k, _ in members]

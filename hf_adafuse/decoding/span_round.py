@@ -130,10 +130,10 @@ class CommittedSpanRound(SpanRound):
     def _tell_facts(self, prompt: Prompt) -> None:
         """The method of a prompt that asks for it is told what the prompt says to each member."""
         strategy = self.strategies[prompt.index]
-        if strategy.needs_prompt:
+        if strategy.needs_prompt_facts:
             entropies = [member.entropy(prompt.index) for member in self.members]
-            costs = [_known(member.prompt_costs[prompt.index]) for member in self.members]
-            strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in costs], [one for _, one in costs])
+            nlls = [_known(member.prompt_and_question_nlls[prompt.index]) for member in self.members]
+            strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in nlls], [one for _, one in nlls])
 
     def _own_word(self, cursor: Cursor, pool: Pool) -> Requests[Candidate]:
         """Every candidate is forbidden: the main model's greedy word, dropped where it does not fit into a context."""
@@ -163,7 +163,7 @@ class CommittedSpanRound(SpanRound):
         return fused if self.selector.admits(cursor.prompt, fused) else winner
 
 
-def _known(costs: tuple[float, float]) -> tuple[float | None, float | None]:
+def _known(nlls: tuple[float, float]) -> tuple[float | None, float | None]:
     """What is not known is NaN in numbers of members, and `None` in facts."""
-    whole, last = (None if math.isnan(cost) else cost for cost in costs)
+    whole, last = (None if math.isnan(nll) else nll for nll in nlls)
     return whole, last

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..members.member import Member
 from ..trees.nodes import Node
-from ..trees.pass_policy import Policy, pays_ahead
+from ..trees.pass_policy import pays_ahead, policy_for
 from .proposer import Proposals, Proposer
 from .requests import Requests
 
@@ -123,7 +123,7 @@ def propose_ahead(
     member, chains, texts, ids = proposer.member, list[list[str]](), list[str](), list[int]()
     saved = sum(other.costs.seconds(2) for other in others)
     turn_cost, odds = sum(map(member.costs.seconds, sizes)), 1.0
-    for _ in range(Policy.max_rounds_ahead):
+    for _ in range(policy_for(member.device).max_rounds_ahead):
         best = proposals.spans[0]
         odds *= record.odds(proposals.margins[-1]) if proposals.margins else 0.0
         texts = [*texts, best.text]

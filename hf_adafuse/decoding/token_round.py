@@ -22,7 +22,7 @@ from .progress import Prompt
 from .requests import ForwardRequest, Requests
 from .round import Round
 from .strategies.token_strategy import NextToken, TokenStrategy
-from .words import is_mid_character
+from .word_splitter import is_mid_character
 
 # Per member, the bytes of its most likely text (`None`: the end), its token and its log-probability, if it was asked.
 _Tops = list[list[tuple[bytes | None, int, float]] | None]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..config import AdaFuseConfig
+from ..decoding.strategies.registry import has_adaptive_spans
 from ..ensemble import AdaFuseEnsemble
 from .data import DemoQuestion
 from .paired import paired
@@ -159,7 +160,7 @@ def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
 def _fused(members: list[Member], prompts: list[str], config: AdaFuseConfig, tally: _Tally) -> list[str]:
     output = fuse(members, prompts, config)
     sizes = [[len(committed.words) + committed.ends for committed in rounds] for rounds in output.rounds]
-    if config.method == "adafuse":
+    if has_adaptive_spans(config.method):
         tally.rounds += [size for row in sizes for size in row]
     tally.words += sum(map(sum, sizes))
     tally.passes += sum(member["forward_passes"] for member in output.stats["members"])

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from ..call.arguments import EnsembleArguments, resolve_handles
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..servers.addresses import check_member_name, is_served_name
+from ..servers.kinds import check_member_name, is_served_name
 from ..transformers_compat import FROM_MODEL_CONFIG, is_saved_as_adapter
 from .exported import REQUIREMENTS
 from .model_card import model_card

@@ -19,7 +19,7 @@ _ROW_BLOCK = 16
 _COLUMN_MULTIPLE = 16
 # What weights may be of, and the kernel's name for it.
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# The number is that of its arguments' order and meaning: a library of another source has another.
+# ABI version of the compiled kernel. A library built from older sources has another number and is not loaded.
 _FUNCTION = "native_product_2"
 
 

@@ -13,7 +13,6 @@ from itertools import zip_longest
 
 from ..trees.backend import Backend
 from ..trees.nodes import Node, leaves_of
-from ..trees.pass_policy import policy_for
 
 # What came after the last three tokens, else after the last two, else after the last one.
 _LENGTHS = (3, 2, 1)
@@ -70,7 +69,7 @@ class Drafts:
 
     def _chain(self, node: Node) -> list[Node]:
         last, nodes = self._last_ids(node), list[Node]()
-        policy = policy_for(self._backend.device)
+        policy = self._backend.policy
         most = min(policy.longest_draft, self._room_after(node))
         lengths = [n for n, (right, of) in self._record.items() if right >= policy.least_right * of]
         while len(nodes) < most:

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from ..servers.addresses import check_member_name, is_served_name
+from ..servers.kinds import check_member_name, is_served_name
 from ..servers.served_model import ServedModel
 from ..transformers_compat import execution_device
 

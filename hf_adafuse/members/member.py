@@ -17,7 +17,7 @@ from ..trees.adapters import base_model
 from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
-from ..trees.pass_policy import policy_for, room_in_tree
+from ..trees.pass_policy import room_in_tree
 from .drafts import Drafts
 from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
@@ -65,7 +65,8 @@ class Member(ABC):
         costs (`PassCosts`): what its passes have cost so far.
         num_proposals (`int`), num_wins (`int`): of this call.
         prompt_nlls (`list[float]`): per prompt that has been read, where they were asked for; see [`prompt_nll`].
-        prompt_costs (`list[tuple[float, float]]`): the same of the whole prompt and of its last part.
+        prompt_and_question_nlls (`list[tuple[float, float]]`): per prompt that has been read, where they were asked
+            for: its NLL (nats per byte) of the whole prompt, and of the prompt's last part.
     """
 
     runs_elsewhere: ClassVar[bool] = False
@@ -93,7 +94,7 @@ class Member(ABC):
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
         self.prompt_nlls: list[float] = []
-        self.prompt_costs: list[tuple[float, float]] = []
+        self.prompt_and_question_nlls: list[tuple[float, float]] = []
 
     def start(
         self,
@@ -103,7 +104,7 @@ class Member(ABC):
         cache: Any = None,
         weighting: str | None = None,
         can_share: bool = True,
-        with_costs: bool = False,
+        with_facts: bool = False,
     ) -> None:
         """
         Take the prompts of a call. `read_prompts` reads them.
@@ -112,14 +113,14 @@ class Member(ABC):
             prompts, processors, cache, can_share: as of `MemberInputs`.
             num_top (`int`): how many of the best tokens are read after each token.
             weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, as of [`prompt_nll`].
-            with_costs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_costs`.
+            with_facts (`bool`, *optional*, defaults to `False`): whether to keep `prompt_and_question_nlls`.
         """
         self._reader = self._make_reader(processors, num_top)
         self._prompts = list(prompts)
         self._cache = cache
         self._weighting = weighting
         self._can_share = can_share
-        self._with_costs = with_costs
+        self._with_facts = with_facts
         self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
 
     def add_prompts(self, prompts: list[list[int]], processors: list[PromptProcessors]) -> None:
@@ -135,16 +136,19 @@ class Member(ABC):
             MemberError: a forward pass failed.
         """
         trees, first, weighting = self.backend, len(self.backend.trees), self._weighting
-        prompts, with_log_probs = self._prompts[first : first + number], weighting is not None or self._with_costs
+        prompts, with_log_probs = (
+            self._prompts[first : first + number],
+            weighting is not None or self._with_facts,
+        )
         options = with_log_probs, self._can_share
         self._drafts.add_texts(prompts)
         self._read(lambda: trees.admit(prompts, *options) if first else trees.prefill(prompts, self._cache, *options))
         pairs = list(zip(prompts, trees.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
             self.prompt_nlls += [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
-        if self._with_costs:
-            cost = partial(prompt_nll, self.vocabulary)
-            self.prompt_costs += [(cost(*pair, "prompt"), cost(*pair, "question")) for pair in pairs]
+        if self._with_facts:
+            nll = partial(prompt_nll, self.vocabulary)
+            self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
 
     @property
     def num_active(self) -> int:
@@ -169,7 +173,7 @@ class Member(ABC):
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         """What reads log-probabilities off the nodes that its backend has run, `num_top` of the best tokens of each."""
 
-    def prompt_cost(self, prompt_index: int) -> int:
+    def prefill_cost(self, prompt_index: int) -> int:
         """A measure of what reading a prompt costs: parameters times tokens."""
         return self.num_parameters * len(self._prompts[prompt_index])
 
@@ -253,7 +257,7 @@ class Member(ABC):
         """How many more nodes that nobody needs yet the tree of a single prompt may hold; negative where it holds too
         many."""
         tree = self.backend.trees[prompt_index]
-        return room_in_tree(len(tree.unsettled()), tree.root.position, policy_for(self.backend.device))
+        return room_in_tree(len(tree.unsettled()), tree.root.position, self.backend.policy)
 
     def state(self, prompt_index: int) -> tuple[list[int], Any]:
         """All ids of a prompt, and a copy of their keys and values where the backend keeps them."""

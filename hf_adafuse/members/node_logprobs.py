@@ -20,8 +20,8 @@ Allow = Callable[[int], bool]
 # A first token is drawn again where it does not begin a word: seldom this often, and to ask all tokens of a large
 # vocabulary takes as long as a forward pass.
 _MOST_DRAWS = 16
-# The best of a vocabulary of at least so many tokens are looked for in blocks of so many, if these are so many times as
-# many as are wanted: on CPU in a tenth to two thirds of the time.
+# On CPU, top-k over a vocabulary of 16,384 tokens or more first takes the maximum of each block of 512 tokens, then
+# searches the k best blocks, where there are at least 4 k blocks. It takes 10 % to 65 % of the time of `torch.topk`.
 _LARGE_VOCABULARY = 2**14
 _BLOCK = 512
 _MANY_BLOCKS = 4

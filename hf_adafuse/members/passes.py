@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..trees.backend import Backend
 from ..trees.nodes import Node
 from ..trees.pass_costs import PassCosts
-from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass, policy_for
+from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass
 
 
 class Pass(NamedTuple):
@@ -46,7 +46,7 @@ def planned_pass(
     def all_likely(prompt_index: int, needed: list[Node]) -> list[Node]:
         return [*drafted(needed), *likely(prompt_index)]
 
-    limits = PassLimits(backend.can_prefetch, backend.is_padded, policy_for(backend.device))
+    limits = PassLimits(backend.can_prefetch, backend.is_padded, backend.policy)
     prompts = {}
     for prompt_index in backend.active:
         needed, useful = needs.get(prompt_index, ([], []))

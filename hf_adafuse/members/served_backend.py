@@ -1,12 +1,12 @@
 """Token trees of a model behind a server: running nodes is a request.
 
 To propose, a member asks for the most likely tokens and for a greedy walk of several tokens, which become nodes. To
-score, it asks for the scored tokens alone. A node's `snapshot` holds the log-probabilities known so far, by token.
+score, it asks for the scored tokens alone. `Node.known_log_probs` holds the log-probabilities known so far, by token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ class ServedBackend(Backend):
         super().__init__(model, device)
         self.num_top = 2
         self.wanted: dict[Node, set[int]] = {}
-        self.make_reading: Callable[[Sequence[int], dict[int, float]], Any] = lambda top, log_probs: None
+        self.make_reading: Callable[[Sequence[int], Mapping[int, float]], Any] = lambda top, log_probs: None
 
     def prefill(
         self,
@@ -84,10 +84,10 @@ class ServedBackend(Backend):
             for number, step in enumerate(steps):
                 if number:
                     node = node.add_child(steps[number - 1].chosen)
-                node.snapshot = {**(node.snapshot or {}), **step.log_probs}
+                node.known_log_probs = {**node.known_log_probs, **step.log_probs}
                 if step.top:
-                    node.reading = self.make_reading(step.top, node.snapshot)
-                node.has_logits = True
+                    node.reading = self.make_reading(step.top, node.known_log_probs)
+                node.is_run = True
                 read.append(node)
         return read
 

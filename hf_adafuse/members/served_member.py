@@ -91,7 +91,7 @@ class SparseReader:
         wanted = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
         missing = []
         for node, after in [*zip(path, wanted, strict=False)][start:]:
-            lacking = [token for token in after if token not in (node.snapshot or ())]
+            lacking = [token for token in after if token not in node.known_log_probs]
             if lacking:
                 self._wanted.setdefault(node, set()).update(lacking)
                 missing.append(node)
@@ -99,7 +99,7 @@ class SparseReader:
 
     def best_of(self, node: Node, tokens: Sequence[int]) -> int:
         """The most likely of these tokens, whose log-probabilities are known; see [`LogitsReader`]."""
-        return max(tokens, key=lambda token: float(node.snapshot[token]))
+        return max(tokens, key=lambda token: float(node.known_log_probs[token]))
 
     def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
         """Nothing to do: the log-probabilities are on the host."""
@@ -107,7 +107,7 @@ class SparseReader:
     def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
         """The log-probability (nats) of each id of a span, and of the end of the text after it; see
         [`LogitsReader`]."""
-        values = [float(node.snapshot[token]) for node, token in zip(path, ids, strict=False)]
+        values = [float(node.known_log_probs[token]) for node, token in zip(path, ids, strict=False)]
         if eos_ids is not None:
-            values.append(log_sum([float(path[-1].snapshot[token]) for token in eos_ids]))
+            values.append(log_sum([float(path[-1].known_log_probs[token]) for token in eos_ids]))
         return values

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from ..decoding.progress import AdaFuseDecodingError
 from ..servers.daemon_threads import while_waiting
-from ..servers.queries import server_error
+from ..servers.queries import is_absence
 from ..trees.model_facts import ModelFacts, unchanged_models
 from ..trees.shared_prefix import KeptPrefixes, prefix_caching
 from .fairness import FairQueue
@@ -315,7 +315,7 @@ class Engine:
         lane.jobs = {}
         for job in jobs:
             self._running.pop(job, None)
-        if len(jobs) == 1 or _is_absence(error) or not isinstance(error, AdaFuseDecodingError):
+        if len(jobs) == 1 or is_absence(error) or not isinstance(error, AdaFuseDecodingError):
             for job in jobs:
                 self._started.pop(job, None)
                 self._tell_error(job, error)
@@ -336,9 +336,3 @@ class Engine:
             logger.error(f"A call failed unexpectedly: {type(error).__name__}: {error}")
         with suppress(Exception):
             job.on_error(error)
-
-
-def _is_absence(error: BaseException) -> bool:
-    """Whether a server has gone away: no other call would fare better."""
-    cause = server_error(error)
-    return cause is not None and cause.is_away

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..config import PRESETS, AdaFuseConfig
+from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
@@ -87,12 +87,8 @@ class ServedEnsemble:
         if not given:
             return self.config
         check_request_settings(given)
-        preset = given.pop("preset", None)
-        if preset is not None and preset not in PRESETS:
-            raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {preset!r}. Choose one of these.")
-        base = self.config if preset is None else AdaFuseConfig.coerce(preset)
-        assert base is not None
-        config = base.changed({name: value for name, value in given.items() if value is not None})
+        named = {name: value for name, value in given.items() if value is not None}
+        config = AdaFuseConfig.from_settings(named, self.config)
         make_strategy(config)
         return config
 
@@ -182,24 +178,11 @@ def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:
                 f"The ensemble {name!r} of `--ensembles` must have `members`, a list of names, and may have "
                 f"`settings`, but is {one!r}. Correct it."
             )
-        settings = one.get("settings")
-        config = config_of(settings) if isinstance(settings, dict) else AdaFuseConfig.coerce(settings)
+        config = AdaFuseConfig.coerce(one.get("settings"))
+        if config is not None:
+            make_strategy(config)
         made[name] = list(members or []), config
     return made
-
-
-def config_of(settings: Mapping[str, Any]) -> AdaFuseConfig:
-    """
-    Settings as a file has them: a `preset`, and what changes it; without one, as [`AdaFuseConfig.coerce`] takes them.
-
-    Raises:
-        ValueError: they do not go together, or there are no such settings.
-    """
-    preset = AdaFuseConfig.coerce(settings.get("preset"))
-    others = {key: value for key, value in settings.items() if key != "preset"}
-    config = AdaFuseConfig.from_dict(others) if preset is None else preset.changed(others)
-    make_strategy(config)
-    return config
 
 
 def without_paths(message: str) -> str:

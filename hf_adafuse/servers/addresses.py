@@ -1,4 +1,4 @@
-"""Checks a server's URL and the names of served models, keeps API keys out of messages, reads `Retry-After`."""
+"""Checks a server's URL, keeps API keys out of messages, reads `Retry-After`."""
 
 from __future__ import annotations
 
@@ -7,38 +7,8 @@ import json
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-# Of servers, by the names that users have for them.
-KINDS = ("vllm", "sglang", "llamacpp")
-
-
-def is_served_name(name: Any) -> bool:
-    """Whether a name is that of a model behind a server: `kind:url` or `kind:url#model`."""
-    kind, _, rest = str(name).partition(":")
-    return kind in KINDS and rest.startswith(("http://", "https://"))
-
-
-def check_member_name(name: Any) -> None:
-    """
-    Check a member's name before it is kept or shown: a Hub name, a folder, or the name of a model behind a server.
-
-    Raises:
-        ValueError: it is like that of a server, and is none, or its URL holds more than a host: that may be a key; or
-            it is an absolute path at which there is nothing.
-    """
-    kind, colon, rest = str(name).partition(":")
-    if is_served_name(name):
-        checked_url(rest.partition("#")[0], allow_http=True)
-    elif colon and (kind in KINDS or "://" in rest or rest.startswith("//")):
-        raise ValueError(
-            "A member's name must be a Hub name, a folder, or of a server like vllm:http://localhost:8000#model, but "
-            f"begins with {kind + ':'!r}. Give the kind of the server ({', '.join(KINDS)}) and its URL."
-        )
-    elif Path(name).is_absolute() and not Path(name).exists():
-        raise ValueError(f"A member's name must be a Hub name or a folder, but there is no {name!r}. Check the path.")
 
 
 def checked_url(url: Any, allow_http: bool) -> str:

@@ -14,7 +14,8 @@ from .transport import Connection
 
 T = TypeVar("T")
 
-_AT_A_TIME = 4
+# The most requests that are under way at a time to answer one set of queries.
+_REQUESTS_AT_A_TIME = 4
 # How the most likely token is taken, whatever a server was started with or a model's generation config says.
 GREEDY = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
           "frequency_penalty": 0.0}  # fmt: skip
@@ -179,7 +180,7 @@ class ServerApi(ABC):
         """
         groups = list(self.requests(queries))
         found: dict[int, T] = {}
-        answered = map_at_once(lambda one: post(*one[1:]), groups, _AT_A_TIME)
+        answered = map_at_once(lambda one: post(*one[1:]), groups, _REQUESTS_AT_A_TIME)
         for (indices, _, _), answers in zip(groups, answered, strict=True):
             found.update(zip(indices, answers, strict=True))
         return [found[index] for index in range(len(queries))]

@@ -30,6 +30,12 @@ def server_error(error: BaseException | None) -> ServerError | None:
     return error
 
 
+def is_absence(error: BaseException | None) -> bool:
+    """Whether an error comes from a server that has gone away. No other question would be answered either."""
+    cause = server_error(error)
+    return cause is not None and cause.is_away
+
+
 class BadAnswer(Exception):
     """An answer that cannot be right. The request is sent again."""
 

@@ -15,19 +15,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
-from .addresses import KINDS, is_served_name
-from .api import ServerApi
 from .daemon_threads import map_at_once
-from .llamacpp import LlamaCppApi
+from .kinds import APIS, is_served_name
 from .queries import GreedyStep, Query
-from .sglang import SglangApi
 from .transport import Connection, RetryPolicy
-from .vllm import VllmApi
-
-APIS: dict[str, type[ServerApi]] = dict(zip(KINDS, (VllmApi, SglangApi, LlamaCppApi), strict=True))
 
 # Texts of which a server is asked for the log-probabilities at a time.
-_AT_A_TIME = 8
+_TEXTS_AT_A_TIME = 8
 
 # A model that is worth a server is larger than those beside it: it goes last, where nobody says how large it is.
 _UNKNOWN_SIZE = 7_000_000_000
@@ -160,7 +154,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Per text, the log-probability (nats) of each id but the first; several are asked for at a time."""
         read = self.api.prompt_log_probs
-        found = map_at_once(lambda ids: read(ids) if len(ids) > 1 else [], prompts, _AT_A_TIME)
+        found = map_at_once(lambda ids: read(ids) if len(ids) > 1 else [], prompts, _TEXTS_AT_A_TIME)
         self.api.check_same()
         return found
 

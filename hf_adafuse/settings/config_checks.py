@@ -1,4 +1,4 @@
-"""The rules of the settings: what each field may be, and which are of no use with the others."""
+"""The rules of the settings: what each field may be, and which are of no use with the others or with the method."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ CHOICES = {
     "nll_normalization": ("token", "byte"),
     "commitment": ("adaptive", "fixed"),
     "exploration": ("diverse", "beam"),
-    "fusion": ("span", "horizon", "word"),
-    "word_mean": ("arithmetic", "root", "geometric"),
-    "word_part": ("whole", "distinct", "weighted"),
-    "empty_text": ("any", "all"),
 }
 WEIGHTINGS = ("prompt", "examples", "examples_or_prompt")
-FIELDS_OF_ALL = ["method", "method_options", "model_weights", "prompt_sharpness", "max_word_tokens", "word_boundary"]
-FIELDS_OF_ALL += ["nll_normalization", "do_sample"]  # what peers use too
+# Fields that every method takes. A method names the others that it uses in its class's `uses`.
+FIELDS_OF_ALL: tuple[str, ...] = ("method", "method_options", "model_weights", "prompt_sharpness", "do_sample")
+FIELDS_OF_ALL += ("max_word_tokens", "word_boundary")
+# The options of the methods that the presets name: here, so that a misspelt field of a dict is refused before anything
+# is imported. The classes have them with their defaults; a test compares.
+OPTIONS_OF_PRESETS = {"adafuse": ("horizon", "length_exponent"), "words": ("mean", "part", "allow_blank")}
 # Bounds far beyond what is of use, within which nothing overflows.
-_MOST = {"margin_threshold": math.inf, "length_exponent": 10.0, "prompt_sharpness": 1e6, "online_rate": 1e6}
-_MOST |= {"switch_margin": math.inf}
+_MOST = {"margin_threshold": math.inf, "prompt_sharpness": 1e6, "online_rate": 1e6, "switch_margin": math.inf}
 _LEAST_WEIGHT = 1e-100
 _MOST_WEIGHT = 1e100
 
 
 def check(config: Any) -> None:
     """
-    Check an [`AdaFuseConfig`].
+    Check an [`AdaFuseConfig`] by itself. Whether its method uses what is given is known where the method is
+    ([`check_use`]).
 
     Raises:
         ValueError: a field is out of its range, or of no use with the others.
@@ -63,15 +63,31 @@ def check(config: Any) -> None:
         raise ValueError(f"`{name}` must be {defaults[name]!r} without {needed}, but is {value!r}. Leave it out.")
 
 
+def check_use(config: Any, uses: Collection[str], options: Collection[str]) -> None:
+    """
+    Refuse what the method of an [`AdaFuseConfig`] does not use.
+
+    Args:
+        config (`AdaFuseConfig`)
+        uses (`tuple[str]`): the fields that the method uses beside [`FIELDS_OF_ALL`].
+        options (`list[str]`): the names of the method's options.
+
+    Raises:
+        ValueError: a field that it does not use is not the default, or it has no such option.
+    """
+    _check_options(config, options)
+    for name, default in _defaults(config).items():
+        value = getattr(config, name)
+        if value != default and name not in uses and name not in FIELDS_OF_ALL:
+            raise ValueError(
+                f"`{name}` must be {default!r} with method {config.method!r}, which does not use it, but is {value!r}. "
+                "Leave it out."
+            )
+
+
 def without_use(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
     """Of all fields, those other than the defaults that are not used with the others, and what would use them."""
-    is_word, lengths = values["fusion"] == "word", '`fusion` "span" or "horizon"'
     needed = {
-        "word_mean": (is_word, '`fusion="word"`'),
-        "word_part": (is_word, '`fusion="word"`'),
-        "empty_text": (is_word, '`fusion="word"`'),
-        "nll_normalization": (not is_word, lengths),
-        "length_exponent": (not is_word, lengths),
         "prompt_sharpness": (isinstance(values["model_weights"], str), '`model_weights` "prompt" or "examples"'),
         "exploration": (values["commitment"] == "adaptive", '`commitment="adaptive"`'),
     }
@@ -80,7 +96,7 @@ def without_use(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 
 
 def _defaults(config: Any) -> dict[str, Any]:
-    return {one.name: one.default for one in fields(config)}
+    return {one.name: one.default for one in fields(config) if one.name != "method_options"}
 
 
 def _check_method(config: Any) -> None:
@@ -89,17 +105,19 @@ def _check_method(config: Any) -> None:
         raise ValueError(f"`method` must be the name of a method, but is {method!r}. The page on methods lists them.")
     if not isinstance(config.method_options, dict):
         raise ValueError(f"`method_options` must be a dict, but is {config.method_options!r}. Name each option in it.")
-    if method == "adafuse":
-        _refuse(method, "`method_options` must be left out", config.method_options)
-    else:
-        defaults = {name: value for name, value in _defaults(config).items() if name not in FIELDS_OF_ALL}
-        changed = [name for name, default in defaults.items() if getattr(config, name) != default]
-        _refuse(method, "The fields of AdaFuse alone must be left out", changed)
+    if method in OPTIONS_OF_PRESETS:
+        _check_options(config, OPTIONS_OF_PRESETS[method])
 
 
-def _refuse(method: str, rule: str, given: Collection[str]) -> None:
-    if given:
-        raise ValueError(f"{rule} with `method={method!r}`, but {list(given)} are given. Leave them out.")
+def _check_options(config: Any, options: Collection[str]) -> None:
+    unknown = [name for name in config.method_options if name not in options]
+    if unknown:
+        names = [one.name for one in fields(config)]
+        raise ValueError(
+            f"`adafuse_config` must be made of the fields {names} and, with method {config.method!r}, the options "
+            f"{list(options)}, but has {unknown}. Check the spelling. An option of another method goes with its "
+            "`method`."
+        )
 
 
 def _check_weights(weights: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from .kv_cache import KeysValues
 from .nodes import Node, TokenTree
+from .pass_policy import policy_for
 
 Self = TypeVar("Self", bound="Backend")
 
@@ -34,6 +35,7 @@ class Backend:
         num_forwards (`int`), num_tokens (`int`): what has been run so far.
         prompt_log_probs (`list[list[float]]`): per prompt that was read last, the log-probability (nats) of each of its
             last ids given those before, as far as that was asked for and both have been read.
+        policy (`type[Policy]`): the constants for its device.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
     """
@@ -43,6 +45,7 @@ class Backend:
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model = model
         self.device = device
+        self.policy = policy_for(device)
         self.trees: Sequence[TokenTree] = []
         self.first_index = 0
         self.active: list[int] = []
@@ -129,7 +132,7 @@ class Backend:
         logits = logits if logits.dtype in (torch.bfloat16, torch.float16) else logits.float()
         for node, node_logits in zip(nodes, logits, strict=True):
             node.logits = node_logits.clone()
-            node.has_logits = True
+            node.is_run = True
         return nodes
 
 

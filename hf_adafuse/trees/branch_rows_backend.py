@@ -33,7 +33,7 @@ class BranchRowsBackend(KVCacheBackend):
         missing = missing_nodes(wanted)
         if not missing:
             return []
-        chains = [[node for node in leaf.lineage() if not node.has_logits] for leaf in leaves_of(missing)]
+        chains = [[node for node in leaf.lineage() if not node.is_run] for leaf in leaves_of(missing)]
         pasts = [self._columns_above(chain[0]) for chain in chains]
         width, length = max(map(len, pasts)), max(map(len, chains))
         fork = make_cache(list(self.cache.gather([[(_ROW, c) for c in [0] * (width - len(p)) + p] for p in pasts])))

@@ -48,9 +48,9 @@ class AdaFuseCache(DynamicCache):
     too. It also carries each assistant's own ids and keys, so that a later AdaFuse call goes on as one longer call.
     Where a model keeps no keys (a recurrent one), it holds the ids alone, and only AdaFuse can continue from it.
 
-    It knows its ids. So an AdaFuse call may have another text, a chat whose template has left out the thinking of the
-    turns before, say, or the same texts with other padding: what a text and the cached one begin with alike is kept,
-    the rest is read again. And a call may give the new ids alone, with the attention mask of the whole text.
+    It knows the ids that it holds. A later AdaFuse call may pass a text that differs from the cached one, or other
+    padding: the common beginning is kept, and the rest is read again. An example is a chat whose template leaves out
+    the thinking of earlier turns. A call may also pass the new ids alone, with the attention mask of the whole text.
 
     Attributes:
         sequences (`torch.LongTensor` of shape `(batch_size, sequence_length)`): the ids it belongs to; `None` where

@@ -20,7 +20,6 @@ from .kv_cache import KeysValues, common_length, join_rows
 from .kv_slots import KVSlots
 from .model_call import ModelCall
 from .nodes import Node
-from .pass_policy import Policy
 from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 from .static_shapes import uncompiled
 from .tree_cache import TreeCache
@@ -35,7 +34,7 @@ class KVCacheBackend(Backend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self._call = ModelCall(model, is_set_up=True)
-        self.most_shared_columns = Policy.most_shared_columns
+        self.most_shared_columns = self.policy.most_shared_columns
 
     @torch.no_grad()
     def prefill(
@@ -99,7 +98,7 @@ class KVCacheBackend(Backend):
             known.ids if known.log_probs is None or not with_log_probs else known.ids[: len(known.log_probs) + 1]
         )
         num_known = min(common_length([*prompts, known_ids]), min(map(len, prompts)) - 1)
-        number = worth_sharing(prompts, num_known)
+        number = worth_sharing(prompts, num_known, self.policy)
         num_known = min(num_known, number)
         if number == 0:
             return None
@@ -131,7 +130,7 @@ class KVCacheBackend(Backend):
             if one.log_probs is not None or not with_log_probs
         ]
         num_new = len(ids) - max((common_length([ids, one.ids]) for one in known), default=0)
-        if num_new >= Policy.least_shared_tokens:
+        if num_new >= self.policy.least_shared_tokens:
             layers = [
                 (layer.keys[:1, :, pad : pad + len(ids)].clone(), layer.values[:1, :, pad : pad + len(ids)].clone())
                 for layer in self.cache.layers
@@ -147,7 +146,7 @@ class KVCacheBackend(Backend):
         ids = self.trees[prompt_index].ids[: len(self.columns.prefix[prompt_index])]
         log_probs = self.prompt_log_probs[0] if is_alone and self.prompt_log_probs else None
         is_known = kept.keeps_all and any(one.covers(SharedPrefix(ids, None, log_probs)) for one in kept.of(self.model))
-        if len(ids) >= Policy.least_shared_tokens and not is_known:
+        if len(ids) >= self.policy.least_shared_tokens and not is_known:
             kept.add(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs), is_text=True)
 
     def _read_prompts(

@@ -76,7 +76,8 @@ class KVSlots:
         return [*columns, *range(end, self._ends[row])]
 
     def release(self, row: int, columns: Iterable[int]) -> None:
-        """Free these columns."""
+        """Free these columns. Their keys and values are not cleared: the masks of later passes hide them, until the
+        next node that takes a column overwrites them."""
         free = sorted([*self._free[row], *columns])
         while free and free[-1] == self._ends[row] - 1:
             self._ends[row] = free.pop()

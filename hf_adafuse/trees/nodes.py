@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
+
+# Of a node that no server has been asked about.
+_NONE_KNOWN: Mapping[int, float] = MappingProxyType({})
 
 
 class Node:
@@ -15,18 +19,19 @@ class Node:
     Attributes:
         prompt_index (`int`): the prompt whose tree it is in.
         position (`int`): the number of tokens before it.
-        has_logits (`bool`): whether the model has read it.
+        is_run (`bool`): whether the model has read it, here or behind a server.
         logits (`torch.Tensor` of shape `(vocab_size,)`): of the token after it, once it has been run; in the model's
             half precision, or in float32. The tensor is the node's own.
         reading: what its member made of the logits.
         ends_candidate (`bool`): whether a candidate ends here, so that the next round may begin here.
-        snapshot: what the model remembers of the tokens up to it, where a backend keeps that per node.
+        snapshot: of a recurrent model, its state after this token, where the backend keeps it.
+        known_log_probs (`dict[int, float]`): of a served member, the log-probabilities (nats) that the
+            server has returned of tokens after this one, by token.
     """
 
     __slots__ = (
-        "children", "ends_candidate", "has_logits", "logits", "parent", "position", "prompt_index", "reading",
-        "snapshot",
-        "token",
+        "children", "ends_candidate", "is_run", "known_log_probs", "logits", "parent", "position", "prompt_index",
+        "reading", "snapshot", "token",
     )  # fmt: skip
 
     def __init__(self, token: int, parent: Node | None, prompt_index: int, position: int) -> None:
@@ -34,12 +39,13 @@ class Node:
         self.parent = parent
         self.prompt_index = prompt_index
         self.position = position
-        self.has_logits = False
+        self.is_run = False
         self.ends_candidate = False
         self.children: dict[int, Node] = {}
         self.logits: torch.Tensor | None = None
         self.reading: Any = None
         self.snapshot: Any = None
+        self.known_log_probs: Mapping[int, float] = _NONE_KNOWN
 
     def add_child(self, token: int) -> Node:
         """The child of this node with this token, made where there is none."""
@@ -67,9 +73,9 @@ class Node:
 
     def run_descendants(self) -> list[Node]:
         """The descendants of this node that have been run, parents before children."""
-        nodes = [child for child in self.children.values() if child.has_logits]
+        nodes = [child for child in self.children.values() if child.is_run]
         for node in nodes:  # grows as it goes
-            nodes.extend(child for child in node.children.values() if child.has_logits)
+            nodes.extend(child for child in node.children.values() if child.is_run)
         return nodes
 
 
@@ -95,7 +101,7 @@ class TokenTree:
 
     def unsettled(self) -> list[Node]:
         """The nodes that have been run and are not settled in the prefix, parents before children."""
-        is_pending = bool(self.pending) and self.top.has_logits
+        is_pending = bool(self.pending) and self.top.is_run
         return ([self.top] if is_pending else []) + self.top.run_descendants()
 
     def ids_to(self, node: Node) -> list[int]:
@@ -123,7 +129,7 @@ class TokenTree:
         self.pending.extend(path)
         self.root = path[-1] if path else self.root
         num_settled = 0
-        while num_settled < len(self.pending) and self.pending[num_settled].has_logits:
+        while num_settled < len(self.pending) and self.pending[num_settled].is_run:
             num_settled += 1
         settled, self.pending = self.pending[:num_settled], self.pending[num_settled:]
         kept = self.top
@@ -149,7 +155,7 @@ def _take_apart(top: Node, kept: Node | None = None) -> None:
 
 def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
     """The nodes among these and their ancestors that have not been run, each once, parents first."""
-    missing = {id(above): above for node in nodes for above in node.lineage() if not above.has_logits}
+    missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_run}
     return list(missing.values())
 
 

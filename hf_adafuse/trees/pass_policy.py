@@ -23,8 +23,9 @@ class Policy:
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1 --against greedy
     worthwhile_ratio = 1.8
     prefetched_tokens = 8
-    # So many tokens at most are guessed by what has followed the last ones before. The same with a pair of models that
-    # agree little: --model A --assistant B.
+    # Longest draft from n-gram lookup: at most `longest_draft` tokens are proposed by repeating what followed the same
+    # n-gram earlier, and only by n-grams of a length by which at least the share `least_right` of the guesses was
+    # right. The same command, with a pair of models that agree little: --model A --assistant B.
     longest_draft, least_right = 4, 0.5
     # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
     # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
@@ -49,12 +50,11 @@ class Policy:
     # A member goes on while more than this share of the waiting prompts waits for it. Each counts by this power of the
     # tokens that it has left to do. hf-adafuse bench --batch 8,16
     keeping_share, urgency_power = 0.4, 2
-    # Rounds that the first member may propose ahead, and the seconds that must be won by it on average.
+    # The most rounds that the first member proposes ahead.
     max_rounds_ahead = 2
-    # Passes in which a member proposes, and the share of what it proposes that others have proposed before it: as the
-    # traces of the real pair of README have them.
+    # How many passes a member takes to propose, and the share of its proposals that another member has proposed before
+    # it in the same round. Both are means over the traces of the README's pair of models.
     passes_to_propose, agreement = 2.0, 0.5
-    least_gain = 0.0
 
 
 class AcceleratorPolicy(Policy):
@@ -165,16 +165,16 @@ def room_in_tree(num_held: int, prefix_length: int, policy: type[Policy] = Polic
     return max(policy.most_held_nodes, prefix_length // policy.tokens_per_held_node) - num_held
 
 
-def urgency(num_left: int | None) -> int:
+def urgency(num_left: int | None, policy: type[Policy]) -> int:
     """The weight of a prompt with this many tokens left, where that is known. A batch lasts as long as its longest
     prompt."""
-    return 1 if num_left is None else max(1, num_left) ** Policy.urgency_power
+    return 1 if num_left is None else max(1, num_left) ** policy.urgency_power
 
 
-def next_member(waiting: list[int], current: int) -> int:
+def next_member(waiting: list[int], current: int, policy: type[Policy]) -> int:
     """The member whose pass is next, given the weights of the prompts that wait for each: `current` while many wait for
     it, else the most wanted."""
-    if waiting[current] > Policy.keeping_share * sum(waiting):
+    if waiting[current] > policy.keeping_share * sum(waiting):
         return current
     return waiting.index(max(waiting))
 
@@ -188,10 +188,10 @@ def pays_ahead(odds: float, turn_cost: float, saved: float) -> bool:
         turn_cost (`float`): the seconds of its turn: lost when they do not.
         saved (`float`): the seconds in which the other members read what it proposes: saved when they do.
     """
-    return odds * saved - (1 - odds) * turn_cost > Policy.least_gain
+    return odds * saved - (1 - odds) * turn_cost > 0
 
 
-def pays_side_by_side(places: Sequence[Sequence[float]]) -> bool:
+def pays_side_by_side(places: Sequence[Sequence[float]], policy: type[Policy]) -> bool:
     """
     Whether members should propose at the same time, instead of each after it has scored what the others propose.
 
@@ -201,10 +201,11 @@ def pays_side_by_side(places: Sequence[Sequence[float]]) -> bool:
     Args:
         places (`list[list[float]]`): per place, the seconds of a pass of one token of each member there, in the order
             of their turns. Members in one place work one after another.
+        policy (`type[Policy]`): of the device of the member that goes first.
     """
-    proposing, scoring = Policy.passes_to_propose, 1.0
+    proposing, scoring = policy.passes_to_propose, 1.0
     seconds = [second for of_place in places for second in of_place]
-    later = scoring + (1 - Policy.agreement) * proposing
+    later = scoring + (1 - policy.agreement) * proposing
     in_turn = proposing * seconds[0] + later * sum(seconds[1:]) + scoring * sum(seconds[:-1])
     together = (proposing + scoring) * max(map(sum, places))
     return together < in_turn

@@ -16,7 +16,6 @@ from .backend import Backend, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
-from .pass_policy import Policy
 from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 from .snapshots import fork, grows, join, split
 
@@ -128,7 +127,7 @@ class RecurrentBackend(Backend):
         is of use where all of it is at the beginning of all prompts."""
         fitting = [one for one in kept_prefixes(self.model) if all(_begins_with(ids, one.ids) for ids in prompts)]
         known = max(fitting, key=lambda one: len(one.ids), default=None)
-        number = worth_sharing(prompts, 0 if known is None else len(known.ids))
+        number = worth_sharing(prompts, 0 if known is None else len(known.ids), self.policy)
         kept = kept_now()
         if number and known is not None and kept is not None:
             kept.use(known, len(known.ids) * len(prompts))
@@ -167,7 +166,7 @@ class RecurrentBackend(Backend):
         """These prompts need no more passes, and hold no memory from here on."""
         for prompt_index in finished.intersection(self.active):
             tree, kept = self.trees[prompt_index], kept_now()
-            is_long = tree.num_read >= Policy.least_shared_tokens and self._max_tokens is None
+            is_long = tree.num_read >= self.policy.least_shared_tokens and self._max_tokens is None
             if kept is not None and is_long and (len(self.trees) == 1 or kept.keeps_all):  # it may be gone on with
                 prefix = SharedPrefix(tree.ids[: tree.num_read], tree.snapshot, can_be_cut=False)
                 kept.add(self.model, prefix, is_text=True)
@@ -192,7 +191,7 @@ class RecurrentBackend(Backend):
             (node, entry, offset)
             for entry, (chain, snapshot) in enumerate(zip(chains, snapshots, strict=True))
             for offset, node in chain.advance(count, snapshot)
-            if not node.has_logits
+            if not node.is_run
         ]
         if new:
             entries, offsets = to_device([place for _, *place in new], logits.device).unbind(1)

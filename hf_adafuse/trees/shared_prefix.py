@@ -154,11 +154,11 @@ def kept_prefixes(model: Any) -> list[SharedPrefix]:
     return [] if kept is None else kept.of(model)
 
 
-def worth_sharing(prompts: Sequence[list[int]], num_known: int) -> int:
-    """How many first ids of the prompts are worth reading once for all; 0 for none. The first `num_known` of them have
-    been read."""
+def worth_sharing(prompts: Sequence[list[int]], num_known: int, policy: type[Policy]) -> int:
+    """How many first ids of the prompts are worth reading once for all, by a device's constants; 0 for none. The first
+    `num_known` of them have been read."""
     number = min(common_length(prompts), min(map(len, prompts)) - 1)
     num_known = min(num_known, number)
-    if (number - num_known) * (len(prompts) - 1) >= Policy.least_shared_tokens:
+    if (number - num_known) * (len(prompts) - 1) >= policy.least_shared_tokens:
         return number
-    return num_known if num_known * len(prompts) >= Policy.least_shared_tokens else 0
+    return num_known if num_known * len(prompts) >= policy.least_shared_tokens else 0

@@ -14,7 +14,6 @@ import torch
 from .backend import to_device
 from .kv_cache_backend import KVCacheBackend
 from .nodes import Node, missing_nodes
-from .pass_policy import policy_for
 from .static_shapes import memory_of, static_size
 from .tree_mask import MaskMaker
 
@@ -25,9 +24,8 @@ class TreeAttentionBackend(KVCacheBackend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self._masks = MaskMaker(model, device)
-        self._policy = policy_for(device)
-        self._memory = memory_of(model, is_kept=self._policy.is_filled_up)
-        self._is_filled = self._memory is not None and self._policy.is_filled_up
+        self._memory = memory_of(model, is_kept=self.policy.is_filled_up)
+        self._is_filled = self._memory is not None and self.policy.is_filled_up
 
     @property
     def is_padded(self) -> bool:
@@ -83,7 +81,7 @@ class TreeAttentionBackend(KVCacheBackend):
             columns.append(taken)
         width = self.columns.width
         if self._memory is not None:
-            width = self._memory.house(self.cache, static_size(width, self._policy.least_static_columns))
+            width = self._memory.house(self.cache, static_size(width, self.policy.least_static_columns))
         self.cache.open(columns, width)
         for row, unused in spare:
             self.columns.release(row, unused)

@@ -14,7 +14,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from transformers import GenerationConfig, LlamaModel
 
 from hf_adafuse import AdaFuseConfig, AdaFuseOutput, enable_adafuse
-from hf_adafuse.decoding.words import WordRule
+from hf_adafuse.decoding.word_splitter import WordSplitter
 from hf_adafuse.transformers_compat import CACHE_NAME
 
 BYTES, CHARS = TOKENIZERS["byte_level"](), TOKENIZERS["characters"]()
@@ -175,7 +175,7 @@ def test_an_assistant_without_an_end_and_flags_about_the_end():
 
 
 def test_unicode_words_after_an_emoji():
-    rule = WordRule(word_boundary="unicode")
+    rule = WordSplitter(word_boundary="unicode")
     assert not rule.is_complete("😀a".encode(), b"b") and rule.is_complete("x😀".encode(), b"y")
     assert rule.is_complete("😀今天".encode(), "天气".encode())
 

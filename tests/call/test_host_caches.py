@@ -127,7 +127,7 @@ def test_going_on_with_a_text_does_not_begin_one(number):
     """Law 7 where a text may not begin with nothing."""
     case = random_case(number)
     case.prompts = case.prompts[:1]
-    case.config = AdaFuseConfig(fusion="word", empty_text="all", max_words=2, max_word_tokens=4)
+    case.config = AdaFuseConfig(method="words", method_options={"allow_blank": False}, max_words=2, max_word_tokens=4)
     _, ids, mask = case.main_ids()
     full = call(case, ids, mask, 14)
     for n in round_ends(full)[:-1]:

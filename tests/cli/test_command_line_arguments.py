@@ -27,7 +27,7 @@ REQUIRED = {
 }
 # What a generation config may say, and a printed command must not take over.
 STORED = types.SimpleNamespace(
-    generation_config=types.SimpleNamespace(adafuse_config={"max_words": 7, "fusion": "horizon", "switch_margin": 9.0})
+    generation_config=types.SimpleNamespace(adafuse_config={"max_words": 7, "horizon": True, "switch_margin": 9.0})
 )
 
 
@@ -62,7 +62,7 @@ def test_escapes_are_documented_and_an_empty_text_is_refused(command, capsys):
         {"model_weights": (1 / 3, 2.0, 1e-9), "margin_threshold": 0.1 + 0.2, "online_rate": 1e-7},
         {"switch_margin": math.inf, "certainty_gate": 1.0, "max_word_tokens": 12345678},
         {"commitment": "fixed", "nll_normalization": "byte", "do_sample": True},
-        {"exploration": "beam", "length_exponent": 0.5},
+        {"exploration": "beam", "method_options": {"length_exponent": 0.5}},
     ],
     ids=str,
 )
@@ -97,5 +97,8 @@ def test_help_shows_the_defaults_of_the_preset_in_use(capsys):
     """Without `--preset` the settings are those of `robust`."""
     assert main(["generate", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "(default: word; with --preset paper: span)" in shown and "(default: 1.0; with --preset paper: 0.0)" in shown
+    assert (
+        "(default: words, as the preset robust has it; with --preset paper: adafuse)" in shown
+        and "(default: 1.0; with --preset paper: 0.0)" in shown
+    )
     assert "tried at an uncertain word (default: 3)" in shown

@@ -151,9 +151,9 @@ def test_started_again_it_goes_on(evaluate, monkeypatch):
     assert evaluate("--batch-size", "2")[0] == 0
     assert len(asked) == 3
     assert lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")[:2] == first
-    code, _, err = evaluate("--fusion", "word")
-    assert code == 2 and "`--fusion` must be left out, as in the earlier run" in err and "--overwrite" in err
-    assert evaluate("--fusion", "word", "--overwrite", "--limit", "1")[0] == 0
+    code, _, err = evaluate("--method", "adafuse")
+    assert code == 2 and "`--method` must be left out, as in the earlier run" in err and "--overwrite" in err
+    assert evaluate("--method", "adafuse", "--overwrite", "--limit", "1")[0] == 0
     assert len(asked) == 4
 
 
@@ -252,7 +252,7 @@ def test_the_settings_of_rules():
     eval_command.add_arguments(parser)
     args = parser.parse_args(["--tasks", "nq", "--model", "a", "--assistant", "b", "--assistant", "c"])
     configs = eval_command._configs(["rules"], args)
-    assert configs["word 3:1"] == AdaFuseConfig(fusion="word", model_weights=(3, 1, 1))
+    assert configs["word 3:1"] == AdaFuseConfig(method="words", model_weights=(3, 1, 1))
     assert configs["robust"] == AdaFuseConfig.robust() and configs["UniTE"] == AdaFuseConfig(method="unite")
     assert len(configs) == len(RULES)
 
@@ -266,8 +266,8 @@ def test_settings_for_all_leave_a_rule_what_it_sets():
     configs = eval_command._configs(["robust", "word 3:1", "word", "unite"], args)
     assert configs == {
         "robust": AdaFuseConfig.robust().changed({"max_word_tokens": 5}),
-        "word 3:1": AdaFuseConfig(fusion="word", model_weights=(3, 1), max_word_tokens=5),
-        "word": AdaFuseConfig(fusion="word", model_weights=(1, 2), max_word_tokens=5),
+        "word 3:1": AdaFuseConfig(method="words", model_weights=(3, 1), max_word_tokens=5),
+        "word": AdaFuseConfig(method="words", model_weights=(1, 2), max_word_tokens=5),
         "unite": AdaFuseConfig(method="unite", model_weights=(1, 2), max_word_tokens=5),
     }
     assert "but for rules and presets with weights of their own" in " ".join(parser.format_help().split())

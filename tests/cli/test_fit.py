@@ -274,7 +274,7 @@ def failing(monkeypatch, kind, prompts):
     def fail(self, asked, **options):
         config = self.model._adafuse_bound.adafuse_config
         method = AdaFuseConfig.coerce(config).method
-        if {"select": "members", "adafuse": "fusion"}.get(method) == kind and set(asked) & set(prompts):
+        if {"select": "members", "words": "fusion"}.get(method) == kind and set(asked) & set(prompts):
             raise ValueError("too long for a member")
         return rounds(self, asked, **options)
 

@@ -65,7 +65,7 @@ def test_settings_of_sampling_need_sampling(pair, flag, capsys):
     assert f"`{flag}` must be left out without `--sample`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", [["--branches", "3"], ["--threshold", "0.7"], ["--fusion", "span"]])
+@pytest.mark.parametrize("flag", [["--branches", "3"], ["--threshold", "0.7"], ["--commitment", "adaptive"]])
 def test_a_flag_that_a_method_has_no_use_for_is_refused_whatever_its_value(flag, capsys):
     assert main(["generate", "--method", "unite", *flag, PROMPT]) == 2
     assert f"`{flag[0]}` must be left out with `--method unite`" in capsys.readouterr().err

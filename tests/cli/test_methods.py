@@ -40,7 +40,7 @@ def test_flags_go_over_stored_settings_of_the_same_method_alone():
         "top_k": 3, "zero_repeated": True,
     }  # fmt: skip
     assert adafuse_config(parsed("--method", "gac"), stored) == AdaFuseConfig(method="gac")
-    assert adafuse_config(parsed("--method", "gac"), Stored({"fusion": "word"})) == AdaFuseConfig(method="gac")
+    assert adafuse_config(parsed("--method", "gac"), Stored({"method": "words"})) == AdaFuseConfig(method="gac")
 
 
 @pytest.mark.parametrize(

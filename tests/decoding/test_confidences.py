@@ -23,7 +23,7 @@ COPIES = ("llama/byte_level/0",) * 3  # who writes a text in the same ids
 WAYS = {
     "span": AdaFuseConfig(max_word_tokens=4),
     "weights": AdaFuseConfig(max_word_tokens=4, model_weights=(3.0, 1.0, 0.5)),
-    "word": AdaFuseConfig(max_word_tokens=4, fusion="word"),
+    "word": AdaFuseConfig(method="words", max_word_tokens=4),
     "rerank": AdaFuseConfig(max_word_tokens=4, method="rerank"),
     "spans": AdaFuseConfig(max_word_tokens=4, method="spans", method_options={"unit": "word"}),
 }

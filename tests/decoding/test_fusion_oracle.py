@@ -11,42 +11,48 @@ from support.cases import random_case
 from support.reference_rules import decode_by_rule
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.decoding import fusion
-from hf_adafuse.decoding.fusion import ScoredSpan, choose, units
-from hf_adafuse.decoding.word_parts import distinct_log_probs, share_of_rest
+from hf_adafuse.decoding.scored_spans import ScoredSpan
+from hf_adafuse.decoding.strategies.registry import make_strategy
+from hf_adafuse.decoding.strategies.word_parts import distinct_log_probs, uncontested_share
+from hf_adafuse.decoding.strategies.words import WordTrie
 
 RULES = {
-    "word": {"fusion": "word"},
-    "word, geometric": {"fusion": "word", "word_mean": "geometric"},
-    "word, root": {"fusion": "word", "word_mean": "root"},
-    "horizon": {"fusion": "horizon"},
+    "word": {"method": "words"},
+    "word, geometric": {"method": "words", "mean": "geometric"},
+    "word, root": {"method": "words", "mean": "root"},
+    "horizon": {"horizon": True},
     "length": {"length_exponent": 0.5},
-    "horizon, length": {"fusion": "horizon", "length_exponent": 0.0},
+    "horizon, length": {"horizon": True, "length_exponent": 0.0},
     "switch": {"switch_margin": 0.4},
-    "word, switch": {"fusion": "word", "switch_margin": 0.7},
+    "word, switch": {"method": "words", "switch_margin": 0.7},
     "gate": {"certainty_gate": 0.8},
-    "word, gate": {"fusion": "word", "certainty_gate": 0.5},
+    "word, gate": {"method": "words", "certainty_gate": 0.5},
     "prompt": {"model_weights": "prompt", "prompt_sharpness": 4.0},
-    "word, prompt": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "word, prompt": {"method": "words", "model_weights": "prompt", "prompt_sharpness": 10.0},
     "online": {"online_rate": 3.0},
     "word, online, gate, switch": {
-        "fusion": "word", "online_rate": 3.0, "certainty_gate": 0.9, "switch_margin": 0.2,
+        "method": "words", "online_rate": 3.0, "certainty_gate": 0.9, "switch_margin": 0.2,
     },
-    "distinct": {"fusion": "word", "word_part": "distinct"},
-    "distinct, root": {"fusion": "word", "word_part": "distinct", "word_mean": "root"},
-    "weighted": {"fusion": "word", "word_part": "weighted", "model_weights": "prompt", "prompt_sharpness": 2.0},
-    "weighted, root, online": {"fusion": "word", "word_part": "weighted", "word_mean": "root", "online_rate": 1.0},
+    "distinct": {"method": "words", "part": "distinct"},
+    "distinct, root": {"method": "words", "part": "distinct", "mean": "root"},
+    "weighted": {"method": "words", "part": "weighted", "model_weights": "prompt", "prompt_sharpness": 2.0},
+    "weighted, root, online": {"method": "words", "part": "weighted", "mean": "root", "online_rate": 1.0},
     "distinct, switch, online": {
-        "fusion": "word", "word_part": "distinct", "switch_margin": 0.3, "online_rate": 2.0, "word_mean": "geometric",
+        "method": "words", "part": "distinct", "switch_margin": 0.3, "online_rate": 2.0, "mean": "geometric",
     },
 }  # fmt: skip
 
 
 def case_of(number, **rule):
     case = random_case(number)
-    fields = {"nll_normalization": "token"} if rule.get("fusion") == "word" else {}
-    case.config = dataclasses.replace(case.config, **fields, **rule)
+    fields = {"nll_normalization": "token"} if rule.get("method") == "words" else {}
+    case.config = AdaFuseConfig.from_dict(case.config.to_dict() | fields | rule)
     return case
+
+
+def choose(spans, weights, main_index=None, **settings):
+    """What a method, with its settings, says of spans."""
+    return make_strategy(AdaFuseConfig.from_dict(settings)).choose(spans, weights, main_index)
 
 
 def slow(case):
@@ -72,7 +78,7 @@ def test_a_rule_equals_the_oracle(rule, number, look_ahead):
     assert_equals_the_oracle(case_of(seed, **RULES[rule]))
 
 
-@pytest.mark.parametrize("rule", [{"fusion": "span"}, {"fusion": "word"}], ids=str)
+@pytest.mark.parametrize("rule", [{"method": "adafuse"}, {"method": "words"}], ids=str)
 def test_an_infinite_switch_margin_is_the_main_model_alone(rule):
     compared = 0
     for number in range(21000, 21008):
@@ -101,7 +107,7 @@ def test_a_gate_of_a_certain_main_model_saves_the_others_passes():
 def test_weights_far_apart_are_one_member():
     rng = random.Random(1)
     for number in range(22000, 22006):
-        case = case_of(number, fusion="word", commitment="adaptive", exploration="diverse")
+        case = case_of(number, method="words", commitment="adaptive", exploration="diverse")
         count = len(case.models)
         heavy = rng.randrange(count)
         weights = [1e-12] * count
@@ -110,20 +116,20 @@ def test_weights_far_apart_are_one_member():
         assert_equals_the_oracle(case)
 
 
-DISTINCT = {"fusion": "word", "word_part": "distinct"}
+DISTINCT = {"method": "words", "part": "distinct"}
 
 
 @pytest.mark.parametrize("number", [65001, 65002, 65003, 65005, 65006, 65007])
 def test_words_judged_by_what_sets_them_apart_equal_the_oracle(number):
     case = case_of(number, **DISTINCT)
     assert_equals_the_oracle(case)
-    whole = case_of(number, fusion="word")
+    whole = case_of(number, method="words")
     assert case.fast().sequences.tolist() != whole.fast().sequences.tolist(), "choose another case"
 
 
 WEIGHTED = {
     "prompt": ({"model_weights": "prompt", "prompt_sharpness": 2.0}, [66033, 66042, 66059, 66079, 66085, 66093]),
-    "root": ({"word_mean": "root", "online_rate": 1.0}, [66511, 66529, 66533, 66537, 66546, 66554]),
+    "root": ({"mean": "root", "online_rate": 1.0}, [66511, 66529, 66533, 66537, 66546, 66554]),
     "fixed": ({"model_weights": None, "online_rate": 1.0}, [66803, 66809, 66841, 66878, 66885, 66893]),
 }
 
@@ -132,7 +138,7 @@ WEIGHTED = {
 def test_words_judged_as_the_weights_are_spread_equal_the_oracle(rule, number):
     texts = []
     for part in ("weighted", "whole", "distinct"):
-        case = case_of(number, fusion="word", word_part=part, **WEIGHTED[rule][0])
+        case = case_of(number, method="words", part=part, **WEIGHTED[rule][0])
         texts.append(case.fast().sequences.tolist())
         if part == "weighted":
             assert_equals_the_oracle(case)
@@ -153,7 +159,7 @@ def test_one_member_that_judges_words_by_what_sets_them_apart_is_greedy():
             fast = case_of(number, **DISTINCT, **rule, model_weights=weights).fast()
             assert fast.sequences.tolist() == alone.sequences.tolist(), number
             compared[count > 1] += 1
-            whole = case_of(number, fusion="word", **rule, model_weights=weights).fast()
+            whole = case_of(number, method="words", **rule, model_weights=weights).fast()
             left += whole.sequences.tolist() != alone.sequences.tolist()
     assert min(compared) >= 10
     assert left >= 5
@@ -187,7 +193,7 @@ def test_a_word_is_judged_by_what_sets_it_apart(words, expected):
     [([3.0], 0), ([1.0, 1.0], 1), ([5.0, 0.0], 0), ([3.0, 1.0], 0.6), ([1.0, 1.0, 0.0], 0.5), ([2.0, 2.0, 2.0], 1)],
 )
 def test_the_rest_of_a_word_counts_as_far_as_members_share_the_weight(weights, share):
-    assert share_of_rest(weights) == pytest.approx(share)
+    assert uncontested_share(weights) == pytest.approx(share)
     spans = [
         ScoredSpan((text,), log_probs, [1], tokens=tokens)
         for text, log_probs, tokens in [
@@ -195,8 +201,7 @@ def test_the_rest_of_a_word_counts_as_far_as_members_share_the_weight(weights, s
             ("long", [[[-1.0, -1.6]]] * len(weights), [[[2, 3]]] * len(weights)),
         ]
     ]
-    config = AdaFuseConfig(fusion="word", word_part="weighted")
-    assert choose(spans, weights, config).winner == int(share * 1.6 < 1)
+    assert choose(spans, weights, method="words", part="weighted").winner == int(share * 1.6 < 1)
 
 
 def test_a_word_in_pieces_does_not_lose_for_them():
@@ -207,10 +212,10 @@ def test_a_word_in_pieces_does_not_lose_for_them():
         ScoredSpan((text,), log_probs, [9], tokens=tokens)
         for text, (log_probs, tokens) in {" in": short, " Kinderkrankenschule": compound}.items()
     ]
-    assert choose(spans, [1.0, 1.0], AdaFuseConfig(**DISTINCT)).winner == 1
-    whole = choose(spans, [1.0, 1.0], AdaFuseConfig(fusion="word"))
+    assert choose(spans, [1.0, 1.0], **DISTINCT).winner == 1
+    whole = choose(spans, [1.0, 1.0], method="words")
     assert whole.winner == 0
-    assert choose(spans, [1.0, 1.0], AdaFuseConfig(**DISTINCT)).scores == whole.scores
+    assert choose(spans, [1.0, 1.0], **DISTINCT).scores == whole.scores
 
 
 def proposal(words, proposers):
@@ -235,17 +240,17 @@ def proposal(words, proposers):
 )
 def test_a_round_ends_where_more_members_end_their_spans_than_go_on(weights, spans, winner):
     spans = [proposal(*one) for one in spans]
-    assert choose(spans, weights, AdaFuseConfig(fusion="word")).winner == winner
+    assert choose(spans, weights, method="words").winner == winner
 
 
 ROBUST = {
-    "fusion": "word",
-    "word_mean": "root",
-    "word_part": "weighted",
+    "method": "words",
+    "mean": "root",
+    "part": "weighted",
     "model_weights": "examples",
     "online_rate": 1.0,
 }
-EVEN = {"fusion": "word", "model_weights": None}
+EVEN = {"method": "words", "model_weights": None}
 
 
 @pytest.mark.slow
@@ -254,13 +259,13 @@ def test_rounds_that_end_there_equal_the_oracle(rule, number, monkeypatch):
     case = case_of(number, **rule)
     assert_equals_the_oracle(case)
     expected = case.fast().sequences.tolist()
-    monkeypatch.setattr(fusion._Trie, "_weight", lambda self, candidates: 0.0)
+    monkeypatch.setattr(WordTrie, "_weight", lambda self, candidates: 0.0)
     assert case.fast().sequences.tolist() != expected, "choose another case"
 
 
 def test_a_token_without_text_before_the_end_belongs_to_it():
     """A special token, proposed by one of four members."""
-    case = case_of(910231, fusion="word")
+    case = case_of(910231, method="words")
     case.max_new_tokens = 24
     assert_equals_the_oracle(case)
 
@@ -268,12 +273,12 @@ def test_a_token_without_text_before_the_end_belongs_to_it():
 # In which one member alone would have begun with nothing, by the rule.
 SILENT = {
     60000: ({}, [7, 18, 42, 43, 59]),
-    61000: ({"word_mean": "root"}, [22, 33, 43, 47, 51]),
+    61000: ({"mean": "root"}, [22, 33, 43, 47, 51]),
     62000: ({"certainty_gate": 0.5}, [77]),
     63000: ({"switch_margin": 0.3}, [31, 43, 70, 71, 115]),
     64000: ({"online_rate": 2.0, "model_weights": None}, [11, 15, 18, 22, 23]),
-    67000: ({"word_part": "distinct", "word_mean": "root"}, [19, 59, 103, 109]),
-    68000: ({"word_part": "distinct", "switch_margin": 0.3}, [83, 87, 95]),
+    67000: ({"part": "distinct", "mean": "root"}, [19, 59, 103, 109]),
+    68000: ({"part": "distinct", "switch_margin": 0.3}, [83, 87, 95]),
 }
 
 
@@ -284,9 +289,9 @@ SILENT = {
 )
 def test_a_text_that_would_be_empty_equals_the_oracle(number, rule, look_ahead):
     look_ahead(number % 3, is_flat=number % 2 == 1)
-    case = case_of(number, fusion="word", empty_text="all", **rule)
+    case = case_of(number, method="words", allow_blank=False, **rule)
     assert_equals_the_oracle(case)
-    as_any_word = case_of(number, fusion="word", empty_text="any", **rule)
+    as_any_word = case_of(number, method="words", allow_blank=True, **rule)
     assert case.fast().sequences.tolist() != as_any_word.fast().sequences.tolist(), "choose another case"
 
 
@@ -299,7 +304,7 @@ def test_trust_by_examples_equals_the_oracle(number, look_ahead):
     """Prompts with and without examples in one batch; half of them by all that the robust settings have."""
     weights = "examples" if number < 24 else "examples_or_prompt"
     rule = {"model_weights": weights, "prompt_sharpness": 6.0}
-    words = {"fusion": "word", "word_mean": "root", "word_part": "weighted", "online_rate": 1.0, "empty_text": "all"}
+    words = {"method": "words", "mean": "root", "part": "weighted", "online_rate": 1.0, "allow_blank": False}
     mean = words if number % 2 else {}
     case, rng = case_of(30000 + number, **rule, **mean), random.Random(number)
     ending = rng.choice(["A:", "A:", "Q: She\nA:", "A:\n", "the"])
@@ -310,12 +315,12 @@ def test_trust_by_examples_equals_the_oracle(number, look_ahead):
 
 def test_a_line_break_does_not_lose_for_the_words_that_may_follow_it():
     """A member ends the line at 0.6, and has no idea what comes next; a comma has 0.3."""
-    config = AdaFuseConfig(fusion="word")
-    assert units([" Lima", "\n\nThe", " \n", " on"], config) == [" Lima", "\n\n", "The", " \n", " on"]
-    assert units(["\nThe"], AdaFuseConfig()) == ["\nThe"]
+    units = make_strategy(AdaFuseConfig(method="words")).units
+    assert units([" Lima", "\n\nThe", " \n", " on"]) == [" Lima", "\n\n", "The", " \n", " on"]
+    assert make_strategy(AdaFuseConfig()).units(["\nThe"]) == ["\nThe"]
     ends_line = ScoredSpan(("\n", "The"), [[[math.log(0.6)], [math.log(0.1)]]], [1, 3])
     comma = ScoredSpan((",",), [[[math.log(0.3)]]], [1])
-    assert choose([comma, ends_line], [1.0], config).winner == 1
+    assert choose([comma, ends_line], [1.0], method="words").winner == 1
 
 
 def first_words(**log_probs):
@@ -337,9 +342,9 @@ def test_who_objects_to_saying_nothing_judges_words_as_the_rule_does():
             (" Lima", word, [[[5, 6]], [[7, 8]]]),
         ]
     ]
-    settings = {"fusion": "word", "empty_text": "all"}
-    assert choose(spans, [1.0, 1.0], AdaFuseConfig(**settings)).winner == 0
-    assert choose(spans, [1.0, 1.0], AdaFuseConfig(**settings, word_part="distinct")).winner == 1
+    settings = {"method": "words", "allow_blank": False}
+    assert choose(spans, [1.0, 1.0], **settings).winner == 0
+    assert choose(spans, [1.0, 1.0], **settings, part="distinct").winner == 1
 
 
 @pytest.mark.parametrize(
@@ -354,10 +359,9 @@ def test_who_objects_to_saying_nothing_judges_words_as_the_rule_does():
     ],
 )
 def test_one_member_alone_does_not_begin_with_nothing(weights, spans, settings, winner):
-    config = AdaFuseConfig(fusion="word", empty_text="all", **settings)
-    assert choose(first_words(**spans), weights, config, own=0).winner == winner
+    rule = {"method": "words", "allow_blank": False, **settings}
+    assert choose(first_words(**spans), weights, 0, **rule).winner == winner
     later = [dataclasses.replace(span, is_first=False) for span in first_words(**spans)]
     shares = [sum(w * p for w, p in zip(weights, values, strict=True)) for values in spans.values()]
-    assert choose(later, weights, config).winner == shares.index(max(shares))
-    as_any_word = dataclasses.replace(config, empty_text="any")
-    assert choose(first_words(**spans), weights, as_any_word).winner == shares.index(max(shares))
+    assert choose(later, weights, **rule).winner == shares.index(max(shares))
+    assert choose(first_words(**spans), weights, **rule | {"allow_blank": True}).winner == shares.index(max(shares))

@@ -13,7 +13,7 @@ from support.releases import cache_of, with_cache
 from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse
-from hf_adafuse.decoding.words import split_words
+from hf_adafuse.decoding.word_splitter import split_words
 from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.trees.pass_policy import Policy
 

@@ -14,7 +14,7 @@ from support.toys import run, texts, toy, word_tokenizer
 from test_method_laws import config_of, new_ids
 
 from hf_adafuse import AdaFuseConfig, SpanStrategy, TokenStrategy, register_strategy
-from hf_adafuse.decoding.fusion import Choice
+from hf_adafuse.decoding.scored_spans import Choice
 from hf_adafuse.decoding.strategies.majority import Majority
 from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy
 from hf_adafuse.decoding.strategies.token_strategy import NextToken
@@ -150,7 +150,7 @@ def test_methods_of_ones_own_that_are_wrong_say_so(monkeypatch):
             return [NextToken(b"x", [], 0.0, [None] * len(members))]
 
     class Beyond(SpanStrategy):
-        def choose(self, candidates, weights, own):
+        def choose(self, candidates, weights, main_index):
             return Choice(-1, self.nlls(candidates, len(weights)), [0.0] * len(candidates))
 
     class Taken(SpanStrategy):
@@ -190,7 +190,7 @@ def test_what_a_method_of_ones_own_gives_is_checked(base, needed, given, monkeyp
 
 @pytest.mark.parametrize("method", ["unite", "gac", "deepen", "safe"])
 def test_a_method_over_tokens_has_no_unit_of_the_nll(method):
-    with pytest.raises(ValueError, match=f"`nll_normalization` must be 'token' with method '{method}', but is 'byte'"):
+    with pytest.raises(ValueError, match=f"`nll_normalization` must be 'token' with method '{method}', .+ is 'byte'"):
         make_strategy(AdaFuseConfig(method=method, nll_normalization="byte"))
     make_strategy(AdaFuseConfig(method="sweetspan", nll_normalization="byte"))
 
@@ -231,7 +231,10 @@ class Tokens(TokenStrategy):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (Narrow, r"`cls\.choose` must take \(self, candidates, weights, own\), but that of Narrow does not: too many"),
+        (
+            Narrow,
+            r"`cls\.choose` must take \(self, candidates, weights, main_index\), but that of Narrow does not: too",
+        ),
         (Proposes, r"`cls\.make_proposer` must take \(self, member_index, members, rule\), but that of Proposes"),
         (Tokens, r"`cls\.choose` must be a method, but is None in Tokens"),
     ],

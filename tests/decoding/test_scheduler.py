@@ -26,7 +26,7 @@ def _keeping_share(monkeypatch):
 class FakeMember:
     """Reads at most so many of the nodes that each prompt waits for; nodes are any values."""
 
-    runs_elsewhere, device_key = False, "here"
+    runs_elsewhere, device_key, device = False, "here", torch.device("cpu")
 
     def __init__(self, name, log, most=100):
         self.name, self.log, self.most = name, log, most
@@ -279,11 +279,11 @@ def test_members_under_autocast_work_in_one_thread():
 
 
 def test_side_by_side_where_it_is_less_waiting():
-    assert not pays_side_by_side([[0.02, 0.02]])  # in one place nothing is gained
-    assert pays_side_by_side([[0.05], [0.05]])
-    assert pays_side_by_side([[0.05], [0.05], [0.05]])
+    assert not pays_side_by_side([[0.02, 0.02]], Policy)  # in one place nothing is gained
+    assert pays_side_by_side([[0.05], [0.05]], Policy)
+    assert pays_side_by_side([[0.05], [0.05], [0.05]], Policy)
     # A small member here is no wait worth naming before a large one that is asked in any case.
-    assert not pays_side_by_side([[0.01], [0.5]])
+    assert not pays_side_by_side([[0.01], [0.5]], Policy)
 
 
 def test_requests_of_one_member_go_together():

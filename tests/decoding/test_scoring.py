@@ -68,7 +68,7 @@ def test_margin():
 
 def test_span_nll():
     assert span_nll([math.log(0.5), math.log(0.25)]) == pytest.approx(1.5 * math.log(2))
-    assert span_nll([math.log(0.5), math.log(0.25)], num_bytes=6) == pytest.approx(0.5 * math.log(2))
+    assert span_nll([math.log(0.5), math.log(0.25)], length=6) == pytest.approx(0.5 * math.log(2))
     assert span_nll([]) is None
     assert span_nll([-math.inf, -1.0]) == math.inf
 

@@ -19,7 +19,7 @@ from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafu
 from hf_adafuse.confidence import Calibration
 from hf_adafuse.confidence.features import feature_names, filled
 from hf_adafuse.decoding.strategies.registry import make_strategy
-from hf_adafuse.decoding.words import split_words
+from hf_adafuse.decoding.word_splitter import split_words
 
 
 def selecting(case, **options):

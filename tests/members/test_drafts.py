@@ -21,9 +21,7 @@ def reading(*top, vocab_size=99):
 def drafts(*prompts, room=math.inf, eos_ids=(9,), can_prefetch=True):
     """Of these prompts, and their trees."""
     trees = [TokenTree(index, list(ids)) for index, ids in enumerate(prompts)]
-    made = Drafts(
-        SimpleNamespace(trees=trees, can_prefetch=can_prefetch, device=torch.device("cpu")), eos_ids, lambda node: room
-    )
+    made = Drafts(SimpleNamespace(trees=trees, can_prefetch=can_prefetch, policy=Policy), eos_ids, lambda node: room)
     made.add_texts(prompts)
     return made, trees
 

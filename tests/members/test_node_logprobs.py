@@ -46,7 +46,7 @@ class Tree:
 
     def read(self, *nodes, **kwargs):
         for node in nodes:
-            node.has_logits, node.logits = True, torch.arange(SIZE, dtype=torch.float32) + node.token
+            node.is_run, node.logits = True, torch.arange(SIZE, dtype=torch.float32) + node.token
         self.reader.read(list(nodes), **kwargs)
 
     def commit(self, *ids):
@@ -110,7 +110,7 @@ def test_many_nodes_are_read_in_parts(num_rows, monkeypatch):
     )
     nodes, logits = tree.root.add_path([3, 4, 5, 6, 7]), torch.randn(5, SIZE)
     for node, row in zip(nodes, logits):
-        node.has_logits, node.logits = True, row
+        node.is_run, node.logits = True, row
     LogitsReader([PromptProcessors([], len(PROMPT))], 2, tree.ids_to).read(nodes)
     assert sum(widths) == 5 and max(widths) == min(num_rows, 5)
     for node, row in zip(nodes, logits):

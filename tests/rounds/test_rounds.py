@@ -15,7 +15,8 @@ from support.cases import Case
 from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseCandidate, AdaFuseConfig, AdaFuseRound, AdaFuseRounds, AdaFuseRoundsBatch, plots
-from hf_adafuse.decoding.fusion import ScoredSpan, choose
+from hf_adafuse.decoding.scored_spans import ScoredSpan
+from hf_adafuse.decoding.strategies.registry import make_strategy
 from hf_adafuse.rounds.trace_html import COLOURS, MAX_PROMPTS
 from hf_adafuse.rounds.trace_text import count_wins, decision, format_round, short_name, winning_members
 
@@ -253,8 +254,8 @@ def test_plots_without_matplotlib_say_what_to_install(monkeypatch):
 RULES = {
     "the paper's": {},
     "recommended": AdaFuseConfig.robust().to_dict(),
-    "horizon": {"fusion": "horizon"},
-    "words": {"fusion": "word", "word_part": "distinct", "model_weights": (0.3, 0.7)},
+    "horizon": {"horizon": True},
+    "words": {"method": "words", "part": "distinct", "model_weights": (0.3, 0.7)},
     "unite": {"method": "unite"},
     "gac": {"method": "gac"},
     "safe": {"method": "safe"},
@@ -291,8 +292,8 @@ def test_what_a_trace_shows_is_what_decided(rule):
     ("settings", "criterion"),
     [
         ({}, "fused NLL"),
-        ({"fusion": "word"}, "mean probability"),
-        ({"fusion": "word", "word_mean": "geometric"}, "geometric mean probability"),
+        ({"method": "words"}, "mean probability"),
+        ({"method": "words", "mean": "geometric"}, "geometric mean probability"),
         ({"preset": "robust"}, "root mean probability"),
     ],
 )
@@ -316,7 +317,7 @@ def test_a_word_that_lost_shows_where():
         span((" a", " c"), [0.5, 0.1], [0.5, 0.5], 1),
         span((" d",), [0.2], [0.4], 1),
     ]
-    choice = choose(spans, [1.0, 1.0], AdaFuseConfig(fusion="word"))
+    choice = make_strategy(AdaFuseConfig(method="words")).choose(spans, [1.0, 1.0], None)
     assert choice.winner == 0
     assert [[round(value, 6) for value in of_one] for of_one in choice.decided_by] == [[0.5, 0.7], [0.5, 0.3], [0.3]]
 

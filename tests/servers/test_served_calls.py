@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
-from hf_adafuse.servers.addresses import is_served_name
+from hf_adafuse.servers.kinds import is_served_name
 
 NAMES = ["byte_level", "sentencepiece"]
 
@@ -54,7 +54,7 @@ def served(url, model, tokenizer, **options):
     [
         AdaFuseConfig.robust(),
         AdaFuseConfig(model_weights="prompt"),
-        AdaFuseConfig(certainty_gate=0.5, fusion="word"),
+        AdaFuseConfig(method="words", certainty_gate=0.5),
         AdaFuseConfig(certainty_gate=0.3),
         AdaFuseConfig(online_rate=1.0, switch_margin=0.1),
         AdaFuseConfig(method="majority"),
@@ -64,7 +64,7 @@ def served(url, model, tokenizer, **options):
         AdaFuseConfig(method="cool-fusion"),
         AdaFuseConfig(method="specfuse"),
     ],
-    ids=lambda config: f"{config.method}-{config.fusion}-{config.model_weights}-{config.certainty_gate}",
+    ids=lambda config: f"{config.method}-{config.model_weights}-{config.certainty_gate}",
 )
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
 def test_rules_and_methods_give_the_local_text(pair, servers, config, which):

@@ -104,7 +104,7 @@ def nll_of(entry, k, config, horizon=None):
     size = len(values)
     if config.nll_normalization == "byte":
         size = max(1, sum(1 if word is None else len(word.encode("utf-8", "replace")) for word in words))
-    return -sum(values) / size**config.length_exponent
+    return -sum(values) / size ** config.method_options.get("length_exponent", 1.0)
 
 
 def fused(entry, weights, config, horizon=None):
@@ -122,7 +122,7 @@ def word_log_prob(entry, k, level, firsts, weights, config):
     part = apart(tokens, values, [(one["tokens"][k][level], one["groups"][k][level]) for one in others])
     shares = [weight / sum(weights) for weight in weights]
     evenness = (1 / sum(share * share for share in shares) - 1) / (len(shares) - 1) if len(shares) > 1 else 0
-    rest = {"whole": 1, "distinct": 0, "weighted": evenness}[config.word_part]
+    rest = {"whole": 1, "distinct": 0, "weighted": evenness}[config.method_options.get("part", "whole")]
     return rest * sum(values) + (1 - rest) * part
 
 
@@ -130,10 +130,11 @@ def word_value(entry, level, firsts, weights, config):
     total = sum(w for k, w in enumerate(weights) if any(entry["groups"][k]))
     scorers = [(w / total, k) for k, w in enumerate(weights) if any(entry["groups"][k])]
     parts = [(w, word_log_prob(entry, k, level, firsts, weights, config)) for w, k in scorers]
-    if config.word_mean == "geometric":
+    mean = config.method_options.get("mean", "arithmetic")
+    if mean == "geometric":
         return sum(w * v for w, v in parts)
     top = max(v for _, v in parts)
-    if config.word_mean == "root":
+    if mean == "root":
         return top + 2 * math.log(sum(w * math.sqrt(math.exp(v - top)) for w, v in parts))
     return top + math.log(sum(w * math.exp(v - top) for w, v in parts))
 
@@ -178,10 +179,10 @@ def proposed_by(entries, weights):
 def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
-    if config.empty_text == "all" and is_first:
+    if not config.method_options.get("allow_blank", True) and is_first:
         entries = outspoken(entries, weights, config, own if config.switch_margin > 0 else None)
-    if config.fusion != "word":
-        horizon = min(len(entry["words"]) for entry in entries) if config.fusion == "horizon" else None
+    if config.method != "words":
+        horizon = min(len(entry["words"]) for entry in entries) if config.method_options.get("horizon") else None
         values = [fused(entry, weights, config, horizon) for entry in entries]
         return entries[pick(values, entries.index(own) if own else None, config.switch_margin)]
     level = 0
@@ -328,7 +329,7 @@ def one_round(members, prefixes, logs, config, is_first):
         if any(-math.inf in of_member for of_member in values) or not any(values):
             continue
         words = words_of(text, config) if text else []
-        if config.fusion == "word":
+        if config.method == "words":
             words = [part for word in words for part in without_break(word)]
         entry["words"] = [*words, None] if ends else words
         entry["groups"] = [by_word(m, words, e, v, ends) for m, e, v in zip(members, encoded, values)]

@@ -32,7 +32,6 @@ CONSTANTS = dict(
     padded_pass_tokens=32,
     padded_width=4,
     keeping_share=0.4,
-    least_gain=0.0,
     passes_to_propose=2.0,
     agreement=0.5,
 )
@@ -272,7 +271,7 @@ def test_what_is_needed_comes_first_and_nothing_comes_twice(seed):
 
 @pytest.mark.parametrize(("num_left", "expected"), [(None, 1), (5, 25), (1, 1), (0, 1), (-3, 1)])
 def test_urgency(num_left, expected):
-    assert urgency(num_left) == expected
+    assert urgency(num_left, Policy) == expected
 
 
 @pytest.mark.parametrize(
@@ -288,7 +287,7 @@ def test_urgency(num_left, expected):
     ],
 )
 def test_next_member(num_waiting, current, expected):
-    assert next_member(num_waiting, current) == expected
+    assert next_member(num_waiting, current, Policy) == expected
 
 
 # What pays ahead
@@ -309,12 +308,6 @@ def test_next_member(num_waiting, current, expected):
 )
 def test_pays_ahead(odds, turn_cost, saved, expected):
     assert pays_ahead(odds, turn_cost, saved) is expected
-
-
-@pytest.mark.parametrize(("least_gain", "expected"), [(0.25, True), (0.5, False)])
-def test_the_gain_must_be_more_than_the_least(monkeypatch, least_gain, expected):
-    monkeypatch.setattr(Policy, "least_gain", least_gain)
-    assert pays_ahead(0.5, 1.0, 2.0) is expected  # 0.5 * 2 - 0.5 * 1 = 0.5
 
 
 def test_the_constants_are_those_of_the_policy():

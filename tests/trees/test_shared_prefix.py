@@ -228,16 +228,16 @@ def test_frequencies_that_switch_are_not_shared(same_main):
 def test_what_is_worth_sharing(monkeypatch):
     monkeypatch.setattr(Policy, "least_shared_tokens", 10)
     shared = list(range(10))
-    assert worth_sharing([[*shared, 50], [*shared, 60]], 0) == 10  # ten tokens saved
-    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 0) == 0  # nine
+    assert worth_sharing([[*shared, 50], [*shared, 60]], 0, Policy) == 10  # ten tokens saved
+    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 0, Policy) == 0  # nine
     assert (
-        worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 5) == 5
+        worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 5, Policy) == 5
     )  # what is known: ten; a pass for the rest: four
-    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 4) == 0
-    assert worth_sharing([[*shared, *shared, 50], [*shared, *shared, 60]], 10) == 20
-    assert worth_sharing([shared, shared, shared], 0) == 9  # each reads its last token itself
-    assert worth_sharing([[*shared, 50]], 10) == 10  # alone: what is known
-    assert worth_sharing([[*shared, 50]], 9) == 0
+    assert worth_sharing([[*shared[:9], 50], [*shared[:9], 60]], 4, Policy) == 0
+    assert worth_sharing([[*shared, *shared, 50], [*shared, *shared, 60]], 10, Policy) == 20
+    assert worth_sharing([shared, shared, shared], 0, Policy) == 9  # each reads its last token itself
+    assert worth_sharing([[*shared, 50]], 10, Policy) == 10  # alone: what is known
+    assert worth_sharing([[*shared, 50]], 9, Policy) == 0
     assert common_length([[1, 2, 3], [1, 2], [1, 2, 4]]) == 2
     assert common_length([[1], []]) == 0
 

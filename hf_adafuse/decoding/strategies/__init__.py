@@ -1,5 +1,8 @@
 """The methods of the field, one module each. `strategy` says what a method is, `registry` which there are.
 
+`adafuse` is the paper's method. `words` is the word rule, which the preset `robust` uses. Both propose by
+`adaptive_spans`.
+
 A method over spans says how a member proposes (`drafting` has the ways) and which candidate is committed; one over
 tokens says what comes next from the members' distributions. All else, the loop, batches, caches and traces, is the
 decoder's. This room must not know models, caches, other prompts, or who runs the passes.

@@ -1,46 +1,45 @@
-"""AdaFuse itself (arXiv 2601.06022) as one of the methods: adaptive spans, branches, and the rules of `fusion`."""
+"""AdaFuse itself (arXiv 2601.06022): of the spans that members propose, that of the lowest fused NLL is committed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
-from ...members.member import Member
-from ...trees.nodes import Node
-from ..fusion import Choice, ScoredSpan, choose
-from ..proposer import Proposal, Proposer
-from ..requests import Requests
-from ..words import WordRule
-from .strategy import SpanStrategy
+from ..scored_spans import Choice, ScoredSpan, mean_nll
+from ..scoring import fused_score
+from .adaptive_spans import AdaptiveSpans, lowest_by_margin
+from .strategy import check_number, check_switch
 
 
 @dataclass
-class AdaFuse(SpanStrategy):
-    """Its options are the fields of [`AdaFuseConfig`]."""
+class AdaFuse(AdaptiveSpans):
+    """
+    The candidate of the lowest score is committed. A score is the weighted mean over members of sum NLL / length^a,
+    with the length in the member's own tokens: with a = 1 the mean NLL per token (equations 4 and 5).
 
-    samples = "words"
-    num_words: int = field(default=1, init=False)
+    Args:
+        horizon (`bool`, *optional*, defaults to `False`): compare candidates by as many of their words as the shortest
+            candidate has.
+        length_exponent (`float`, *optional*, defaults to 1.0): a, from 0 to 10. 0 prefers short spans.
+    """
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
-        return Proposer(member_index, members[member_index], self.config, rule)
+    uses: ClassVar[tuple[str, ...]] = (*AdaptiveSpans.uses, "nll_normalization")
+    horizon: bool = False
+    length_exponent: float = 1.0
 
-    def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
-        if self.config.certainty_gate is None:
-            return None
-        span = yield from main.propose_certain(root, self.config.certainty_gate)
-        return span
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_switch("horizon", self.horizon)
+        check_number("length_exponent", self.length_exponent, 0, 10)
 
-    @property
-    def criterion(self) -> str:  # type: ignore[override]
-        if not self.highest_wins:
-            return "fused NLL"
-        return {"arithmetic": "", "root": "root ", "geometric": "geometric "}[
-            self.config.word_mean
-        ] + "mean probability"
-
-    @property
-    def highest_wins(self) -> bool:  # type: ignore[override]
-        return self.config.fusion == "word"
-
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
-        return choose(candidates, weights, self.config, own)
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
+        possible = [index for index, span in enumerate(candidates) if span.is_possible]
+        shortest = min((len(candidates[index].words) for index in possible), default=0)
+        num_words, exponent = shortest if self.horizon else None, self.length_exponent
+        members = range(len(weights))
+        nlls = [[mean_nll(span, k, self.config, num_words, exponent) for k in members] for span in candidates]
+        scores = [fused_score(nlls[i], weights) if i in possible else math.inf for i in range(len(candidates))]
+        main_index = main_index if main_index in possible else None
+        return Choice(lowest_by_margin(scores, main_index, self.config.switch_margin), nlls, scores)

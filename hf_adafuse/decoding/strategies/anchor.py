@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from ...members.member import Member
 from ...outputs import AdaFuseRound
 from ...trees.nodes import Node
-from ..fusion import Choice, ScoredSpan
 from ..proposer import GrowingWord, Proposal, Proposer
 from ..requests import Requests
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 from .strategy import ALONE, SpanStrategy, check_number
 
 # The logarithm of a `beta` of 0 (nats): below that of every word's probability, and finite.
@@ -58,7 +58,7 @@ class Anchor(SpanStrategy):
         check_number("alpha", self.alpha, 0, 1)
         check_number("beta", self.beta, 0)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         return Proposer(member_index, members[member_index], self.greedy_settings(), rule)
 
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
@@ -74,23 +74,23 @@ class Anchor(SpanStrategy):
             node = word.nodes[-1]
         return main.proposal(words) if words else None
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
-        if own is not None and not candidates[own].is_possible:
-            own = None
+        if main_index is not None and not candidates[main_index].is_possible:
+            main_index = None
         scores = [
-            -self._strength(candidate, weights) if index != own and candidate.is_possible else math.inf
+            -self._strength(candidate, weights) if index != main_index and candidate.is_possible else math.inf
             for index, candidate in enumerate(candidates)
         ]
         notes: dict[int, str] = {}
-        if own is not None:
-            log_prob = _log_prob(candidates[own], 0)
+        if main_index is not None:
+            log_prob = _log_prob(candidates[main_index], 0)
             if self._is_sure(log_prob):
-                scores[own] = min(-log_prob, *scores)
-                notes[own] = f"the main model gives its own word alpha = {self.alpha:g} or more"
+                scores[main_index] = min(-log_prob, *scores)
+                notes[main_index] = f"the main model gives its own word alpha = {self.alpha:g} or more"
             else:
-                scores[own] = -(log_prob + (math.log(self.beta) if self.beta else _LOG_OF_NOTHING))
-                notes[own] = f"the main model's own word: beta = {self.beta:g} times its probability"
+                scores[main_index] = -(log_prob + (math.log(self.beta) if self.beta else _LOG_OF_NOTHING))
+                notes[main_index] = f"the main model's own word: beta = {self.beta:g} times its probability"
         if not scores or min(scores) == math.inf:
             return Choice(None, nlls, scores)
         # Of equals the main model's word is the first: candidates come in the order of their proposers.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...members.answer_fuser import load_answer_fuser
-from ..fusion import Choice, ScoredSpan
+from ..scored_spans import Choice, ScoredSpan
 from .majority import WholeAnswers
 from .strategy import check_number, lowest
 
@@ -64,9 +64,9 @@ class Blender(WholeAnswers):
         if self.fuser is not None:
             self._write = load_answer_fuser(self.fuser, device)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         if self.ranker == NLL:
-            return super().choose(candidates, weights, own)
+            return super().choose(candidates, weights, main_index)
         possible = [index for index, candidate in enumerate(candidates) if candidate.is_possible]
         table = self._compare(self.prompt_text, [candidates[index].text.strip() for index in possible])
         counts = [len(candidates[index].proposers) for index in possible]

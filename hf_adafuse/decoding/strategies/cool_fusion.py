@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...members.member import Member
-from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import fused_score
-from ..words import WordRule
-from .drafting import CommonBoundaries, answers_of
-from .strategy import SpanStrategy, lowest
+from ..word_splitter import WordSplitter
+from .drafting import CommonBoundaries, answer_proposer
+from .strategy import SpanStrategy, check_switch, lowest
 
 
 @dataclass
@@ -37,8 +37,7 @@ class CoolFusion(SpanStrategy):
     rerank: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rerank, bool):
-            raise ValueError(f"`rerank` must be True or False, but is {self.rerank!r}. Leave it out for the default.")
+        check_switch("rerank", self.rerank)
         self.is_whole = self.rerank
 
     def draft_method(self) -> CoolFusion | None:
@@ -48,13 +47,13 @@ class CoolFusion(SpanStrategy):
         method.config = self.config
         return method
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         if self.rerank:
-            return answers_of(member_index, members, self.greedy_settings(), rule)
+            return answer_proposer(member_index, members, self.greedy_settings(), rule)
         vocabularies = [member.vocabulary for member in members]
         return CommonBoundaries(member_index, members[member_index], self.greedy_settings(), rule, vocabularies)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         perplexities = [[None if nll is None else math.exp(min(nll, 700.0)) for nll in of_one] for of_one in nlls]
         return lowest(candidates, nlls, [fused_score(of_one, weights) for of_one in perplexities])

@@ -14,7 +14,7 @@ from ..answer_stops import ids_up_to
 from ..proposer import GrowingWord, NextToken, Proposal, Proposals, Proposer, most_likely
 from ..requests import Requests, together
 from ..scoring import margin
-from ..words import WordRule, is_mid_character
+from ..word_splitter import WordSplitter, is_mid_character
 
 
 class DraftedText(Proposer):
@@ -25,22 +25,22 @@ class DraftedText(Proposer):
         num_tokens (`int`, *optional*): those after which no further word is begun or finished; the first word is always
             whole.
         num_samples (`int`): how many texts are sampled, side by side.
-        draft (`Callable`, *optional*): `draft(prompt_index)` gives what draws the tokens of one text.
+        draft_sampler (`Callable`, *optional*): as of `set_draft_sampler`.
     """
 
     num_tokens: int | None = None
     num_samples = 1
-    draft: Callable[[int], NextToken] | None = None
+    draft_sampler: Callable[[int], NextToken] | None = None
 
-    def draw_drafts(self, draft: Callable[[int], NextToken]) -> None:
-        self.draft = draft
+    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+        self.draft_sampler = sampler
         self.looks_ahead = False
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """Take words, as far as the text goes."""
         choices: list[NextToken] = [most_likely]
-        if self.draft is not None:
-            choices = [self.draft(root.prompt_index) for _ in range(self.num_samples)]
+        if self.draft_sampler is not None:
+            choices = [self.draft_sampler(root.prompt_index) for _ in range(self.num_samples)]
         texts = [self._text(root, useful, next_token, number) for number, next_token in enumerate(choices)]
         found = yield from together(self.member_index, texts)
         spans = [self.finished((root.prompt_index, number), words) for number, (words, _) in enumerate(found)]
@@ -97,7 +97,7 @@ class TokenSegments(DraftedText):
     """So many tokens, cut at the end of a word."""
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule, num_tokens: int
+        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, num_tokens: int
     ) -> None:
         super().__init__(member_index, member, config, rule)
         self.num_tokens = num_tokens
@@ -120,7 +120,7 @@ class TextUnits(DraftedText):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordRule,
+        rule: WordSplitter,
         is_unit: Callable[[str, str], bool],
         num_words: int,
     ) -> None:
@@ -144,7 +144,7 @@ class AnswerProposer(DraftedText):
     looks_ahead = False
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordRule, speaks_main: bool
+        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, speaks_main: bool
     ) -> None:
         super().__init__(member_index, member, config, rule)
         self._speaks_main = speaks_main
@@ -166,8 +166,8 @@ class AnswerProposer(DraftedText):
         return answer.ids if self._speaks_main else None
 
 
-def answers_of(
-    member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordRule, num_samples: int = 1
+def answer_proposer(
+    member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordSplitter, num_samples: int = 1
 ) -> AnswerProposer:
     """How one of these members, the main model first, answers."""
     member = members[member_index]
@@ -188,7 +188,7 @@ class CommonBoundaries(Proposer):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordRule,
+        rule: WordSplitter,
         vocabularies: Sequence[Vocabulary],
     ) -> None:
         super().__init__(member_index, member, config, rule)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from ...confidence.features import normalized_answer
 from ...members.member import Member
-from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest, fused_score
-from ..words import WordRule
-from .drafting import answers_of
+from ..word_splitter import WordSplitter
+from .drafting import answer_proposer
 from .strategy import SpanStrategy, check_number
 
 
@@ -33,8 +33,8 @@ class WholeAnswers(SpanStrategy):
     def __post_init__(self) -> None:
         check_number("num_samples", self.num_samples, 1, is_integer=True)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
-        return answers_of(member_index, members, self.greedy_settings(), rule, self.num_samples)
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
+        return answer_proposer(member_index, members, self.greedy_settings(), rule, self.num_samples)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Majority(WholeAnswers):
                 f"`pattern` must be a regular expression, but is {self.pattern!r}: {error}. Correct it."
             ) from None
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         said = [self._says(candidate.text) for candidate in candidates]
         votes = dict.fromkeys(said, 0.0)

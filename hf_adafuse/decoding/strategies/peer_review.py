@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from ...members.rating_prompts import Rubric
 from ...members.vocabulary import Vocabulary
-from ..fusion import Choice, ScoredSpan
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import TIE_TOLERANCE, first_lowest, fused_score
 from .majority import WholeAnswers
 
@@ -30,13 +30,17 @@ class PeerReview(WholeAnswers):
     mean over members counts each by its weight. `ratings` of the candidates in `rounds` are each member's; a member
     into whose context a rating prompt does not fit gives none, and where nobody gives any, the lowest fused NLL wins.
 
-    Source: the paper's LLM-PeerReview-Average with flipped triples, and the released code. It differs here: there a
-    rating is the digit that is written, and a reply without digits counts as the middle; the members write three
-    digits at once, here each answer of a triple is asked for apart; the ring is shuffled at random, here it follows
-    from the texts, so that neither chance nor the order of the members decides; members that give the same answer have
-    it rated as often, here once; ties are broken at random; each task has a rubric of its own, of several hundred
-    words, for the task's prompts. The variant that learns the weight of each rater from all questions of a data set is
-    not here: `select` learns it from questions with known answers.
+    Source: the paper's LLM-PeerReview-Average with flipped triples, and the released code. The released code differs:
+
+    - a rating is the digit that a member writes, and a reply without digits counts as the middle;
+    - a member writes the three digits of a triple at once; here it is asked for each answer of a triple apart;
+    - the ring is shuffled at random; here its order follows from the texts, so that neither chance nor the order of the
+      members decides;
+    - an answer that several members give is rated as often; here once;
+    - ties are broken at random;
+    - each task has a rubric of its own, of several hundred words, for the task's prompts;
+    - a variant learns the weight of each rater from all questions of a data set; here `select` learns it from questions
+      with known answers.
 
     Args:
         num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`.
@@ -58,11 +62,11 @@ class PeerReview(WholeAnswers):
         assert self.rated_by is not None
         self.rated_by.check_members(vocabularies)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         rated = [index for index, one in enumerate(candidates) if one.is_possible and _is_rated(one.ratings)]
         self._show(is_rated=bool(rated))
         if not rated:
-            return super().choose(candidates, weights, own)
+            return super().choose(candidates, weights, main_index)
         nlls = self.nlls(candidates, len(weights))
         fused = [fused_score(nlls[index], weights) for index in rated]
         means = [mean_rating(candidates[index].ratings, weights) for index in rated]

@@ -7,7 +7,10 @@ import inspect
 from typing import Any
 
 from ...config import AdaFuseConfig
+from ...settings.config_checks import check_use
+from ...settings.old_fields import OLD_FIELDS
 from .adafuse import AdaFuse
+from .adaptive_spans import AdaptiveSpans
 from .anchor import Anchor
 from .blender import Blender
 from .cool_fusion import CoolFusion
@@ -23,9 +26,11 @@ from .sweetspan import SweetSpan
 from .text_spans import TextSpans
 from .token_strategy import TokenStrategy
 from .unite import UniTE
+from .words import Words
 
 STRATEGIES: dict[str, type[Any]] = {
     "adafuse": AdaFuse,
+    "words": Words,
     "unite": UniTE,
     "gac": GaC,
     "deepen": DeePEn,
@@ -67,9 +72,12 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
     for method, arguments in _called_with(cls).items():
         _check_signature(cls, method, arguments)
     fields = {one.name for one in dataclasses.fields(AdaFuseConfig)}
-    taken = sorted(fields.intersection(inspect.signature(cls).parameters))
+    taken = sorted((fields | OLD_FIELDS.keys()).intersection(inspect.signature(cls).parameters))
     if taken:
         raise ValueError(f"`cls` must have options of new names, but has {taken} of AdaFuseConfig. Rename them.")
+    unknown = [one for one in cls.uses if one not in fields]
+    if unknown:
+        raise ValueError(f"`cls.uses` must be names of fields of AdaFuseConfig, but has {unknown}. Check the spelling.")
     STRATEGIES[name] = cls
 
 
@@ -78,7 +86,7 @@ def _called_with(cls: type[Any]) -> dict[str, tuple[str, ...]]:
     if issubclass(cls, TokenStrategy):
         return {"choose": ("members", "weights"), "asks": ("main",)}
     return {
-        "choose": ("candidates", "weights", "own"),
+        "choose": ("candidates", "weights", "main_index"),
         "make_proposer": ("member_index", "members", "rule"),
         "propose_alone": ("main", "root"),
         "fuse": ("texts",),
@@ -97,6 +105,11 @@ def _check_signature(cls: type[Any], method: str, arguments: tuple[str, ...]) ->
         raise ValueError(
             f"`cls.{method}` must take ({shown}), but that of {cls.__qualname__} does not: {error}. Mend it."
         ) from None
+
+
+def has_adaptive_spans(method: str) -> bool:
+    """Whether a method, by its name, is AdaFuse or proposes as AdaFuse does: spans of adaptive length."""
+    return issubclass(STRATEGIES[method], AdaptiveSpans)
 
 
 def options_of(method: str) -> dict[str, Any]:
@@ -118,18 +131,8 @@ def make_strategy(config: AdaFuseConfig) -> Any:
             f"`method` must be one of {list(STRATEGIES)}, but is {config.method!r}. Check the spelling, or give your "
             "own class a name with register_strategy."
         )
-    known = options_of(config.method)
-    unknown = [name for name in config.method_options if name not in known]
-    if unknown:
-        raise ValueError(
-            f"`method_options` must be of {list(known)} with method {config.method!r}, but has {unknown}. Check the "
-            "spelling."
-        )
-    if config.nll_normalization != "token" and issubclass(STRATEGIES[config.method], TokenStrategy):
-        raise ValueError(
-            f"`nll_normalization` must be 'token' with method {config.method!r}, but is {config.nll_normalization!r}. "
-            "Leave it out: the method uses no NLL."
-        )
-    strategy = STRATEGIES[config.method](**config.method_options)
+    cls = STRATEGIES[config.method]
+    check_use(config, cls.uses, list(options_of(config.method)))
+    strategy = cls(**config.method_options)
     strategy.config = config
     return strategy

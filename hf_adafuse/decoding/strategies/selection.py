@@ -23,9 +23,9 @@ from ...confidence.features import (
 from ...confidence.word_confidence import word_log_confidences
 from ...members.rating_prompts import Rubric
 from ...members.vocabulary import Vocabulary
-from ..fusion import END, Choice, ScoredSpan
+from ..scored_spans import END, Choice, ScoredSpan
 from .majority import WholeAnswers
-from .strategy import lowest
+from .strategy import check_switch, lowest
 
 
 @dataclass
@@ -57,9 +57,7 @@ class Select(WholeAnswers):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("with_features", "with_ratings"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ValueError(f"`{name}` must be True or False, but is {value!r}. Leave it out for the default.")
+            check_switch(name, getattr(self, name))
         rubric = Rubric(self.rubric, self.max_score)
         if not self.with_ratings and rubric != Rubric():
             raise ValueError(
@@ -68,7 +66,7 @@ class Select(WholeAnswers):
         self.rated_by = rubric if self.with_ratings else None
         self._values = None if self.calibration is None else _read(self.calibration)
         self._calibration = None if self._values is None else Calibration.from_dict(self._values)
-        self.needs_prompt = self._calibration is not None or self.with_features
+        self.needs_prompt_facts = self._calibration is not None or self.with_features
 
     @property
     def criterion(self) -> str:  # type: ignore[override]
@@ -109,9 +107,9 @@ class Select(WholeAnswers):
         """The calibration itself instead of the name of its file."""
         return {**self.config.method_options, **({} if self._values is None else {"calibration": self._values})}
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
-        features = self._features(candidates, weights) if self.needs_prompt else {}
+        features = self._features(candidates, weights) if self.needs_prompt_facts else {}
         if self._calibration is None:
             scores = [_score(candidate, weights) for candidate in candidates]
             confidences: dict[int, float] = {}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...members.member import Member
-from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
-from ..words import WordRule
+from ..scored_spans import Choice, ScoredSpan
+from ..word_splitter import WordSplitter
 from .drafting import TokenSegments
 from .strategy import SpanStrategy, check_choice, check_number, lowest
 
@@ -56,10 +56,10 @@ class SpecFuse(SpanStrategy):
         self._logs: list[float] = []  # of the weights so far
         self._round = 0
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         return TokenSegments(member_index, members[member_index], self.greedy_settings(), rule, self.num_tokens)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         table = [self._row(candidates, member) for member in range(len(weights))]
         weights = self._learned(table, candidates, weights)
         total = math.fsum(weights)

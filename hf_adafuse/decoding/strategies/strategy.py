@@ -20,11 +20,11 @@ from ...members.rating_prompts import Rubric
 from ...members.vocabulary import Vocabulary
 from ...outputs import AdaFuseRound
 from ...trees.nodes import Node
-from ..fusion import Choice, ScoredSpan, mean_nll
 from ..proposer import Proposal, Proposer
 from ..requests import Requests
+from ..scored_spans import Choice, ScoredSpan, mean_nll
 from ..scoring import first_lowest, fused_score
-from ..words import WordRule
+from ..word_splitter import WordSplitter
 
 # The criterion of rounds in which the main model's words are committed without asking the others.
 ALONE = "NLL under the main model, which is certain"
@@ -39,12 +39,14 @@ class Strategy:
     Attributes:
         round_kind (`str`): how its rounds go: `"span"`, `"token"` or `"verified"`; see `hf_adafuse.decoding.round`.
         config (`AdaFuseConfig`): of the call.
+        uses (`tuple[str]`): the fields of `AdaFuseConfig` that the method uses beside those that all methods use. A
+            call that changes another field is refused.
         prompt_text (`str`): what the main model's prompt says, special tokens removed.
         criterion (`str`), highest_wins (`bool`): the quantity by which it finds a winner, and which value of it wins;
             what the trace shows.
         samples (`str`, *optional*): what `do_sample=True` does: `"words"` are the members' by lot; `"drafts"`: what
             members propose is drawn, by proposers that are [`DraftedText`]. `None`: it is refused.
-        needs_prompt (`bool`): whether `prompt_facts` are needed.
+        needs_prompt_facts (`bool`): whether `prompt_facts` are needed.
         rated_by (`Rubric`, *optional*): by what the members rate whole answers before `choose` is called, for
             `ScoredSpan.ratings`; `None`: they do not.
         prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
@@ -52,13 +54,15 @@ class Strategy:
 
     round_kind: ClassVar[str]
     config = AdaFuseConfig()  # without an annotation: these are no options
+    uses: ClassVar[tuple[str, ...]] = ()
     prompt_text = ""
     needs_logits = False
+    needs_tokens = False
     is_whole = False
     criterion = "fused NLL"
     highest_wins = False
     samples: ClassVar[str | None] = None
-    needs_prompt = False
+    needs_prompt_facts = False
     prompt_facts = _NO_FACTS
     rated_by = _NOT_RATED
 
@@ -108,17 +112,18 @@ class SpanStrategy(Strategy):
         num_words (`int`, *optional*, defaults to 1): the words of a span.
 
     Attributes:
-        needs_logits (`bool`): whether `ScoredSpan.logits` is needed.
+        needs_logits (`bool`), needs_tokens (`bool`): whether `ScoredSpan.logits`, `ScoredSpan.tokens` are needed.
         is_whole (`bool`): whether a span is a whole answer.
     """
 
     round_kind = "span"
+    uses: ClassVar[tuple[str, ...]] = ("nll_normalization",)
     num_words: int = 1
 
     def __post_init__(self) -> None:
         check_number("num_words", self.num_words, 1, is_integer=True)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         """How a member proposes: [`Proposer`] or a subclass of it."""
         return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), rule)
 
@@ -134,7 +139,11 @@ class SpanStrategy(Strategy):
         yield from ()
         return None
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def units(self, words: Sequence[str]) -> list[str]:
+        """What `choose` compares of a text of these words, `ScoredSpan.words`: by default the words themselves."""
+        return list(words)
+
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         """
         Which candidate is committed.
 
@@ -142,7 +151,7 @@ class SpanStrategy(Strategy):
             candidates (`list[ScoredSpan]`): in the order in which ties are broken; some may not be possible
                 (`is_possible`), and must not win.
             weights (`list[float]`): of the members, the main model first; positive.
-            own (`int`, *optional*): the index of what the main model proposes.
+            main_index (`int`, *optional*): the index of what the main model proposes.
         """
         nlls = self.nlls(candidates, len(weights))
         return lowest(candidates, nlls, [fused_score(of_one, weights) for of_one in nlls])
@@ -192,6 +201,15 @@ def check_number(name: str, value: Any, least: float, most: float = math.inf, *,
     if not is_number or not least <= value <= most or math.isinf(value):
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
         raise ValueError(f"`{name}` must be {kind} {bounds}, but is {value!r}. Leave it out for the default.")
+
+
+def check_switch(name: str, value: Any) -> None:
+    """
+    Raises:
+        ValueError: an option is not true or false.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False, but is {value!r}. Leave it out for the default.")
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..fusion import Choice, ScoredSpan
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import fused_score
 from .strategy import SpanStrategy, check_number, lowest
 
@@ -35,7 +35,7 @@ class SweetSpan(SpanStrategy):
         if self.filter_ratio is not None:
             check_number("filter_ratio", self.filter_ratio, 1)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         return lowest(candidates, nlls, [self._score(of_one, weights) for of_one in nlls])
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...members.member import Member
-from ..fusion import Choice, ScoredSpan
 from ..proposer import Proposer
+from ..scored_spans import Choice, ScoredSpan
 from ..scoring import fused_score
-from ..words import WordRule, icu_breaker, segments
+from ..word_splitter import WordSplitter, icu_breaker, segments
 from .drafting import TextUnits
 from .strategy import SpanStrategy, check_choice, check_number, lowest
 
@@ -45,12 +45,12 @@ class TextSpans(SpanStrategy):
         if self.unit == "sentence":
             icu_breaker(*_SENTENCES)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordRule) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
         is_unit = {"word": _is_word, "sentence": ends_sentence, "paragraph": _ends_paragraph}[self.unit]
         settings = self.greedy_settings()
         return TextUnits(member_index, members[member_index], settings, rule, is_unit, self.num_words)
 
-    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], own: int | None) -> Choice:
+    def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         if self.merge == "confidence":
             weights = [weight * self._confidence(k, candidates, nlls) for k, weight in enumerate(weights)]

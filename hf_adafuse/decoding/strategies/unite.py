@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...members.distributions import Distribution, first_token
-from .strategy import check_number
+from .strategy import check_number, check_switch
 from .token_strategy import NextToken, TokenStrategy, log_mean, ranked
 
 
@@ -37,10 +37,7 @@ class UniTE(TokenStrategy):
 
     def __post_init__(self) -> None:
         check_number("top_k", self.top_k, 1, is_integer=True)
-        if not isinstance(self.zero_repeated, bool):
-            raise ValueError(
-                f"`zero_repeated` must be True or False, but is {self.zero_repeated!r}. Choose one of them."
-            )
+        check_switch("zero_repeated", self.zero_repeated)
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
         return ranked(self.candidates(members, weights))

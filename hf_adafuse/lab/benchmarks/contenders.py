@@ -19,7 +19,7 @@ from ...members.prompt_inputs import pad_left
 from ...members.prompts import assistant_prompts
 from ...transformers_compat import CACHE_NAME, takes_keys
 from ...trees.model_call import ModelCall
-from ...trees.pass_policy import Policy
+from ...trees.pass_policy import policy_for
 from ...trees.static_shapes import static_size, uncompiled
 from . import instruments
 from .naive import NaiveMember, naive_decode
@@ -97,7 +97,8 @@ class Ensemble:
 
     def _static_cache(self, k: int, ids: torch.Tensor, num_tokens: int) -> StaticCache:
         """An empty cache for compiled member k: of few shapes, and for each of them at one address."""
-        shape = (k, len(ids), static_size(ids.shape[1] + num_tokens, Policy.least_static_columns))
+        least = policy_for(ids.device).least_static_columns
+        shape = (k, len(ids), static_size(ids.shape[1] + num_tokens, least))
         if shape not in self._static_caches:
             cache = self._static_caches[shape] = StaticCache(self.models[k].config, max_cache_len=shape[-1])
             with uncompiled, torch.no_grad():  # inside of what is compiled its tensors would not be said to stay

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import AdaFuseConfig
 from ...decoding.strategies.registry import STRATEGIES
-from ...decoding.words import split_words
+from ...decoding.word_splitter import split_words
 from ...demo.threads import threads as computing_on
 from ...kernels.autotuner import Autotuner
 from . import instruments

@@ -11,7 +11,7 @@ import torch
 
 from ...config import AdaFuseConfig
 from ...decoding.scoring import first_lowest, fused_score, margin, span_nll
-from ...decoding.words import WordRule
+from ...decoding.word_splitter import WordSplitter
 from ...members.model_handle import ModelHandle
 from ...members.node_logprobs import best_tokens
 from ...transformers_compat import CACHE_NAME
@@ -28,7 +28,7 @@ class NaiveMember:
         self.vocabulary = handle.vocabulary
         self.eos_ids = sorted(eos_ids)
         self.config = config
-        self.rule = WordRule(config.max_word_tokens, config.word_boundary)
+        self.rule = WordSplitter(config.max_word_tokens, config.word_boundary)
 
     def propose(self, prefix: list[int]) -> list[Span]:
         """Its candidates, best branch first."""

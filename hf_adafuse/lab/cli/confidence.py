@@ -13,7 +13,7 @@ from ...cli.arguments import member_names
 from ...cli.job_settings import locked_folder
 from ...demo.paired import Mean
 from ...demo.tables import aligned
-from ..evaluation.answer_confidences import Confidences, confidences_of
+from ..evaluation.answer_confidences import Confidences, held_out_confidences
 from ..evaluation.confidence_figures import auroc, bins, bootstrapped, calibration_error, risk
 from .fit_arguments import add_asking_arguments, read_asked
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         said = said_by(jobs.members(), questions, num_members)
         names = member_names(jobs.paths())
     right = [[score_of(one.question, text, args.metric) for text in one.texts] for one in said]
-    found = confidences_of(right, [one.rows for one in said], [one.question.prompt for one in said])
+    found = held_out_confidences(right, [one.rows for one in said], [one.question.prompt for one in said])
     sys.stdout.write("\n".join(show(found, names)) + "\n")
     return 0
 

@@ -28,7 +28,7 @@ examples:
   hf-adafuse eval --tasks nq,triviaqa --data FOLDER --model A --assistant B --members-alone --output results
   hf-adafuse eval --tasks triviaqa --data FOLDER --model A --assistant B --methods all
   hf-adafuse eval --tasks triviaqa --data FOLDER --model A --assistant B --methods "span,robust,word margin 1"
-  hf-adafuse eval --tasks arc_easy --model A --assistant B --fusion word --limit 100
+  hf-adafuse eval --tasks arc_easy --model A --assistant B --method words --limit 100
 
 --data FOLDER holds one file per task, named by it (nq*.jsonl), with lines {"question": ..., "answer": ...}; an answer
 is a text or a list of accepted ones. The first lines are the worked examples, the others are asked. Where a task asks

@@ -45,7 +45,7 @@ class Confidences:
     chosen_right: list[float]
 
 
-def confidences_of(
+def held_out_confidences(
     right: Sequence[Sequence[float]], rows: Sequence[Sequence[Row | None]], groups: Sequence[Hashable]
 ) -> Confidences:
     """

@@ -1,7 +1,8 @@
 """Rules by name, for `hf-adafuse eval --methods`, and who answers by which.
 
 The table below is all there is to edit: a rule is a name without commas and the fields of `AdaFuseConfig` in which it
-differs from the defaults, the paper's. Of weights the first is the main model's, the last that of each assistant.
+differs from the defaults, the paper's; `method_options` among them. Of weights the first is the main model's, the last
+that of each assistant.
 """
 
 from __future__ import annotations
@@ -18,35 +19,39 @@ RULES: dict[str, dict[str, Any]] = {
     "span B 1": {"num_branches": 1},
     "span M 1": {"max_words": 1},
     "span tau 0.9": {"margin_threshold": 0.9},
-    "span length^0.5": {"length_exponent": 0.5},
-    "span length^0": {"length_exponent": 0.0},
+    "span length^0.5": {"method_options": {"length_exponent": 0.5}},
+    "span length^0": {"method_options": {"length_exponent": 0.0}},
     "span margin 0.5": {"switch_margin": 0.5},
-    "horizon": {"fusion": "horizon"},
-    "horizon 3:1": {"fusion": "horizon", "model_weights": (3, 1)},
-    "horizon prompt weights x10": {"fusion": "horizon", "model_weights": "prompt", "prompt_sharpness": 10.0},
-    "horizon margin 0.5": {"fusion": "horizon", "switch_margin": 0.5},
+    "horizon": {"method_options": {"horizon": True}},
+    "horizon 3:1": {"method_options": {"horizon": True}, "model_weights": (3, 1)},
+    "horizon prompt weights x10": {
+        "method_options": {"horizon": True},
+        "model_weights": "prompt",
+        "prompt_sharpness": 10.0,
+    },
+    "horizon margin 0.5": {"method_options": {"horizon": True}, "switch_margin": 0.5},
     # Word by word: a mixture of the members, a product, or between the two; and what is recommended untuned.
-    "word": {"fusion": "word"},
-    "word geometric": {"fusion": "word", "word_mean": "geometric"},
-    "word root": {"fusion": "word", "word_mean": "root"},
-    "word distinct": {"fusion": "word", "word_part": "distinct"},
+    "word": {"method": "words"},
+    "word geometric": {"method": "words", "method_options": {"mean": "geometric"}},
+    "word root": {"method": "words", "method_options": {"mean": "root"}},
+    "word distinct": {"method": "words", "method_options": {"part": "distinct"}},
     "robust": PRESETS["robust"],
     # The same with a main model that counts more: by fixed weights, or by what it makes of the prompt or the text.
-    "word root 3:1": {"fusion": "word", "word_mean": "root", "model_weights": (3, 1)},
-    "word 3:1": {"fusion": "word", "model_weights": (3, 1)},
-    "word geometric 3:1": {"fusion": "word", "word_mean": "geometric", "model_weights": (3, 1)},
-    "word example weights x20": {"fusion": "word", "model_weights": "examples", "prompt_sharpness": 20.0},
-    "word prompt weights": {"fusion": "word", "model_weights": "prompt"},
-    "word prompt weights x10": {"fusion": "word", "model_weights": "prompt", "prompt_sharpness": 10.0},
-    "word online weights": {"fusion": "word", "online_rate": 1.0},
+    "word root 3:1": {"method": "words", "method_options": {"mean": "root"}, "model_weights": (3, 1)},
+    "word 3:1": {"method": "words", "model_weights": (3, 1)},
+    "word geometric 3:1": {"method": "words", "method_options": {"mean": "geometric"}, "model_weights": (3, 1)},
+    "word example weights x20": {"method": "words", "model_weights": "examples", "prompt_sharpness": 20.0},
+    "word prompt weights": {"method": "words", "model_weights": "prompt"},
+    "word prompt weights x10": {"method": "words", "model_weights": "prompt", "prompt_sharpness": 10.0},
+    "word online weights": {"method": "words", "online_rate": 1.0},
     # A main model that is left only where others win clearly, or not asked about where it is certain.
-    "word margin 0.5": {"fusion": "word", "switch_margin": 0.5},
-    "word margin 1": {"fusion": "word", "switch_margin": 1.0},
-    "word margin 2": {"fusion": "word", "switch_margin": 2.0},
-    "word 3:1 margin 1": {"fusion": "word", "model_weights": (3, 1), "switch_margin": 1.0},
-    "word gate 0.5": {"fusion": "word", "certainty_gate": 0.5},
-    "word gate 0.8": {"fusion": "word", "certainty_gate": 0.8},
-    "word gate 0.5 margin 1": {"fusion": "word", "certainty_gate": 0.5, "switch_margin": 1.0},
+    "word margin 0.5": {"method": "words", "switch_margin": 0.5},
+    "word margin 1": {"method": "words", "switch_margin": 1.0},
+    "word margin 2": {"method": "words", "switch_margin": 2.0},
+    "word 3:1 margin 1": {"method": "words", "model_weights": (3, 1), "switch_margin": 1.0},
+    "word gate 0.5": {"method": "words", "certainty_gate": 0.5},
+    "word gate 0.8": {"method": "words", "certainty_gate": 0.8},
+    "word gate 0.5 margin 1": {"method": "words", "certainty_gate": 0.5, "switch_margin": 1.0},
     # Other methods: over words, over tokens, and over whole answers.
     "sweetspan": {"method": "sweetspan"},
     "cool-fusion": {"method": "cool-fusion"},

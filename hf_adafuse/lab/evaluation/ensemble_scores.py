@@ -1,19 +1,18 @@
-"""The log-likelihood of a given text under an ensemble, by the rule of its settings (`fusion`).
+"""The log-likelihood of a given text under an ensemble, by the rule of its method.
 
 Each member scores the text in its own tokens. With members k of weights w (summing to 1), S_k the sum of the NLL of
 member k's tokens of the text and L_k their number (with `nll_normalization="byte"`: the text's bytes):
 
-| `fusion` | log-likelihood |
+| method | log-likelihood |
 |---|---|
-| `span`, `horizon` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
-| `word` | sum over words of log sum_k w_k p_k(word), or of another mean (`word_mean`) |
+| `adafuse` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
+| `words` | sum over words of log sum_k w_k p_k(word), or of another `mean` |
 
-A `method` other than AdaFuse is scored as `span` is, and a warning says so: not every one gives a text a probability of
-its own.
+Another method is scored as `adafuse` is, and a warning says so: not every one gives a text a probability of its own.
 The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
 number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
 member it is that member's log-likelihood. It is a weighted geometric pool of the members, not normalized over all
-texts; `word` with arithmetic means is a mixture word by word. Where there is a single text, there is no horizon.
+texts; `words` with arithmetic means is a mixture word by word. Where there is a single text, there is no horizon.
 Weights from the prompt are those of the context as the task gave it, as `generate()` reads it: spaces at its end go to
 the continuation in lm-eval's way, but a newline there belongs to the cue for an answer. What follows from a text's own
 past (`online_rate`) or from what others propose (`switch_margin`, `certainty_gate`) has no part in it, but for an
@@ -30,10 +29,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...config import AdaFuseConfig
-from ...decoding.fusion import ScoredSpan, choose, units
 from ...decoding.member_weights import MemberWeights
+from ...decoding.scored_spans import ScoredSpan
 from ...decoding.selector import by_word
-from ...decoding.words import WordRule
+from ...decoding.strategies.adafuse import AdaFuse
+from ...decoding.strategies.adaptive_spans import AdaptiveSpans
+from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
+from ...decoding.word_splitter import WordSplitter
 from ...members.model_handle import ModelHandle
 from ...members.prompt_nll import prompt_nll
 from ...trees.model_call import ModelCall
@@ -57,7 +59,10 @@ class EnsembleScorer:
         self._handles = list(handles[:1] if config.switch_margin == math.inf else handles)
         self._calls = [ModelCall(handle.model) for handle in self._handles]
         self._config = config
-        self._rule = WordRule(config.max_word_tokens, config.word_boundary)
+        self._follows_method = has_adaptive_spans(config.method)
+        self._strategy: AdaptiveSpans = make_strategy(config) if self._follows_method else AdaFuse()
+        self._strategy.config = config
+        self._rule = WordSplitter(config.max_word_tokens, config.word_boundary)
         weights = config.model_weights if len(self._handles) > 1 else None
         self._weighting = weights if isinstance(weights, str) else None
         self._context_nlls: dict[str, list[float]] = {}
@@ -93,7 +98,7 @@ class EnsembleScorer:
         return [self._fused(text, readings) for text, readings in zip(texts, zip(*by_member, strict=True), strict=True)]
 
     def _tell_rule(self) -> None:
-        if self._config.method != "adafuse":
+        if not self._follows_method:
             warn_of_span_rule()
 
     def _read_contexts(self, contexts: Sequence[str]) -> None:
@@ -111,7 +116,7 @@ class EnsembleScorer:
         self._context_nlls |= {context: list(nlls) for context, *nlls in zip(new, *by_member, strict=True)}
 
     def _fused(self, text: str, readings: Sequence[Reading], prompt_nlls: list[float] | None = None) -> float:
-        words = units(self._rule.split(text), self._config)
+        words = self._strategy.units(self._rule.split(text))
         if not words:
             return 0.0
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words]
@@ -124,11 +129,12 @@ class EnsembleScorer:
             log_probs.append(of_words if any(of_words) else [])
         config = self._config
         weights = MemberWeights(config, prompt_nlls, len(readings)).weights
-        (score,) = choose([ScoredSpan(tuple(words), log_probs, num_bytes)], weights[: len(readings)], config).scores
-        if config.fusion == "word":
+        span = ScoredSpan(tuple(words), log_probs, num_bytes)
+        (score,) = self._strategy.choose([span], weights[: len(readings)], None).scores
+        if not isinstance(self._strategy, AdaFuse):
             return -score
         length = len(readings[0].ids) if config.nll_normalization == "token" else sum(num_bytes)
-        return -score * math.pow(max(length, 1), config.length_exponent)
+        return -score * math.pow(max(length, 1), self._strategy.length_exponent)
 
 
 @functools.cache

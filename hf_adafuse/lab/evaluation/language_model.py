@@ -7,7 +7,7 @@
 
 >>> (model, tokenizer), (other, other_tokenizer) = load_pair()
 >>> options = {"assistants": [other], "tokenizer": tokenizer, "assistant_tokenizers": [other_tokenizer]}
->>> lm = AdaFuseLM(model, **options, fusion="word")  # then: lm_eval.simple_evaluate(model=lm, tasks=[...])
+>>> lm = AdaFuseLM(model, **options, method="words")  # then: lm_eval.simple_evaluate(model=lm, tasks=[...])
 
 ```
 """

@@ -7,7 +7,7 @@
 
 >>> pool = MemberPool(load_pair(), GenerationArgs(max_new_tokens=16))
 >>> prompt = "Question: What is the capital of Peru?\\nAnswer:"
->>> pool.ask(Contestant((1,)), [prompt]), pool.ask(Contestant((1, 0), "word", {"fusion": "word"}), [prompt])
+>>> pool.ask(Contestant((1,)), [prompt]), pool.ask(Contestant((1, 0), "words", {"method": "words"}), [prompt])
 ([' Nairobi'], [' Lima'])
 
 ```

@@ -11,7 +11,8 @@ from typing import Any
 from ...call.sampling import SETTINGS
 from ...cli.members import load_members
 from ...config import PRESETS, AdaFuseConfig, is_file
-from ...settings.config_checks import WEIGHTINGS
+from ...settings.config_checks import OPTIONS_OF_PRESETS, WEIGHTINGS
+from ...settings.old_fields import OLD_FIELDS
 
 Pair = tuple[Any, Any]
 
@@ -63,17 +64,18 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
         if num_members > 1 or settings:
             raise ValueError("`adafuse_config` must not be False with assistants or settings, but is. Leave it out.")
         return None
-    known = [field.name for field in fields(AdaFuseConfig)]
-    unknown = [name for name in settings if name not in known]
-    if unknown and settings.get("method", "adafuse") == "adafuse":
-        raise ValueError(
-            f"The arguments of the model type adafuse must be those of AdaFuseLM or fields of AdaFuseConfig, but "
-            f"{unknown[0]!r} is none. Check the spelling."
-        )
     if given is None:
         given = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     is_text = isinstance(given, str) and given not in PRESETS and not is_file(given)
     config = AdaFuseConfig.coerce(_from_text(given) if is_text else given) or AdaFuseConfig.robust()
+    known = [field.name for field in fields(AdaFuseConfig)]
+    known += [*OLD_FIELDS, *OPTIONS_OF_PRESETS.get(settings.get("method", config.method), settings)]
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ValueError(
+            f"The arguments of the model type adafuse must be those of AdaFuseLM or fields of AdaFuseConfig, but "
+            f"{unknown[0]!r} is none. Check the spelling."
+        )
     changes = dict(settings)
     weights = changes.get("model_weights")
     if isinstance(weights, str) and weights not in WEIGHTINGS:  # a comma parts arguments

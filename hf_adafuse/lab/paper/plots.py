@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...decoding.strategies.registry import has_adaptive_spans
 from ...demo.paired import Mean
 from ...outputs import AdaFuseRound
 from ...rounds.trace_html import COLOURS
@@ -46,7 +47,7 @@ def save_times(title: str, labels: Mapping[Contestant, str], timings: Mapping[Co
     figure, (ax,) = _figure(1, 1, (7.2, 1.4 + 0.42 * len(timings)))
     names = [labels[candidate] for candidate in timings]
     means = [timing.ratio for timing in timings.values()]
-    is_ours = [candidate.settings.get("method", "adafuse") == "adafuse" for candidate in timings]
+    is_ours = [has_adaptive_spans(candidate.settings.get("method", "adafuse")) for candidate in timings]
     colours = [_GREY if one.is_alone else COLOURS[0 if ours else 1] for one, ours in zip(timings, is_ours, strict=True)]
     ax.barh(names, [one.value for one in means], xerr=_errors(means), color=colours, height=0.6, capsize=3)
     for row, timing in enumerate(timings.values()):

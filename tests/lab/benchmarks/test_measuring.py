@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from hf_adafuse import AdaFuseConfig, demo
 from hf_adafuse.decoding.member_turns import MemberTurns
 from hf_adafuse.decoding.selector import Selector
-from hf_adafuse.decoding.words import split_words
+from hf_adafuse.decoding.word_splitter import split_words
 from hf_adafuse.demo.methods import fuse
 from hf_adafuse.kernels.small_batch_linear import linear
 from hf_adafuse.lab.benchmarks import instruments, measure, variants

@@ -28,4 +28,4 @@ def test_rules_are_valid_and_unlike():
 def test_how_they_are_shown():
     assert Contestant((1, 0), "span").show(["a", "b"]) == "b + a: span"
     assert Contestant((0,)).show(["a", "b"]) == "a alone" and Contestant((0,)).config is None
-    assert Contestant((0, 1), "w", {"fusion": "word"}).config == AdaFuseConfig(fusion="word")
+    assert Contestant((0, 1), "w", {"method": "words"}).config == AdaFuseConfig(method="words")

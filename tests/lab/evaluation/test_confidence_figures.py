@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hf_adafuse.confidence.features import feature_names
-from hf_adafuse.lab.evaluation.answer_confidences import confidences_of
+from hf_adafuse.lab.evaluation.answer_confidences import held_out_confidences
 from hf_adafuse.lab.evaluation.confidence_figures import auroc, bins, bootstrapped, calibration_error, risk
 
 
@@ -82,7 +82,7 @@ def made(number, seed=0):
 
 def test_what_other_members_say_tells_right_from_wrong():
     right, rows, names = made(200)
-    found = confidences_of(right, rows, range(200))
+    found = held_out_confidences(right, rows, range(200))
     assert found.best == 1 and found.is_right == [scores[1] for scores in right]
     at = names.index("log-probability per token, member 1")
     assert found.per_token == pytest.approx([math.exp(row[1][at]) for row in rows])
@@ -98,7 +98,7 @@ def test_no_answer_is_judged_by_a_calibration_that_has_seen_its_question():
     right, rows, names = made(100, seed=1)
     labels = rng.integers(0, 2, (100, 2)).astype(float).tolist()
     twice, groups = [*rows, *rows], [*range(100), *range(100)]
-    found = confidences_of([*labels, *labels], twice, groups)
+    found = held_out_confidences([*labels, *labels], twice, groups)
     assert 0.35 < auroc(found.calibrated, found.is_right) < 0.65
     assert len(names) == len(rows[0][0]) and len(right) == 100
 
@@ -106,7 +106,7 @@ def test_no_answer_is_judged_by_a_calibration_that_has_seen_its_question():
 def test_questions_without_an_answer_of_the_best_member_are_left_out():
     right, rows, _ = made(40)
     rows[3][1], rows[4][0] = None, None
-    found = confidences_of(right, rows, range(40))
+    found = held_out_confidences(right, rows, range(40))
     assert len(found.is_right) == 39 == len(found.chosen)
     with pytest.raises(ValueError, match="must be 2 or more different ones that the best member answers, but are 1"):
-        confidences_of(right, rows, ["the same"] * 40)
+        held_out_confidences(right, rows, ["the same"] * 40)

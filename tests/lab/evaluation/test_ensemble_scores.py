@@ -15,13 +15,15 @@ from hf_adafuse.members.vocabulary import vocabulary_of
 CONFIGS = {
     "span": AdaFuseConfig(),
     "weights": AdaFuseConfig(model_weights=(3, 1)),
-    "horizon": AdaFuseConfig(fusion="horizon", length_exponent=0.5),
-    "byte": AdaFuseConfig(nll_normalization="byte", length_exponent=0.7),
-    "word": AdaFuseConfig(fusion="word", model_weights=(1, 2)),
-    "geometric": AdaFuseConfig(fusion="word", word_mean="geometric"),
-    "distinct": AdaFuseConfig(fusion="word", word_part="distinct", empty_text="all", model_weights=(1, 2)),
-    "weighted": AdaFuseConfig(fusion="word", word_part="weighted", model_weights=(9, 1)),
-    "prompt": AdaFuseConfig(fusion="word", model_weights="prompt", prompt_sharpness=2.0),
+    "horizon": AdaFuseConfig(method_options={"length_exponent": 0.5, "horizon": True}),
+    "byte": AdaFuseConfig(method_options={"length_exponent": 0.7}, nll_normalization="byte"),
+    "word": AdaFuseConfig(method="words", model_weights=(1, 2)),
+    "geometric": AdaFuseConfig(method="words", method_options={"mean": "geometric"}),
+    "distinct": AdaFuseConfig(
+        method="words", method_options={"part": "distinct", "allow_blank": False}, model_weights=(1, 2)
+    ),
+    "weighted": AdaFuseConfig(method="words", method_options={"part": "weighted"}, model_weights=(9, 1)),
+    "prompt": AdaFuseConfig(method="words", model_weights="prompt", prompt_sharpness=2.0),
     "main alone": AdaFuseConfig(switch_margin=math.inf, model_weights=(1, 9)),
 }
 
@@ -86,15 +88,15 @@ def plain_score(pair, context, continuation, config):
     total = sum(weights)
     weights = [weight / total for weight in weights]
     greedy = all(one[1] for one in read)
-    if config.fusion == "word":
+    if config.method == "words":
         columns = zip(*(words for _, _, words, _ in read), strict=True)
-        if config.word_mean == "geometric":
+        if config.method_options.get("mean") == "geometric":
             return sum(sum(w * v for w, v in zip(weights, column, strict=True)) for column in columns), greedy
         return sum(
             math.log(sum(w * math.exp(v) for w, v in zip(weights, column, strict=True))) for column in columns
         ), greedy
     lengths = [num_bytes if config.nll_normalization == "byte" else len(values) for values, *_ in read]
-    a = config.length_exponent
+    a = config.method_options.get("length_exponent", 1.0)
     mean = sum(w * sum(one[0]) / length**a for w, one, length in zip(weights, read, lengths, strict=True))
     return mean * lengths[0] ** a, greedy
 
@@ -129,23 +131,23 @@ def test_trust_is_that_of_the_context_as_it_was_given(context, weighting, monkey
     monkeypatch.setattr(
         selector, "MemberWeights", lambda config, nlls, number: trusts.append(nlls) or trust(config, nlls, number)
     )
-    config = AdaFuseConfig(fusion="word", model_weights=weighting, prompt_sharpness=3.0)
+    config = AdaFuseConfig(method="words", model_weights=weighting, prompt_sharpness=3.0)
     lm = ensemble(kinds, config)
     lm.generate_until(requests("generate_until", [(context, {"until": [], "max_gen_toks": 2})]))
     ((own, other),) = trusts
     assert math.isfinite(own) and math.isfinite(other) and abs(own - other) > 0.01
     weights = [math.exp(-3 * own), math.exp(-3 * other)]
     pairs = [(context, " the girl"), (context, "in the park")]
-    plain = AdaFuseConfig(fusion="word", model_weights=weights)
+    plain = AdaFuseConfig(method="words", model_weights=weights)
     for (value, _), (_, continuation) in zip(lm.loglikelihood(requests("loglikelihood", pairs)), pairs, strict=True):
         expected, _ = plain_score(members(*kinds), context, continuation, plain)
         assert value == pytest.approx(expected, abs=1e-3)
-        alike, _ = plain_score(members(*kinds), context, continuation, AdaFuseConfig(fusion="word"))
+        alike, _ = plain_score(members(*kinds), context, continuation, AdaFuseConfig(method="words"))
         assert abs(value - alike) > 0.01
 
 
 def test_a_context_is_read_once_for_its_continuations(monkeypatch):
-    lm = ensemble(KINDS[:2], AdaFuseConfig(fusion="word", model_weights="examples"), batch_size=2)
+    lm = ensemble(KINDS[:2], AdaFuseConfig(method="words", model_weights="examples"), batch_size=2)
     read, asked = ensemble_scores.context_nlls, []
     monkeypatch.setattr(ensemble_scores, "context_nlls", lambda *a: asked.append(a[2]) or read(*a))
     contexts = [*EXAMPLES[:2], ""]
@@ -160,7 +162,7 @@ def test_trust_of_a_context_that_is_too_long(weighting):
     long = EXAMPLES[2].replace("\nuser\nWhere", "\n" + "There was a cat on the tree. " * 60 + "\nuser\nWhere")
     asked = requests("loglikelihood", [(EXAMPLES[2], " cat"), (long, " cat")])
     scores = [
-        [value for value, _ in ensemble(kinds, AdaFuseConfig(fusion="word", model_weights=given)).loglikelihood(asked)]
+        [value for value, _ in ensemble(kinds, AdaFuseConfig(method="words", model_weights=given)).loglikelihood(asked)]
         for given in (weighting, None)
     ]
     assert abs(scores[0][0] - scores[1][0]) > 0.01
@@ -168,7 +170,7 @@ def test_trust_of_a_context_that_is_too_long(weighting):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[1])
-@pytest.mark.parametrize("config", [False, CONFIGS["span"], CONFIGS["byte"], AdaFuseConfig(fusion="word")])
+@pytest.mark.parametrize("config", [False, CONFIGS["span"], CONFIGS["byte"], AdaFuseConfig(method="words")])
 def test_a_member_alone_has_the_harness_own_scores(kind, config):
     lm, own = ensemble([kind], config, batch_size=3), harness_model(*kind, batch_size=3)
     tokenizer = own.tokenizer

@@ -164,13 +164,13 @@ class TestArguments:
     """What `--model_args` of the harness can say."""
 
     def test_names_and_settings_as_text(self, folders, tmp_path):
-        (tmp_path / "settings.json").write_text('{"num_branches": 2}', encoding="utf-8")
-        text = (
-            f"pretrained={folders[0]},assistants={folders[1]},adafuse_config={tmp_path / 'settings.json'},fusion=word"
-        )
+        (tmp_path / "settings.json").write_text('{"method": "words", "num_branches": 2}', encoding="utf-8")
+        text = f"pretrained={folders[0]},assistants={folders[1]},adafuse_config={tmp_path / 'settings.json'},mean=root"
         lm = get_model("adafuse").create_from_arg_string(text + ",model_weights=2+1", {"batch_size": "2"})
         assert isinstance(lm, AdaFuseLM) and len(lm.handles) == 2
-        assert lm.config == AdaFuseConfig(num_branches=2, fusion="word", model_weights=(2, 1))
+        assert lm.config == AdaFuseConfig(
+            method="words", method_options={"mean": "root"}, num_branches=2, model_weights=(2, 1)
+        )
         assert lm.tokenizer_name.count("+") == 1
         assert AdaFuseLM(folders[0], [folders[1]], adafuse_config='{"max_words": 2}').config.max_words == 2
 
@@ -212,7 +212,7 @@ def test_the_harness_takes_the_model_by_object(tmp_path):
     manager = TaskManager(include_defaults=False)
     found = [
         lm_eval.simple_evaluate(model=lm, tasks=[dict(task)], task_manager=manager, bootstrap_iters=0)
-        for lm in (ensemble(KINDS[:1], False), harness_model(*KINDS[0]), ensemble(KINDS[:2], fusion="word"))
+        for lm in (ensemble(KINDS[:1], False), harness_model(*KINDS[0]), ensemble(KINDS[:2], method="words"))
     ]
     scores = [[sample["filtered_resps"] for sample in one["samples"]["choose"]] for one in found]
     for ours, theirs in zip(scores[0], scores[1], strict=True):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hf_adafuse import AdaFuseConfig
+from hf_adafuse import AdaFuseConfig, SpanStrategy
 from hf_adafuse.decoding.strategies.registry import STRATEGIES
 from hf_adafuse.demo.paired import Mean
 from hf_adafuse.lab.evaluation.candidates import Contestant
@@ -61,10 +61,11 @@ def test_the_same_settings_are_the_same_folder():
 
 
 def test_peers_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch):
-    def missing(ranker):
-        raise ImportError("It needs a library.")
+    class Missing(SpanStrategy):
+        def __init__(self, ranker):
+            raise ImportError("It needs a library.")
 
-    monkeypatch.setitem(STRATEGIES, "blender", missing)
+    monkeypatch.setitem(STRATEGIES, "blender", Missing)
     monkeypatch.delitem(STRATEGIES, "deepen", raising=False)
     options = {"blender": {"ranker": "PairRM"}, "sweetspan": {"num_words": 2}}
     found, left_out = usable_peers(("blender", "deepen", "sweetspan"), options)

@@ -45,7 +45,7 @@ def is_mid_character(data: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class WordRule:
+class WordSplitter:
     """
     When a word is complete: it has a visible character, and its text ends in whitespace, or the next greedy token
     starts with some or ends the sequence; or it is as long as a word may be.
@@ -100,7 +100,7 @@ class WordRule:
         return self.word_boundary == "unicode" and bool(after) and _is_boundary(word, after)
 
 
-def word_starts(tokens: list[bytes | None], rule: WordRule) -> list[int]:
+def word_starts(tokens: list[bytes | None], rule: WordSplitter) -> list[int]:
     """
     Where words start in a run of greedy tokens, given as their bytes (`None`: end of sequence). The first token starts
     one; the end `len(tokens)` is included when the last word is complete without looking further.

@@ -1,4 +1,4 @@
-"""By how much of a word a member judges it beside others."""
+"""What part of a word a member judges, beside the other words at its place."""
 
 from __future__ import annotations
 
@@ -43,8 +43,15 @@ def distinct_log_probs(words: Sequence[Sequence[int]], log_probs: Sequence[Seque
     return values
 
 
-def share_of_rest(weights: Sequence[float]) -> float:
-    """How much of a word counts that nobody contests: 1 where all members count alike, 0 where one counts alone. In
-    between by their effective number 1 / sum w^2, of weights that sum to 1."""
+def uncontested_share(weights: Sequence[float]) -> float:
+    """
+    The share of a word's uncontested tokens that counts: 1 with equal weights, 0 where one member has all the weight.
+
+    In between it follows the effective number of members n = 1 / sum w^2, of weights that sum to 1:
+    (n - 1) / (number of members - 1).
+
+    Args:
+        weights (`list[float]`): of the members.
+    """
     effective = math.fsum(weights) ** 2 / math.fsum(weight**2 for weight in weights)
     return min((effective - 1) / (len(weights) - 1), 1.0) if len(weights) > 1 else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_adafuse.decoding.words import WordRule, is_mid_character, split_words, word_starts
+from hf_adafuse.decoding.word_splitter import WordSplitter, is_mid_character, split_words, word_starts
 
 pytestmark = pytest.mark.fast
 
@@ -45,16 +45,16 @@ INCOMPLETE = [(b" Par", b"is"), (b" ", b" "), (b"\n", b"\n"), (b" x", b""), (b" 
 
 @pytest.mark.parametrize(("data", "following"), COMPLETE)
 def test_complete(data, following):
-    assert WordRule().is_complete(data, following)
+    assert WordSplitter().is_complete(data, following)
 
 
 @pytest.mark.parametrize(("data", "following"), INCOMPLETE)
 def test_not_complete(data, following):
-    assert not WordRule().is_complete(data, following)
+    assert not WordSplitter().is_complete(data, following)
 
 
 def test_closed_whatever_follows():
-    rule = WordRule(max_word_tokens=3)
+    rule = WordSplitter(max_word_tokens=3)
     assert rule.is_closed(b"was ", 1) and not rule.is_closed(b"was", 1) and not rule.is_closed(b"  ", 1)
     assert rule.is_closed(b"abc", 3)
     assert not rule.is_closed(b"ab\xe4", 3) and not rule.is_closed(b"a\xe4\xbb", 4)
@@ -74,20 +74,20 @@ def test_closed_whatever_follows():
     ],
 )
 def test_unicode_boundaries(word, following, complete):
-    rule = WordRule(word_boundary="unicode")
+    rule = WordSplitter(word_boundary="unicode")
     assert rule.is_complete(word.encode(), following.encode()) == complete
 
 
 def test_unicode_needs_its_library(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "icu4py.breakers", None)
     with pytest.raises(ImportError, match=r'pip install "hf_adafuse\[unicode\]"'):
-        WordRule(word_boundary="unicode")
-    WordRule()
+        WordSplitter(word_boundary="unicode")
+    WordSplitter()
 
 
 def test_word_starts():
     tokens = [b" The", b" tre", b"aty", b" of", b" ", b"x"]
-    assert word_starts(tokens, WordRule()) == [0, 1, 3, 4]
-    assert word_starts([b"was ", b"a ", b"cat"], WordRule()) == [0, 1, 2]
-    assert word_starts([b" a", None], WordRule()) == [0, 1, 2]
-    assert word_starts([b"a", b"b", b"c"], WordRule(max_word_tokens=2)) == [0, 2]
+    assert word_starts(tokens, WordSplitter()) == [0, 1, 3, 4]
+    assert word_starts([b"was ", b"a ", b"cat"], WordSplitter()) == [0, 1, 2]
+    assert word_starts([b" a", None], WordSplitter()) == [0, 1, 2]
+    assert word_starts([b"a", b"b", b"c"], WordSplitter(max_word_tokens=2)) == [0, 2]

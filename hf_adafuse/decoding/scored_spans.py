@@ -1,0 +1,112 @@
+"""What a strategy compares, and what it says: the candidates of a round with their log-probabilities, and a choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..config import AdaFuseConfig
+from .scoring import span_nll
+
+# What follows the last word of a candidate that ends the sequence: a word of its own, unlike any that has text.
+END = ""
+
+
+@dataclass(frozen=True)
+class ScoredSpan:
+    """
+    A candidate as a strategy sees it.
+
+    Args:
+        words (`tuple[str]`): of its text, as the strategy's `units` has them, `END` among them.
+        log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
+            tokens that begin in the word; empty for a member that has nothing to score.
+        num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
+        proposers (`tuple[int]`): the members that proposed it, each as often as it did.
+        logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
+        tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; empty unless a
+            strategy asks for them.
+        is_first (`bool`): the text begins with it.
+        ratings (`list[float]`): each member's rating of it, where members rate; `None`: that member gives none.
+    """
+
+    words: tuple[str, ...]
+    log_probs: list[list[list[float]]]
+    num_bytes: list[int]
+    proposers: tuple[int, ...] = ()
+    logits: list[list[float]] = field(default_factory=list)
+    tokens: list[list[list[int]]] = field(default_factory=list)
+    is_first: bool = False
+    ratings: Sequence[float | None] = ()
+
+    @property
+    def text(self) -> str:
+        """Its text; the end of the sequence has none."""
+        return "".join(self.words)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether no member's processors forbid a token of it, and one member at least can score it."""
+        values = [value for member in self.log_probs for word in member for value in word]
+        return bool(values) and -math.inf not in values
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it begins a text with a line break, or ends it at once."""
+        return self.is_first and not self.words[0].strip()
+
+    def word_log_prob(self, member_index: int, level: int) -> float | None:
+        """The log-probability of a word: the sum over its tokens; `None` for a member that has nothing to score."""
+        words = self.log_probs[member_index]
+        return math.fsum(words[level]) if words else None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """
+    What a strategy says.
+
+    Args:
+        winner (`int`, *optional*): the index of the candidate; `None` where none is possible.
+        nlls (`list[list[float]]`): per candidate and member, its NLL; `None` where there is nothing to score.
+        scores (`list[float]`): per candidate, the fused score.
+        decided_by (`list[list[float]]`, *optional*): per candidate, the quantities by which it was compared with the
+            others, as the trace shows them; by default its score.
+        notes (`dict[int, str]`, *optional*): what else decided, by candidate.
+        weights (`list[float]`, *optional*): of the members, where the rule had others than it was given.
+        features (`dict[int, list[float]]`, *optional*): the numbers by which it judged, by candidate; `None` where one
+            is not known.
+        confidences (`dict[int, float]`, *optional*): by candidate, the probability that the answer is right.
+    """
+
+    winner: int | None
+    nlls: list[list[float | None]]
+    scores: list[float]
+    decided_by: list[list[float]] = field(default_factory=list)
+    notes: Mapping[int, str] = field(default_factory=dict)
+    weights: Sequence[float] | None = None
+    features: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
+    confidences: Mapping[int, float] = field(default_factory=dict)
+
+
+def mean_nll(
+    span: ScoredSpan,
+    member_index: int,
+    config: AdaFuseConfig,
+    num_words: int | None = None,
+    length_exponent: float = 1.0,
+) -> float | None:
+    """
+    [`span_nll`] of a candidate under one member; `None` where there is nothing to score.
+
+    Args:
+        span (`ScoredSpan`), member_index (`int`)
+        config (`AdaFuseConfig`): its `nll_normalization` says whether the length is in tokens or in bytes.
+        num_words (`int`, *optional*): so many words of it; by default all.
+        length_exponent (`float`, *optional*, defaults to 1.0): a.
+    """
+    words = span.log_probs[member_index][:num_words]
+    log_probs = [value for word in words for value in word]
+    length = None if config.nll_normalization == "token" else sum(span.num_bytes[:num_words])
+    return span_nll(log_probs, length, length_exponent)
