@@ -31,8 +31,7 @@ what --against may name:
   no-subtree       what was computed below the committed path is dropped
   no-look-ahead    the member that goes first proposes one round at a time
   no-drafts        no tokens are guessed by what has followed the last ones before
-  no-tree-attention
-                   each branch a row of the batch with a copy of the keys above it, not all in one row
+  no-tree-attention  each branch a row of the batch with a copy of the keys above it, not all in one row
   no-kernel        linear layers over few tokens multiply as PyTorch has it, not in the quickest way (CPU)
   naive            no cache, every word reads the whole text: one repeat, on one text, minutes for long prompts
 
