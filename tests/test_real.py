@@ -1,9 +1,16 @@
-"""Real models and tokenizers, where the folder with them is at hand: `HF_ADAFUSE_SHARED`, or `../shared`."""
+"""
+Real models and tokenizers, where the folders with them are at hand: `HF_ADAFUSE_SHARED`, or `../shared`, has questions,
+tokenizers and small models. `HF_ADAFUSE_REAL` has pretrained models, one folder each; on two CPU cores the tests that
+need them take ten minutes a model.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
+import statistics
 import unicodedata
 from pathlib import Path
 
@@ -13,11 +20,15 @@ from support.cases import Case
 from support.tiny import eos_ids
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from hf_adafuse import AdaFuseConfig
+from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
+from hf_adafuse.lab.evaluation.metrics import contains, exact_match
 from hf_adafuse.members.vocabulary import vocabulary_of
 
 SHARED = Path(os.environ.get("HF_ADAFUSE_SHARED", Path(__file__).parents[2] / "shared"))
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not here")
+
+REAL = Path(os.environ.get("HF_ADAFUSE_REAL", "there is none"))
+REAL_MODELS = sorted(path for path in REAL.iterdir() if path.is_dir()) if REAL.is_dir() else []
 
 TEXTS = [
     "def f(x):\n    if x:\n\treturn x  # two  spaces\n\n\nclass A: pass",
@@ -120,3 +131,65 @@ def test_real_tokenizers_on_random_models():
                 new = output.sequences[row, ids.shape[1] : ids.shape[1] + count].tolist()
                 decoded = [tokenizers[k].decode(x, skip_special_tokens=True) for x in (prompt, prompt + new)]
                 assert decoded[0] + "".join(r.text for r in output.rounds[row]) == decoded[1]
+
+
+def trivia():
+    lines = (SHARED / "data" / "triviaqa_dev.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [(row["question"], row["answer"] if isinstance(row["answer"], list) else [row["answer"]]) for row in rows]
+
+
+@pytest.mark.slow
+@needs_shared
+@pytest.mark.skipif(not REAL_MODELS, reason=f"{REAL} has no pretrained models")
+@pytest.mark.parametrize("is_chat", [True, False], ids=["chat", "few-shot"])
+@pytest.mark.parametrize("folder", REAL_MODELS, ids=lambda folder: folder.name)
+def test_copies_of_a_model_answer_as_well_as_the_model_alone(folder, is_chat):
+    """The recommended preset, 50 questions, B = 1 and 3: no worse by more than the standard error of the difference,
+    and the same text on most."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if is_chat and tokenizer.chat_template is None:
+        pytest.skip(f"{folder.name} has no chat template")
+    questions = trivia()
+    shots = "".join(f"Question: {question}\nAnswer: {answers[0]}\n\n" for question, answers in questions[:5])
+    asked, metric = questions[100:150], contains if is_chat else exact_match
+    prompts = [question if is_chat else f"{shots}Question: {question}\nAnswer:" for question, _ in asked]
+    asked_for = {"chat": is_chat, "max_new_tokens": 24 if is_chat else 16, "max_batch_size": 10}
+    asked_for |= {} if is_chat else {"stop_strings": ["\n"]}
+
+    def texts_of(num_copies, **settings):
+        ensemble = AdaFuseEnsemble([(model, tokenizer)] * num_copies)
+        return [text.strip() for text in ensemble.texts(prompts, **asked_for, **settings)]
+
+    def right(texts):
+        return [metric(text, answers) for text, (_, answers) in zip(texts, asked, strict=True)]
+
+    alone = []
+    for prompt in prompts:
+        if is_chat:
+            chat = [{"role": "user", "content": prompt}]
+            encoded = tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        else:
+            encoded = tokenizer(prompt, return_tensors="pt")
+        ids = encoded["input_ids"]
+        stops = {} if is_chat else {"stop_strings": ["\n"], "tokenizer": tokenizer}
+        output = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
+            max_new_tokens=asked_for["max_new_tokens"], **stops,
+        )  # fmt: skip
+        alone.append(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip())
+    for branches in (1, 3):
+        together = texts_of(2, adafuse_config={"preset": "robust", "num_branches": branches})
+        differences = [a - b for a, b in zip(right(together), right(alone), strict=True)]
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        num_same = sum(a == b for a, b in zip(together, alone, strict=True))
+        summary = (
+            f"{folder.name}, B = {branches}: right {sum(right(alone)):.0f} alone, {sum(right(together)):.0f} as two, "
+        )
+        summary += f"difference {statistics.mean(differences):+.3f} +- {error:.3f}, the same text {num_same} of 50"
+        logging.getLogger(__name__).info(summary)
+        assert statistics.mean(differences) >= -error, summary
+        assert num_same > 25, summary

@@ -54,6 +54,7 @@ from hf_adafuse.transformers_compat import (
     INNER_MODELS,
     NEWEST_TESTED_TRANSFORMERS,
     NO_IMAGES,
+    PIPELINES_PASS_A_CONFIG,
     Conv1D,
     DynamicLayer,
     adapter_configs,
@@ -455,6 +456,14 @@ def test_a_dynamic_cache_is_of_dynamic_layers():
     assert layers[0].keys.shape == layers[0].values.shape == (1, 2, 3, 8)
     fresh = DynamicLayer()
     assert fresh.is_initialized is False and layers[0].is_initialized is True
+
+
+def test_whether_a_pipeline_hands_its_defaults_to_generate_in_a_config():
+    model, asked = copy.deepcopy(tiny_model()), []
+    generate = model.generate
+    model.generate = lambda *args, **kwargs: asked.append(kwargs) or generate(*args, **kwargs)
+    pipeline("text-generation", model=model, tokenizer=TOKENIZERS["byte_level"]())("She", max_new_tokens=2)
+    assert ("generation_config" in asked[0]) is PIPELINES_PASS_A_CONFIG
 
 
 class FewBitsLayer(cache_utils.QuantizedLayer):

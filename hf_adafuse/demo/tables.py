@@ -1,8 +1,13 @@
-"""Rows of text in columns, for what the demo and the benchmark print."""
+"""Rows of text in columns, and counted nouns, for what the demo and the lab print."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """`"1 question"`, `"2 questions"`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:

@@ -46,7 +46,7 @@ def planned_pass(
     def all_likely(prompt_index: int, needed: list[Node]) -> list[Node]:
         return [*drafted(needed), *likely(prompt_index)]
 
-    limits = PassLimits(backend.can_prefetch, backend.is_padded, backend.policy)
+    limits = PassLimits(backend.policy, backend.can_prefetch, backend.is_padded)
     prompts = {}
     for prompt_index in backend.active:
         needed, useful = needs.get(prompt_index, ([], []))

@@ -104,14 +104,15 @@ class PassLimits:
     The limits of a backend.
 
     Args:
-        can_prefetch (`bool`): whether more nodes than needed can cost little.
-        is_padded (`bool`): whether prompts with fewer nodes are filled up to the one with most.
-        policy (`type[Policy]`): of its device.
+        policy (`type[Policy]`): the constants for its device.
+        can_prefetch (`bool`, *optional*, defaults to `True`): whether more nodes than needed can cost little.
+        is_padded (`bool`, *optional*, defaults to `False`): whether prompts with fewer nodes are filled up to the one
+            with most.
     """
 
+    policy: type[Policy]
     can_prefetch: bool = True
     is_padded: bool = False
-    policy: type[Policy] = Policy
 
 
 def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLimits) -> dict[int, list[Any]]:
@@ -152,14 +153,14 @@ def _width(num_needed: int, num_prompts: int, costs: PassCosts, limits: PassLimi
     return max(num_needed + extra, policy.prefetched_tokens // num_prompts)
 
 
-def worthwhile_size(num_needed: int, costs: PassCosts, policy: type[Policy] = Policy) -> int:
+def worthwhile_size(num_needed: int, costs: PassCosts, policy: type[Policy]) -> int:
     """The size to which a pass of so many tokens is worth filling up: `prefetched_tokens` at most."""
     bound = policy.worthwhile_ratio * costs.seconds(num_needed)
     sizes = range(num_needed, policy.prefetched_tokens + 1)
     return max((size for size in sizes if costs.seconds(size) <= bound), default=num_needed)
 
 
-def room_in_tree(num_held: int, prefix_length: int, policy: type[Policy] = Policy) -> int:
+def room_in_tree(num_held: int, prefix_length: int, policy: type[Policy]) -> int:
     """How many more nodes that nobody needs yet the tree of a single prompt may hold; negative where it holds too
     many."""
     return max(policy.most_held_nodes, prefix_length // policy.tokens_per_held_node) - num_held

@@ -435,15 +435,17 @@ class Select(Rerank):
         others = [size_of[k] for k in members if k not in entry["own"]]
         known = [value for value in size_of if value is not None]
         mean = sum(known) / len(known)
+        roots = [None if s is None else s / math.sqrt(len(values)) for s, values in zip(sums, entry["values"])]
+        sure = [roots[k] for k in members if k in entry["own"]] or roots
         levels = range(max(len(words) for words in of_words))
         logs = self.confidence(of_words, weights, levels)
         said, mine = [None if t is None else self.said(t) for t in texts], self.said(text)
         share = lambda values: sum(w * v for w, v in zip(weights, values)) / sum(weights)  # noqa: E731
         return [
             *tokens, *size_of, *sums, *worst,
-            self.mean(own or others), self.mean(others or own),
+            self.mean(own or others), self.mean(others or own), self.mean(sure),
             math.sqrt(sum((value - mean) ** 2 for value in known) / len(known)),
-            sum(logs) / len(logs),
+            sum(logs) / len(logs), sum(logs) / math.sqrt(len(logs)), min(logs),
             share([t is not None and t.strip() == text.strip() for t in texts]),
             share([s is not None and s[0] == mine[0] for s in said]),
             share([s is not None and mine[1] is not None and s[1] == mine[1] for s in said]),

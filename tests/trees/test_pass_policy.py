@@ -52,7 +52,7 @@ def curve(points):
 FLAT = curve({1: 1.0})
 STEEP = curve({1: 1.0, 2: 2.0, 4: 8.0, 8: 64.0})
 RISING = curve({1: 1.0, 65: 17.0})  # a quarter more for each token after the first
-PADDED = PassLimits(is_padded=True)
+PADDED = PassLimits(Policy, is_padded=True)
 
 
 class Accelerator(AcceleratorPolicy):
@@ -85,12 +85,12 @@ def never():
     ],
 )
 def test_worthwhile_size(costs, num_needed, expected):
-    assert worthwhile_size(num_needed, costs) == expected
+    assert worthwhile_size(num_needed, costs, Policy) == expected
 
 
 def test_a_pass_at_the_bound_is_still_worth_it(monkeypatch):
     monkeypatch.setattr(Policy, "worthwhile_ratio", 2.0)
-    assert worthwhile_size(1, RISING) == 5  # it costs 2
+    assert worthwhile_size(1, RISING, Policy) == 5  # it costs 2
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_pass_at_the_bound_is_still_worth_it(monkeypatch):
     ],
 )
 def test_room_in_tree(num_held, prefix_length, expected):
-    assert room_in_tree(num_held, prefix_length) == expected
+    assert room_in_tree(num_held, prefix_length, Policy) == expected
 
 
 def test_an_accelerator_has_constants_of_its_own():
@@ -112,7 +112,7 @@ def test_an_accelerator_has_constants_of_its_own():
     assert worthwhile_size(3, FLAT, AcceleratorPolicy) == AcceleratorPolicy.prefetched_tokens > 8
     assert room_in_tree(10, 0, AcceleratorPolicy) == AcceleratorPolicy.most_held_nodes - 10 > 4
     needs = {0: PromptNeeds([], likely=lambda: nodes(99))}
-    limits = PassLimits(policy=AcceleratorPolicy)
+    limits = PassLimits(AcceleratorPolicy)
     assert len(plan_pass(needs, FLAT, limits)[0]) == AcceleratorPolicy.prefetched_tokens
 
 
@@ -121,18 +121,18 @@ def test_an_accelerator_has_constants_of_its_own():
 
 def test_alone_a_pass_is_filled_with_what_is_useful_then_with_what_is_likely():
     needed, useful, likely = nodes(2), nodes(3), nodes(20)
-    planned = plan_pass({5: PromptNeeds(needed, useful, lambda: likely)}, FLAT, PassLimits())
+    planned = plan_pass({5: PromptNeeds(needed, useful, lambda: likely)}, FLAT, PassLimits(Policy))
     assert planned == {5: needed + useful + likely[:6]}  # 8 - 2 likely ones
 
 
 def test_alone_a_pass_of_one_that_is_not_worth_filling_holds_what_is_needed():
     needed = nodes(1)
-    assert plan_pass({0: PromptNeeds(needed, nodes(3), never)}, STEEP, PassLimits()) == {0: needed}
+    assert plan_pass({0: PromptNeeds(needed, nodes(3), never)}, STEEP, PassLimits(Policy)) == {0: needed}
 
 
 def test_alone_a_slowly_rising_curve_leaves_some_room():
     needed, likely = nodes(1), nodes(20)
-    planned = plan_pass({0: PromptNeeds(needed, likely=lambda: likely)}, RISING, PassLimits())
+    planned = plan_pass({0: PromptNeeds(needed, likely=lambda: likely)}, RISING, PassLimits(Policy))
     assert planned == {0: needed + likely[:3]}  # four cost 1.75
 
 
@@ -143,20 +143,20 @@ def test_alone_a_slowly_rising_curve_leaves_some_room():
 def test_alone_room_in_the_tree_bounds_what_comes_along(num_held, prefix_length, expected):
     needed, useful, likely = nodes(1), nodes(2), nodes(7)
     prompt = PromptNeeds(needed, useful, lambda: likely, num_held, prefix_length)
-    assert plan_pass({0: prompt}, FLAT, PassLimits()) == {0: (needed + useful + likely)[:expected]}
+    assert plan_pass({0: prompt}, FLAT, PassLimits(Policy)) == {0: (needed + useful + likely)[:expected]}
 
 
 @pytest.mark.parametrize("num_held", [11, 14, 40])
 def test_alone_without_room_what_is_needed_is_run_and_nobody_asks_what_is_likely(num_held):
     needed = nodes(3)
     prompt = PromptNeeds(needed, nodes(2), never, num_held)
-    assert plan_pass({0: prompt}, FLAT, PassLimits()) == {0: needed}
+    assert plan_pass({0: prompt}, FLAT, PassLimits(Policy)) == {0: needed}
 
 
 def test_each_node_goes_once():
     needed, useful, likely = nodes(2), nodes(2), nodes(2)
     twice = PromptNeeds(needed, [needed[1], *useful, useful[0]], lambda: [useful[1], *likely, needed[0]])
-    assert plan_pass({0: twice}, FLAT, PassLimits()) == {0: needed + useful + likely}
+    assert plan_pass({0: twice}, FLAT, PassLimits(Policy)) == {0: needed + useful + likely}
 
 
 # A batch
@@ -172,21 +172,21 @@ def test_in_a_batch_each_prompt_has_a_little_more_than_it_needs_whatever_it_cost
     }
     # 8 // 4, but one more than needed
     expected = {3: [*needed, likely[0]], 4: [*needed, *useful], 5: likely[:2], 6: useful}
-    assert plan_pass(needs, STEEP, PassLimits()) == expected
+    assert plan_pass(needs, STEEP, PassLimits(Policy)) == expected
     more = {3: [*needed, *likely[:3]], 4: [*needed, *useful], 5: likely[:3], 6: useful}
-    assert plan_pass(needs, STEEP, PassLimits(policy=Accelerator)) == more
+    assert plan_pass(needs, STEEP, PassLimits(Accelerator)) == more
 
 
 def test_two_prompts_have_four_nodes_each_however_full_their_trees_are():
     likely = nodes(9)
     needs = {row: PromptNeeds(nodes(1), likely=lambda: likely, num_held=50) for row in range(2)}
-    assert plan_pass(needs, FLAT, PassLimits()) == {row: [*needs[row].needed, *likely[:3]] for row in range(2)}
+    assert plan_pass(needs, FLAT, PassLimits(Policy)) == {row: [*needs[row].needed, *likely[:3]] for row in range(2)}
 
 
 def test_in_a_batch_a_prompt_that_needs_more_than_its_share_has_all_of_it():
     needs = {0: PromptNeeds(nodes(50)), 1: PromptNeeds(nodes(4), nodes(2))}
     expected = {0: needs[0].needed, 1: [*needs[1].needed, needs[1].useful[0]]}
-    assert plan_pass(needs, FLAT, PassLimits()) == expected
+    assert plan_pass(needs, FLAT, PassLimits(Policy)) == expected
 
 
 # Where shorter rows are filled up
@@ -212,11 +212,11 @@ def test_padded_rows_are_at_least_as_wide_as_their_share():
 @pytest.mark.parametrize("can_prefetch", [True, False])
 def test_what_exceeds_a_padded_pass_on_cpu_waits(num_prompts, expected, can_prefetch):
     needs = {row: PromptNeeds(nodes(40 if row == 0 else 1)) for row in range(num_prompts)}
-    planned = plan_pass(needs, FLAT, PassLimits(can_prefetch, is_padded=True))
+    planned = plan_pass(needs, FLAT, PassLimits(Policy, can_prefetch, is_padded=True))
     assert planned == {row: prompt.needed[:expected] for row, prompt in needs.items()}
 
 
-@pytest.mark.parametrize("limits", [PassLimits(is_padded=True, policy=Accelerator), PassLimits()])
+@pytest.mark.parametrize("limits", [PassLimits(Accelerator, is_padded=True), PassLimits(Policy)])
 def test_nothing_waits_on_an_accelerator_or_without_padding(limits):
     needs = {0: PromptNeeds(nodes(40)), 1: PromptNeeds(nodes(1))}
     assert plan_pass(needs, FLAT, limits) == {row: prompt.needed for row, prompt in needs.items()}
@@ -234,7 +234,7 @@ def test_what_waited_goes_in_the_next_passes():
 # In general
 
 
-@pytest.mark.parametrize("limits", [PassLimits(False), PassLimits(False, policy=Accelerator)])
+@pytest.mark.parametrize("limits", [PassLimits(Policy, False), PassLimits(Accelerator, False)])
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_a_backend_that_cannot_prefetch_runs_what_is_needed(num_prompts, limits):
     needs = {row: PromptNeeds(nodes(2), nodes(2), never) for row in range(num_prompts)}
@@ -243,7 +243,7 @@ def test_a_backend_that_cannot_prefetch_runs_what_is_needed(num_prompts, limits)
 
 def test_likely_nodes_are_not_asked_for_where_the_pass_is_full():
     prompt = PromptNeeds(nodes(8), likely=never)  # 8 are needed: none of the likely ones would go
-    assert plan_pass({0: prompt}, FLAT, PassLimits()) == {0: prompt.needed}
+    assert plan_pass({0: prompt}, FLAT, PassLimits(Policy)) == {0: prompt.needed}
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -255,7 +255,9 @@ def test_what_is_needed_comes_first_and_nothing_comes_twice(seed):
         useful, likely = rng.choices(pool, k=5), rng.choices(pool, k=5)
         needed = rng.sample(pool, rng.randint(0, 30))
         needs[row] = PromptNeeds(needed, useful, lambda likely=likely: likely, rng.randint(0, 20), rng.randint(0, 400))
-    limits = PassLimits(rng.random() < 0.8, rng.random() < 0.5, rng.choice([Policy, Accelerator]))
+    limits = PassLimits(
+        can_prefetch=rng.random() < 0.8, is_padded=rng.random() < 0.5, policy=rng.choice([Policy, Accelerator])
+    )
     planned = plan_pass(needs, rng.choice([FLAT, STEEP, RISING]), limits)
     most = max(4, 32 // len(needs)) if limits.is_padded and limits.policy is Policy else 30
     assert planned.keys() == needs.keys()

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from ... import __version__
-from ...demo.tables import aligned
+from ...demo.tables import aligned, counted
 from ...kernels.native_product import kernel_name
 from .results import NO_KERNEL, OURS, Measurement
 from .targets import Check, Target
@@ -36,7 +36,7 @@ def format_measurement(measurement: Measurement) -> str:
         rows.insert(last + 1, cells)
     title = (
         f"{' + '.join(map(size_text, m.parameters))} parameters, prompt of {m.prompt_tokens:,} tokens, "
-        f"batch {m.batch}, B = {m.branches}, {m.new_tokens} new tokens, {_plural(len(m.texts), 'text')}"
+        f"batch {m.batch}, B = {m.branches}, {m.new_tokens} new tokens, {counted(len(m.texts), 'text')}"
     )
     return "\n".join([title, *aligned(rows), *_summary(m)]) + "\n"
 
@@ -107,7 +107,7 @@ def format_machine(load: float = math.nan) -> str:
             "Repeat it on a quiet machine.\n"
         )
     kernel = "own kernel" if m["kernel"] else "no kernel of our own"
-    devices = [f"{m['processor']} ({m['instructions']}, {kernel}), {_plural(m['threads'], 'thread')}", *m["gpus"]]
+    devices = [f"{m['processor']} ({m['instructions']}, {kernel}), {counted(m['threads'], 'thread')}", *m["gpus"]]
     return f"{'; '.join(devices)}; torch {torch.__version__}, transformers {transformers.__version__}\n{busy}"
 
 
@@ -134,7 +134,7 @@ def _row(m: Measurement, name: str) -> tuple[str, ...]:
     texts = m.texts_of(name)
     memory = m.memory_peak_bytes(name)
     return (
-        name if len(texts) == len(m.texts) else f"{name} ({_plural(len(texts), 'text')})",
+        name if len(texts) == len(m.texts) else f"{name} ({counted(len(texts), 'text')})",
         f"{m.seconds(name):.2f}",
         f"{m.spread(name):.0%}" if len(m.of(name, texts[0])) > 1 else "",
         f"{m.words_per_second(name):.1f}",
@@ -195,7 +195,3 @@ def _number(value: float, check: Check) -> str:
 
 def _bytes(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"

@@ -8,6 +8,7 @@ from itertools import accumulate, zip_longest
 from typing import Any
 
 from ...demo.paired import Paired, mean, paired
+from ...demo.tables import counted
 from ...rounds.trace_text import END, bracketed, on_one_line
 from .samples import Results, Sample
 
@@ -89,7 +90,7 @@ def show_figures(comparison: Comparison) -> str:
     result, scale = comparison.paired, comparison.scale
     unit = "points (0 to 100)" if scale == 100 else "the metric's own unit"
     n = len(comparison.pairs)
-    lines = [f"{comparison.a.metric} on the {n} {_plural(n, 'question')} that both answer, in {unit} ± standard error"]
+    lines = [f"{comparison.a.metric} on the {counted(n, 'question')} that both answer, in {unit} ± standard error"]
     if comparison.left_out:
         lines.append(f"left out: {', '.join(comparison.left_out)}")
     values = [mean(scores).show(scale) for scores in comparison.scores]
@@ -105,7 +106,7 @@ def show_partings(comparison: Comparison, most: int) -> str:
     """The questions on which scores differ, the largest differences first, then texts alone; at most so many."""
     by_score, by_text = parted(comparison)
     shown = [*by_score, *by_text][:most]
-    head = f"{len(by_score)} {_plural(len(by_score), 'question')} with another score"
+    head = f"{counted(len(by_score), 'question')} with another score"
     head += f", {len(by_text)} with another text and the same score" if by_text else ""
     head += f"; {len(shown)} shown (--show):" if len(shown) < len(by_score) + len(by_text) else ""
     blocks = [head]
@@ -127,7 +128,7 @@ def parted(comparison: Comparison) -> tuple[list[Pair], list[Pair]]:
 def _show_pair(one: Sample, other: Sample, scale: float) -> str:
     lines = [f"question {one.number}: {_clipped(_question(one))}"]
     others = len(one.answers) - _MOST_ANSWERS
-    more = f" (and {others} {_plural(others, 'other')})" if others > 0 else ""
+    more = f" (and {counted(others, 'other')})" if others > 0 else ""
     lines.append(f"  accepted: {_clipped(' | '.join(one.answers[:_MOST_ANSWERS]))}{more}")
     scores = [f"{sample.score * scale:.0f}" for sample in (one, other)]
     width = max(map(len, scores))
@@ -160,7 +161,7 @@ def show_round(committed: dict[str, Any]) -> str:
     """`[is Lima.] 2 words, 0.27, by 0 1`, of a round as JSON."""
     words = committed.get("words") or []
     count = len(words) if isinstance(words, list) else words
-    parts = [f"{count} {_plural(count, 'word')}"]
+    parts = [f"{counted(count, 'word')}"]
     index, candidates = committed.get("winner"), committed.get("candidates") or []
     winner = candidates[index] if isinstance(index, int) and index < len(candidates) else committed
     score = winner.get("score")
@@ -189,7 +190,3 @@ def _question(sample: Sample) -> str:
 def _clipped(text: str, most: int = _MOST_SHOWN) -> str:
     line = on_one_line(text)
     return line if len(line) <= most else f"{line[: most - 3]}..."
-
-
-def _plural(number: int, noun: str) -> str:
-    return noun if number == 1 else f"{noun}s"
