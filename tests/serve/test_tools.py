@@ -111,7 +111,8 @@ RESULT = "<tool_response>\nwarm\n</tool_response>"
         ({"role": "tool", "content": PARTS}, RESULT),
         ({"role": "tool"}, "<tool_response>\n\n</tool_response>"),
     ],
-    ids=str,
+    # The calls have random names: as a part of the tests' ids they would differ from worker to worker.
+    ids=["no content", "parts and a call", "no arguments", "empty arguments", "a result in parts", "an empty result"],
 )
 def test_contents_may_be_left_out_or_in_parts(message, content):
     assert with_tools([message], None)[0]["content"] == content
