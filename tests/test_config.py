@@ -11,8 +11,8 @@ import pickle
 import pytest
 
 from hf_adafuse import AdaFuseConfig, SpanStrategy, register_strategy
-from hf_adafuse.decoding.strategies.registry import make_strategy, options_of
-from hf_adafuse.settings.config_checks import OPTIONS_OF_PRESETS
+from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy, options_of
+from hf_adafuse.settings.config_checks import OPTIONS_OF_PRESETS, USES
 
 pytestmark = [pytest.mark.every_case, pytest.mark.fast]
 
@@ -294,7 +294,7 @@ USELESS = {
 def test_a_field_that_the_method_does_not_use_is_refused(method, name):
     value = USELESS[method][name]
     with pytest.raises(ValueError, match=f"^`{name}` must be ") as error:
-        make_strategy(AdaFuseConfig(**{"method": method, name: value}))
+        AdaFuseConfig(**{"method": method, name: value})
     _assert_form(str(error.value), name, value)
     assert f" with method '{method}', which does not use it" in str(error.value)
     make_strategy(AdaFuseConfig(method=method))
@@ -322,7 +322,10 @@ def test_a_method_of_ones_own_says_which_fields_it_uses():
         register_strategy("wrong", Wrong)
 
 
-def test_the_options_that_are_known_without_the_methods_are_the_methods():
+def test_the_fields_and_options_that_are_known_without_the_methods_are_the_methods():
+    assert {method: cls.uses for method, cls in STRATEGIES.items() if method in USES} == USES
+    own = [method for method, cls in STRATEGIES.items() if cls.__module__.startswith("hf_adafuse.")]
+    assert sorted(own) == sorted(USES)
     for method, options in OPTIONS_OF_PRESETS.items():
         assert options == tuple(options_of(method))
 

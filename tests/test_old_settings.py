@@ -194,10 +194,11 @@ def test_what_was_refused_is_refused(values, message):
 def test_an_exponent_of_the_length_does_not_go_with_the_word_rule():
     with pytest.warns(FutureWarning), pytest.raises(ValueError, match="'length_exponent'"):
         AdaFuseConfig.from_dict({"fusion": "word", "length_exponent": 0.5})
-    with pytest.warns(FutureWarning):
-        config = AdaFuseConfig.from_dict({"fusion": "word", "nll_normalization": "byte"})
-    with pytest.raises(ValueError, match=r"^`nll_normalization` must be 'token' with method 'words'"):
-        make_strategy(config)
+    with (
+        pytest.warns(FutureWarning),
+        pytest.raises(ValueError, match=r"^`nll_normalization` must be 'token' with method 'words'"),
+    ):
+        AdaFuseConfig.from_dict({"fusion": "word", "nll_normalization": "byte"})
 
 
 def test_earlier_fields_are_no_arguments():

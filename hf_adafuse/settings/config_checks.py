@@ -18,6 +18,26 @@ WEIGHTINGS = ("prompt", "examples", "examples_or_prompt")
 # Fields that every method takes. A method names the others that it uses in its class's `uses`.
 FIELDS_OF_ALL: tuple[str, ...] = ("method", "method_options", "model_weights", "prompt_sharpness", "do_sample")
 FIELDS_OF_ALL += ("max_word_tokens", "word_boundary")
+# The fields that say how AdaFuse and the word rule propose and compare.
+ADAPTIVE_SPAN_FIELDS: tuple[str, ...] = (
+    "margin_threshold",
+    "max_words",
+    "num_branches",
+    "commitment",
+    "exploration",
+    "online_rate",
+    "switch_margin",
+    "certainty_gate",
+)
+# What each method of this package uses: here too, so that a config refuses the rest before anything is imported. A test
+# compares. Of a method of one's own a call refuses it ([`check_use`]).
+USES: dict[str, tuple[str, ...]] = {
+    "adafuse": (*ADAPTIVE_SPAN_FIELDS, "nll_normalization"),
+    "words": ADAPTIVE_SPAN_FIELDS,
+    **dict.fromkeys(("unite", "gac", "deepen", "safe"), ()),
+    **dict.fromkeys(("sweetspan", "cool-fusion", "specfuse", "spans", "anchor", "majority"), ("nll_normalization",)),
+    **dict.fromkeys(("rerank", "select", "peer-review", "blender"), ("nll_normalization",)),
+}
 # The options of the methods that the presets name: here, so that a misspelt field of a dict is refused before anything
 # is imported. The classes have them with their defaults; a test compares.
 OPTIONS_OF_PRESETS = {"adafuse": ("horizon", "length_exponent"), "words": ("mean", "part", "allow_blank")}
@@ -29,8 +49,7 @@ _MOST_WEIGHT = 1e100
 
 def check(config: Any) -> None:
     """
-    Check an [`AdaFuseConfig`] by itself. Whether its method uses what is given is known where the method is
-    ([`check_use`]).
+    Check an [`AdaFuseConfig`] by itself. What a method of one's own uses is known where the method is ([`check_use`]).
 
     Raises:
         ValueError: a field is out of its range, or of no use with the others.
@@ -57,6 +76,8 @@ def check(config: Any) -> None:
         raise ValueError(f"`do_sample` must be True, False or None, but is {config.do_sample!r}. Leave it out.")
     if config.model_weights is not None and config.model_weights not in WEIGHTINGS:
         _check_weights(config.model_weights)
+    if config.method in USES:
+        _check_fields(config, USES[config.method])
     defaults = _defaults(config)
     for name, needed in without_use(vars(config), defaults).items():
         value = getattr(config, name)
@@ -76,13 +97,7 @@ def check_use(config: Any, uses: Collection[str], options: Collection[str]) -> N
         ValueError: a field that it does not use is not the default, or it has no such option.
     """
     _check_options(config, options)
-    for name, default in _defaults(config).items():
-        value = getattr(config, name)
-        if value != default and name not in uses and name not in FIELDS_OF_ALL:
-            raise ValueError(
-                f"`{name}` must be {default!r} with method {config.method!r}, which does not use it, but is {value!r}. "
-                "Leave it out."
-            )
+    _check_fields(config, uses)
 
 
 def without_use(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
@@ -107,6 +122,16 @@ def _check_method(config: Any) -> None:
         raise ValueError(f"`method_options` must be a dict, but is {config.method_options!r}. Name each option in it.")
     if method in OPTIONS_OF_PRESETS:
         _check_options(config, OPTIONS_OF_PRESETS[method])
+
+
+def _check_fields(config: Any, uses: Collection[str]) -> None:
+    for name, default in _defaults(config).items():
+        value = getattr(config, name)
+        if value != default and name not in uses and name not in FIELDS_OF_ALL:
+            raise ValueError(
+                f"`{name}` must be {default!r} with method {config.method!r}, which does not use it, but is {value!r}. "
+                "Leave it out."
+            )
 
 
 def _check_options(config: Any, options: Collection[str]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ...members.member import Member
+from ...settings.config_checks import ADAPTIVE_SPAN_FIELDS
 from ...trees.nodes import Node
 from ..proposer import Proposal, Proposer
 from ..requests import Requests
@@ -23,16 +24,7 @@ class AdaptiveSpans(SpanStrategy):
     """Proposes as the fields of [`AdaFuseConfig`] say. A subclass says in `choose` how candidates are compared."""
 
     samples = "words"
-    uses: ClassVar[tuple[str, ...]] = (
-        "margin_threshold",
-        "max_words",
-        "num_branches",
-        "commitment",
-        "exploration",
-        "online_rate",
-        "switch_margin",
-        "certainty_gate",
-    )
+    uses: ClassVar[tuple[str, ...]] = ADAPTIVE_SPAN_FIELDS
     num_words: int = field(default=1, init=False)
 
     def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
