@@ -42,6 +42,7 @@ class SampledRound(Round[Cursor]):
             num_proposals = [a + b for a, b in zip(num_proposals, pool.num_proposals, strict=True)]
             if pool.winner is not None:
                 pool.num_proposals = num_proposals
+                del self._word  # its nodes and their logits live no longer than the round
                 return pool
         raise AssertionError("unreachable: the main model's own words are accepted")
 

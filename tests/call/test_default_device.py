@@ -43,6 +43,7 @@ def test_random_cases(number):
 
 CALLS = {
     **{name: dict(adafuse_config={"method": name}) for name in STRATEGIES},
+    "peer-review": dict(adafuse_config={"method": "peer-review", "max_score": 4}),  # the assistant cannot write a 5
     "sampled": dict(do_sample=True),
     "structured": dict(structured={"regex": "[a-z ]{2,9}"}),
     "scores": dict(return_dict_in_generate=True, output_scores=True, output_logits=True),

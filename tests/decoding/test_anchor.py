@@ -232,7 +232,7 @@ def test_what_the_main_tokenizer_cannot_write_never_replaces_its_word():
         ({"beta": math.inf}, "beta"),
         ({"beta": "0.5"}, "beta"),
         ({"num_words": 0}, "num_words"),
-        ({"gamma": 1}, "method_options"),
+        ({"gamma": 1}, "adafuse_config"),
     ],
     ids=str,
 )

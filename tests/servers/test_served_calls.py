@@ -304,7 +304,7 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
     [
         (dict(method="unite"), {}, "`method` must be one over words or answers"),
         (dict(method="gac"), {}, "`method` must be one over words or answers"),
-        (dict(method="safe"), {}, "`method` must be one over words or answers with assistant 1"),
+        (dict(method="safe"), {}, "`method` must be one over words or answers"),
         (dict(method="specfuse", score="logit"), {}, "`method` must be one over words or answers"),
         (dict(exploration="beam", num_branches=2), {}, "`exploration` must be 'diverse'"),
         (dict(num_branches=21), {}, "`num_branches` must be at most 20"),

@@ -8,7 +8,7 @@ import torch
 from asked import KINDS, PAIRS, ensemble, harness_model, members, requests
 
 from hf_adafuse import AdaFuseConfig
-from hf_adafuse.decoding import selector
+from hf_adafuse.decoding import member_weights
 from hf_adafuse.lab.evaluation import ensemble_scores
 from hf_adafuse.members.vocabulary import vocabulary_of
 
@@ -127,9 +127,9 @@ EXAMPLES = [  # the last line of each is its cue, with what is behind it
 def test_trust_is_that_of_the_context_as_it_was_given(context, weighting, monkeypatch):
     """The same numbers as `generate()` has for that prompt; of the score it is what the weights follow from."""
     kinds, trusts = KINDS[:2], []
-    trust = selector.MemberWeights
+    trust = member_weights.MemberWeights
     monkeypatch.setattr(
-        selector, "MemberWeights", lambda config, nlls, number: trusts.append(nlls) or trust(config, nlls, number)
+        member_weights, "MemberWeights", lambda config, nlls, number: trusts.append(nlls) or trust(config, nlls, number)
     )
     config = AdaFuseConfig(method="words", model_weights=weighting, prompt_sharpness=3.0)
     lm = ensemble(kinds, config)
