@@ -165,7 +165,7 @@ class AdaFuseConfig:
 
     @classmethod
     def _of(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
-        """Of fields and options side by side."""
+        """The settings in a dict that holds fields and options of the method side by side."""
         known = [one.name for one in fields(cls)]
         given = {name: value for name, value in values.items() if name in known}
         options = {name: value for name, value in values.items() if name not in known}

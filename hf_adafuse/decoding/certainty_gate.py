@@ -51,7 +51,7 @@ class CertaintyGate(Round[Cursor]):
             candidate.ids |= {k: list(span.ids) for k in self._speakers_of_main}
 
     def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
-        """By the main model alone."""
+        """Give the candidates their log-probabilities under the main model alone."""
         cursor.drop_unfit(pool)
         main, index = self.members[0], cursor.prompt.index
         for candidate in pool.ranked():

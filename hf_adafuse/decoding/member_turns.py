@@ -55,7 +55,7 @@ class MemberTurns:
             yield from self._take_turn(k, cursor, pool, drafts)
 
     def note_winner(self, pool: Pool, winner: Candidate) -> None:
-        """Whether the first member's best candidate has won says how far ahead it pays to propose."""
+        """Record whether the first member's best candidate has won. How far ahead it will propose follows from this."""
         self._acceptance.add(pool.margins[pool.first][-1], winner is pool.best_of(pool.first))
 
     def _work_together(self, order: list[int]) -> bool:

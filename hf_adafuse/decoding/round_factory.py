@@ -116,7 +116,7 @@ class RoundFactory:
         return CertaintyGate(self.members, self._proposers[0], self.strategies, committed)
 
     def _make_joint_round(self) -> SpanRound | None:
-        """The round by which members write answers together, where the method reranks these beside their own."""
+        """The round by which members write one answer together, ranked with each member's own answer."""
         if not self._joint_methods:
             return None
         selector = self._make_selector(self._joint_methods, self._new_weights())

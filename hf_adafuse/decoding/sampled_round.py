@@ -52,7 +52,8 @@ class SampledRound(Round[Cursor]):
         pool.add(self._author, Proposals([self.proposers[self._author].proposal([self._word])], []))
 
     def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
-        """By the member that drew the word, and by the main model where its processors or the caller ask for that."""
+        """Give the word its log-probabilities under the member that drew it, and under the main model where its
+        processors or the caller need them."""
         (candidate,) = pool.ranked()
         cursor.drop_unfit(pool)
         if self._outgrows_context(candidate):

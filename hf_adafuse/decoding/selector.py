@@ -127,7 +127,7 @@ class Selector:
         return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first, candidate.ratings)
 
     def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
-        """Per member and word, its tokens; the end is one that no word has."""
+        """Per member and word, the tokens that begin in the word. The end of the text is a token that no word has."""
         members = enumerate(self._vocabularies)
         if not words:
             return [[[*candidate.ids[k], _END_TOKEN]] if candidate.ends else [] for k, _ in members]

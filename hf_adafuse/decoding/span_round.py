@@ -43,7 +43,7 @@ class SpanRound(Round[Cursor]):
             pool.add(proposer.member_index, proposals)
 
     def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
-        """Of the candidates that could be appended: at most one pass of each member."""
+        """Give the candidates that could be appended their log-probabilities, by at most one pass of each member."""
         cursor.drop_unfit(pool)
         yield from self.add_log_probs(cursor, pool, [one for one in pool.ranked() if one.dropped is None])
 

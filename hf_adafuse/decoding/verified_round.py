@@ -42,7 +42,7 @@ class _Draft:
 
     @property
     def num_decisions(self) -> int:
-        """Of tokens, the end of the text among them."""
+        """The number of tokens, the end of the text among them."""
         return len(self.ids) + self.ends
 
 
@@ -77,7 +77,8 @@ class VerifiedText(TokenText):
     known: list[Distribution | None] | None = None
 
     def goes_on(self) -> bool:
-        """As of [`CommittedText`]; where it is known what the members say next, nothing more is read."""
+        """Whether a further round may be run, as in [`CommittedText`]. Where the members' next tokens are known, the
+        room in their contexts does not matter: nothing more is read."""
         return super().goes_on() if self.known is None else not self.prompt.is_finished
 
     def own_ids(self, member_index: int, ids: list[int]) -> list[int]:
@@ -96,7 +97,8 @@ class VerifiedText(TokenText):
         return len(ids) <= member.room_after(member.root(self.prompt.index))
 
     def _words_taken(self, winner: Candidate, ids: list[int], num_taken: int) -> tuple[str, list[str]]:
-        """Of a draft, each token as a word of its own. What the trace shows of it follows from how much is taken."""
+        """The text that was taken, and its tokens as words of their own where it was drafted. The winner gets the
+        confidences of these tokens."""
         if not winner.log_probs:
             return super()._words_taken(winner, ids, num_taken)
         pairs = [

@@ -74,8 +74,8 @@ class SpecFuse(SpanStrategy):
         return replace(choice, decided_by=[[value] for value in sums], weights=weights)
 
     def _row(self, candidates: Sequence[ScoredSpan], member_index: int) -> list[float]:
-        """S[j, i] of a member for all candidates. One that it cannot score, or that is forbidden, gets the lowest value
-        of the row, at most 0."""
+        """The scores that one member gives all candidates: row j of the matrix S. A candidate that it cannot score, or
+        that is forbidden, gets the lowest value of the row, at most 0."""
         means = [self._mean(candidate, member_index) if candidate.is_possible else None for candidate in candidates]
         known = [mean for mean in means if mean is not None]
         total = math.fsum(map(abs, known)) or 1.0

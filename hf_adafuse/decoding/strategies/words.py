@@ -154,7 +154,7 @@ class WordTrie:
         return -math.fsum(map(self._fused, levels))
 
     def _weight(self, candidates: Sequence[int]) -> float:
-        """Of the members that have proposed one of them."""
+        """The sum of the weights of the members that have proposed one of these candidates."""
         return math.fsum(self._weights[k] for k in {k for index in candidates for k in self._spans[index].proposers})
 
     def _first_of_each(self, candidates: Sequence[int], level: int) -> dict[str, int]:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
 
-from ...cli.answers import check_output
-from ...cli.arguments import member_names
-from ...cli.job_settings import locked_folder
 from ...demo.paired import Mean
 from ...demo.tables import aligned
 from ..evaluation.answer_confidences import Confidences, held_out_confidences
 from ..evaluation.confidence_figures import auroc, bins, bootstrapped, calibration_error, risk
-from .fit_arguments import add_asking_arguments, read_asked
+from .fit_arguments import add_asking_arguments
 
 _DESCRIPTION = """\
 Ask every member alone each question once, and say how well the best member's own probabilities, and those of all
@@ -43,15 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    from .fit_answers import PanelJobs, said_by, score_of
+    from .fit_answers import ask_members, score_of
 
-    check_output(Path(args.output))
-    questions, template = read_asked(args, with_answers=True)
-    num_members = 1 + (len(args.assistant) if args.model is not None else 1)
-    with closing(locked_folder(Path(f"{args.output}.answers"))):
-        jobs = PanelJobs(args, questions, template)
-        said = said_by(jobs.members(), questions, num_members)
-        names = member_names(jobs.paths())
+    _, said, names = ask_members(args, with_answers=True)
     right = [[score_of(one.question, text, args.metric) for text in one.texts] for one in said]
     found = held_out_confidences(right, [one.rows for one in said], [one.question.prompt for one in said])
     sys.stdout.write("\n".join(show(found, names)) + "\n")

@@ -70,10 +70,10 @@ def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question
     from ...confidence.features import feature_penalties
     from ..evaluation.fitting import Answered, best_of, judge
     from ..evaluation.headroom import Headroom, Same, vote
-    from .fit_answers import drawn_answers, said_by, sames_of, score_of
+    from .fit_answers import drawn_answers, num_members_of, said_by, sames_of, score_of
     from .fit_report import Figures, FitReport
 
-    num_members = 1 + (len(args.assistant) if args.model is not None else 1)
+    num_members = num_members_of(args)
     _price(args, jobs, len(questions), num_members)
     records = jobs.members()
     said = said_by(records, questions, num_members)

@@ -1,8 +1,8 @@
-"""What `hf-adafuse fit` and `headroom` ask, in files: one record per question, complete after any kill.
+"""What `hf-adafuse fit`, `headroom` and `confidence` ask, in files: one record per question, complete after any kill.
 
 Three jobs of `run`'s kind share a folder: `members.jsonl` has every member's own answer with the features by which
 `select` judges it, `fusion.jsonl` what the recommended preset answers, `samples-K.jsonl` answers that member K draws.
-`headroom` asks the first of these only, so `fit` goes on from what it has asked.
+`headroom` and `confidence` ask the first of these only, so `fit` goes on from what they have asked.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...call.answering import cut_at
-from ...cli.answers import Record, read_records
-from ...cli.arguments import member_loading
+from ...cli.answers import Record, check_output, read_records
+from ...cli.arguments import member_loading, member_names
 from ...cli.batches import Processes
 from ...cli.file_jobs import Ask, FileJob, recording
+from ...cli.job_settings import locked_folder
 from ...cli.questions import Question, Template, answers_of
 from ...confidence.features import feature_names
 from ...rounds.plain_json import with_nulls
 from ..evaluation.headroom import Same, same_by
 from ..evaluation.metrics import METRICS
+from .fit_arguments import read_asked
 
 # Of the answers that one member draws: as in self-consistency (arXiv 2203.11171, section 3.1).
 TEMPERATURE = 0.7
@@ -188,6 +191,33 @@ class PanelJobs:
             return is_over
 
         return ask
+
+
+def num_members_of(args: argparse.Namespace) -> int:
+    """How many members the arguments name; the demo's two where they name none."""
+    return 1 + (len(args.assistant) if args.model is not None else 1)
+
+
+def ask_members(args: argparse.Namespace, with_answers: bool) -> tuple[list[Question], list[Said], list[str]]:
+    """
+    Ask every member alone each question once. What is in the files is not asked again.
+
+    Args:
+        args (`Namespace`): of the command.
+        with_answers (`bool`): whether every line of the data must have an answer.
+
+    Returns:
+        the questions, what the members say to those that did not fail, and the members' names.
+
+    Raises:
+        ValueError: as of [`read_asked`], or no question could be answered.
+    """
+    check_output(Path(args.output))
+    questions, template = read_asked(args, with_answers)
+    jobs = PanelJobs(args, questions, template)
+    with closing(locked_folder(jobs.folder)):
+        said = said_by(jobs.members(), questions, num_members_of(args))
+        return questions, said, member_names(jobs.paths())
 
 
 def said_by(records: Sequence[Record], questions: Sequence[Question], num_members: int) -> list[Said]:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing
-from pathlib import Path
 
-from ...cli.answers import check_output
-from ...cli.arguments import member_names
 from ...cli.few_shot import first_answers
-from ...cli.job_settings import locked_folder
-from .fit_arguments import add_asking_arguments, read_asked
+from .fit_arguments import add_asking_arguments
 
 _DESCRIPTION = """\
 Ask every member alone each question once, and say how often they differ, what choosing among their answers could gain
@@ -36,16 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     from ..evaluation.headroom import Headroom
-    from .fit_answers import PanelJobs, said_by, sames_of, score_of
+    from .fit_answers import ask_members, sames_of, score_of
     from .fit_report import show_headroom
 
-    check_output(Path(args.output))
-    questions, template = read_asked(args, with_answers=False)
-    num_members = 1 + (len(args.assistant) if args.model is not None else 1)
-    with closing(locked_folder(Path(f"{args.output}.answers"))):
-        jobs = PanelJobs(args, questions, template)
-        said = said_by(jobs.members(), questions, num_members)
-        names = member_names(jobs.paths())
+    questions, said, names = ask_members(args, with_answers=False)
     found = Headroom.of([one.texts for one in said], [one.beliefs for one in said], sames_of(said, args.metric))
     scores = None
     if len(first_answers(questions)) == len(questions):
