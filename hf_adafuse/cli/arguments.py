@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import PRESETS, AdaFuseConfig
 from ..members.templates import is_unicode
-from ..settings.config_checks import CHOICES, FIELDS_OF_ALL
+from ..settings.config_checks import CHOICES, FIELDS_OF_ALL, USES
 from .flag_types import member_name, option, plain_text, seed, stop_text, weights
 
 # Where a setting's flag has another name than its field.
@@ -277,13 +277,13 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     given_base = None if args.adafuse is None else _settings_of_file(args.adafuse)[0]
     base = given_base or AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
+    if args.method in USES:
+        kept = ("preset", "adafuse") if base.method == args.method else ("preset",)
+        _refuse_flags(args, [*kept, *FIELDS_OF_ALL, *USES[args.method]])
     config = base.changed({name: value for name, value in given.items() if value is not None})
     if config != AdaFuseConfig.robust() and config != AdaFuseConfig():
-        from ..decoding.strategies.registry import STRATEGIES, make_strategy
+        from ..decoding.strategies.registry import make_strategy
 
-        if args.method in STRATEGIES:
-            kept = ("preset", "adafuse") if base.method == args.method else ("preset",)
-            _refuse_flags(args, [*kept, *FIELDS_OF_ALL, *STRATEGIES[args.method].uses])
         make_strategy(config)
     return config
 
