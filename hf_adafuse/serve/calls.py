@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..call.answering import reason_of
 from ..call.plan import CallPlan
-from ..call.run import planning
+from ..call.planning import planning
 from ..config import AdaFuseConfig
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.structured import UnenforcedKeywordsError
