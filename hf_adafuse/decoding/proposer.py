@@ -54,12 +54,15 @@ class Proposals:
 
 @dataclass
 class GrowingWord:
-    """A word while it is extended: its nodes so far, their bytes, the token that ends the text, whether it is done."""
+    """A word while it is extended: its nodes so far, their bytes, the token that ends the text, whether it is done; and
+    its text, once that has been asked for of a word that is done; and which text it is in, of several side by side."""
 
     nodes: tuple[Node, ...] = ()
     data: bytes = b""
     end_token: int | None = None
     is_done: bool = False
+    text: str | None = None
+    number: int = 0
 
     @property
     def ends(self) -> bool:
@@ -80,6 +83,8 @@ class Proposer:
     Attributes:
         looks_ahead (`bool`): whether it may propose more than one round at a time.
         stops (`AnswerStops`): as of [`AnswerStops`].
+        keeps_logits (`Callable`): by a prompt's index, whether the logits after a token are needed once the next token
+            is there.
     """
 
     looks_ahead = True
@@ -92,6 +97,7 @@ class Proposer:
         self.rule = rule
         self.piece = member.vocabulary.piece
         self.eos_ids = set(member.eos_ids)
+        self.keeps_logits: Callable[[int], bool] = lambda prompt_index: True
 
     def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
         """
@@ -263,6 +269,11 @@ class Proposer:
 
     def proposal(self, words: list[GrowingWord]) -> Proposal:
         """The span that these words make."""
-        ids = [[node.token for node in word.nodes] for word in words]
-        texts = tuple(self.member.vocabulary.text(word) for word in ids if word)
-        return Proposal(texts, tuple(token for word in ids for token in word), any(word.ends for word in words))
+        texts = tuple(self._text_of(word) for word in words if word.nodes)
+        ids = tuple(node.token for word in words for node in word.nodes)
+        return Proposal(texts, ids, any(word.ends for word in words))
+
+    def _text_of(self, word: GrowingWord) -> str:
+        if word.text is None or not word.is_done:  # asked after each word of a long answer
+            word.text = self.member.vocabulary.text([node.token for node in word.nodes])
+        return word.text
