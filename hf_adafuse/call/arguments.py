@@ -216,7 +216,7 @@ def make_ensemble(
         assistant_processors=[_as_list([one] if callable(one) else one, "processors") for one in processors],
         structured=read_structured(arguments.structured),
         sampling=({} if asked is None else asked.settings) if samples else None,
-        max_batch_size=_places(arguments.max_batch_size),
+        max_batch_size=_batch_size(arguments.max_batch_size),
         on_answer=_callable(arguments.on_answer),
         images=images,
     )
@@ -230,7 +230,8 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
         ValueError: lists of different lengths, no tokenizer to be found, or a model that cannot take part.
     """
     models, tokenizers = _assistants(arguments)
-    handles = [ModelHandle("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))]
+    main = ModelHandle("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))
+    handles = [main]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         argument = f"assistant_tokenizers[{index}]"
         if isinstance(assistant, (str, os.PathLike)):
@@ -239,7 +240,7 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
             assistant = load_assistant(model, assistant, index, dtype="auto", **options)
         assistant = adapted(assistant, f"assistant_models[{index}]")
         tokenizer = _tokenizer(tokenizer, base_model(assistant), argument)
-        handles.append(ModelHandle(assistant_name(index, assistant), assistant, tokenizer))
+        handles.append(ModelHandle(assistant_name(index, assistant), assistant, tokenizer, main))
     for handle in handles:
         handle.check()
     return handles
@@ -280,7 +281,7 @@ def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:
     return models, tokenizers
 
 
-def _places(given: Any) -> int | None:
+def _batch_size(given: Any) -> int | None:
     if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
         raise ValueError(
             f"`max_batch_size` must be a whole number of at least 1, but is {given!r}. Leave it out to decode all "

@@ -142,7 +142,7 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
     unexpected = sorted(
         name
         for name, value in model_kwargs.items()
-        if name not in _EXPECTED and value is not None and value is not False and not _says_nothing(name, value)
+        if name not in _EXPECTED and value is not None and value is not False and not _is_no_image(name, value)
     )
     if unexpected:
         raise ValueError(
@@ -157,7 +157,7 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
         )
 
 
-def _says_nothing(name: str, value: Any) -> bool:
+def _is_no_image(name: str, value: Any) -> bool:
     """Whether an argument, which the caller did not pass, says that there are no images."""
     return name in NO_IMAGES and not (value.any() if isinstance(value, torch.Tensor) else value)
 

@@ -66,7 +66,7 @@ class CallPlan:
     Everything that is decided about a call before it is decoded.
 
     Args:
-        members (`list[MemberPlan]`): the main model first.
+        members (`list[MemberInputs]`): the main model first.
         inputs (`MainInputs`)
         config (`AdaFuseConfig`)
         call (`GenerateInputs`)
@@ -114,7 +114,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     handles = ensemble.handles
     prompts, caches = _prompts(ensemble, call, inputs)
     has_cache = any(cache is not None for cache in caches) or ensemble.images is not None
-    _check_places(ensemble.max_batch_size, len(inputs.prompts), has_cache)
+    _check_batch_size(ensemble.max_batch_size, len(inputs.prompts), has_cache)
     for handle, ids in zip(handles, prompts, strict=True):
         handle.check_mode()
         check_prompts(handle, ids)
@@ -133,8 +133,17 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     _check_cache(members[0], inputs)
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None
-    places = ensemble.max_batch_size, ensemble.on_answer
-    plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), (), has_grammar, *places)
+    plan = CallPlan(
+        members=members,
+        inputs=inputs,
+        config=ensemble.config,
+        call=call,
+        stop_check=stop_check,
+        warpers=_warpers(ensemble),
+        has_grammar=has_grammar,
+        max_batch_size=ensemble.max_batch_size,
+        on_answer=ensemble.on_answer,
+    )
     for index, member in enumerate(members):
         check_served_call(member.handle, member.processors, plan.keeps_logits and index == 0)
     return plan if plan.warpers is None else replace(plan, streams=random_streams(inputs.prompts))
@@ -233,7 +242,7 @@ def _with_images(main: MemberInputs, images: Images) -> MemberInputs:
     return replace(main, images=images)
 
 
-def _check_places(number: int | None, num_prompts: int, has_cache: bool) -> None:
+def _check_batch_size(number: int | None, num_prompts: int, has_cache: bool) -> None:
     if number is not None and number < num_prompts and has_cache:
         raise ValueError(
             f"`max_batch_size` must be at least the number of prompts, {num_prompts}, with `{CACHE_NAME}`, "

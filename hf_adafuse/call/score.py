@@ -97,10 +97,10 @@ class _Scores:
         self._prompts = make_prompts(plan)
         self._members = make_members(plan)
         self._vocabularies = [member.vocabulary for member in self._members]
-        rule = WordSplitter(plan.config.max_word_tokens, plan.config.word_boundary)
+        splitter = WordSplitter(plan.config.max_word_tokens, plan.config.word_boundary)
         self._pools = [Pool(self._vocabularies) for _ in answers]
         self._candidates = [
-            [pool.add_text(text, tuple(rule.split(text)) if text else (), ends) for text in texts]
+            [pool.add_text(text, tuple(splitter.split(text)) if text else (), ends) for text in texts]
             for pool, texts in zip(self._pools, answers, strict=True)
         ]
         self._check_lengths()

@@ -30,13 +30,15 @@ class WordSampler:
     Draws the words of one prompt.
 
     Args:
-        prompt_index (`int`)
-        proposers (`list[Proposer]`): of all members.
-        weights (`list[float]`): of the members.
-        draws (`list[Callable]`): per member, `draw(node, numbers, allow)`: a token after a node that has been read, by
-            random numbers from 0 to 1, among those that `allow` lets through where it does any.
-        is_greedy (`bool`): whether the words are the heaviest member's, the first one's of equals; none is drawn.
-        numbers (`Iterator[float]`): random ones from 0 to 1.
+        prompt_index (`int`): the prompt.
+        proposers (`list[Proposer]`): one per member.
+        weights (`list[float]`): how much each member counts.
+        draws (`list[Callable]`): per member, `draw(node, numbers, allow)` gives a token after a node that has been
+            read. It is drawn by random numbers from 0 to 1 among the tokens that `allow` lets through, or among all
+            where `allow` lets none through.
+        is_greedy (`bool`): whether nothing is drawn: all words are those of the member that counts most, the first of
+            equals.
+        numbers (`Iterator[float]`): the random numbers of the prompt, from 0 to 1.
     """
 
     def __init__(

@@ -48,12 +48,20 @@ _WARNED_OF_DROPOUT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictio
 
 @dataclass(frozen=True)
 class ModelHandle:
-    """A model with its tokenizer, checked. `name` stands in errors, like `"the main model"` or `"assistant 1
-    (gpt2)"`."""
+    """
+    A model with its tokenizer, checked.
+
+    Args:
+        name (`str`): stands in errors, like `"the main model"` or `"assistant 1 (gpt2)"`.
+        model (`PreTrainedModel`)
+        tokenizer (`PreTrainedTokenizerBase`)
+        main (`ModelHandle`, *optional*): of an assistant, the main model's handle.
+    """
 
     name: str
     model: Any
     tokenizer: Any
+    main: ModelHandle | None = None
 
     @property
     def shown_name(self) -> str:
@@ -64,6 +72,11 @@ class ModelHandle:
     @property
     def vocabulary(self) -> Vocabulary:
         return vocabulary_of(self.tokenizer, getattr(self.model.config.get_text_config(), "vocab_size", None))
+
+    @property
+    def has_main_tokenizer(self) -> bool:
+        """Whether the model's tokenizer gives the same ids as the main model's for every text."""
+        return self.main is None or self.vocabulary.is_same_as(self.main.vocabulary)
 
     @property
     def max_length(self) -> int | None:
@@ -187,6 +200,7 @@ class ModelHandle:
             name=self.name,
             model=self.model,
             vocabulary=self.vocabulary,
+            has_main_tokenizer=self.has_main_tokenizer,
             eos_ids=eos_ids,
             max_length=max_length,
             limit=limit,

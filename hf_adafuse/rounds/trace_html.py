@@ -1,4 +1,4 @@
-"""The rounds of a text as HTML for notebooks. Strings and numbers only: knows no model.
+"""The rounds of a text as HTML for notebooks.
 
 Every style is inline and every colour a transparent tint, so that it reads on light and dark pages, and where style
 sheets are removed. Who proposed a span is told by colour and by number, never by colour alone.

@@ -1,4 +1,4 @@
-"""The rounds of a text, laid out to be read as plain text. Strings and numbers only: knows no model."""
+"""The rounds of a text, laid out to be read as plain text."""
 
 from __future__ import annotations
 

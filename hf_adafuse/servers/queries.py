@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 class ServerError(OSError):
@@ -81,6 +82,13 @@ class GreedyStep:
 def difference(one: float, other: float) -> float:
     """The difference of two log-probabilities (nats); 0 where both tokens have a probability below 0.0001."""
     return abs(one - other) if max(one, other) > math.log(1e-4) else 0.0
+
+
+def json_object(answer: Any) -> dict[str, Any]:
+    """What a server says of its model. Raises `BadAnswer` where that is no JSON object."""
+    if not isinstance(answer, dict):
+        raise BadAnswer("it says nothing of the model")
+    return answer
 
 
 def check_log_probs(values: Iterable[float]) -> None:

@@ -1,6 +1,6 @@
-"""Snapshots of what a model remembers of one sequence, a cache or a state: fork, split and join them.
+"""What a model remembers of one sequence, a recurrent state or a cache: fork, split and join it.
 
-The tensors of a snapshot have the batch as their first dimension, of size 1.
+Its tensors have the batch as their first dimension, of size 1.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class DraftedText(Proposer):
 
     def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
         self.draft_sampler = sampler
-        self.looks_ahead = False
+        self.can_propose_ahead = False
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """Take words, as far as the text goes."""
@@ -54,7 +54,7 @@ class DraftedText(Proposer):
         left = self.num_tokens
         while self.has_room(node):
             yield from self.read([node], useful)
-            margins.append(margin(node.reading.top_log_probs))
+            margins.append(margin(node.logprobs.top_log_probs))
             word = self.begin(node, next_token(node))
             while not self._grow(word, left if words else None, next_token):
                 yield from self.read([word.nodes[-1]], useful)
@@ -97,9 +97,9 @@ class TokenSegments(DraftedText):
     """So many tokens, cut at the end of a word."""
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, num_tokens: int
+        self, member_index: int, member: Member, config: AdaFuseConfig, splitter: WordSplitter, num_tokens: int
     ) -> None:
-        super().__init__(member_index, member, config, rule)
+        super().__init__(member_index, member, config, splitter)
         self.num_tokens = num_tokens
 
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
@@ -120,11 +120,11 @@ class TextUnits(DraftedText):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordSplitter,
+        splitter: WordSplitter,
         is_unit: Callable[[str, str], bool],
         num_words: int,
     ) -> None:
-        super().__init__(member_index, member, config, rule)
+        super().__init__(member_index, member, config, splitter)
         self._is_unit = is_unit
         self._num_words = num_words
 
@@ -138,16 +138,17 @@ class AnswerProposer(DraftedText):
     Words to the end of the text, or until a stopping criterion of the call would end it.
 
     Args:
-        speaks_main (`bool`): whether its ids are the main model's too.
+        member_index, member, config, splitter: as of [`Proposer`].
+        num_samples (`int`, *optional*, defaults to 1): how many answers are sampled, where the call samples.
     """
 
-    looks_ahead = False
+    can_propose_ahead = False
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, speaks_main: bool
+        self, member_index: int, member: Member, config: AdaFuseConfig, splitter: WordSplitter, num_samples: int = 1
     ) -> None:
-        super().__init__(member_index, member, config, rule)
-        self._speaks_main = speaks_main
+        super().__init__(member_index, member, config, splitter)
+        self.num_samples = num_samples
 
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         answer = self.proposal(words)
@@ -163,17 +164,7 @@ class AnswerProposer(DraftedText):
         return Proposal(tuple(cut_words(list(answer.words), kept)), tuple(ids), ends=False)
 
     def _main_ids(self, answer: Proposal) -> tuple[int, ...] | None:
-        return answer.ids if self._speaks_main else None
-
-
-def answer_proposer(
-    member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordSplitter, num_samples: int = 1
-) -> AnswerProposer:
-    """How one of these members, the main model first, answers."""
-    member = members[member_index]
-    answers = AnswerProposer(member_index, member, config, rule, member.vocabulary.is_same_as(members[0].vocabulary))
-    answers.num_samples = num_samples
-    return answers
+        return answer.ids if self.member.has_main_tokenizer else None
 
 
 class CommonBoundaries(Proposer):
@@ -188,20 +179,20 @@ class CommonBoundaries(Proposer):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordSplitter,
+        splitter: WordSplitter,
         vocabularies: Sequence[Vocabulary],
     ) -> None:
-        super().__init__(member_index, member, config, rule)
+        super().__init__(member_index, member, config, splitter)
         self._vocabularies = vocabularies
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         yield from self.read([root], useful)
-        margins = [margin(root.reading.top_log_probs)]
-        word = self.begin(root, root.reading.top[0])
+        margins = [margin(root.logprobs.top_log_probs)]
+        word = self.begin(root, root.logprobs.top[0])
         while not word.is_done and not self._is_at_limit(word):
             last = word.nodes[-1]
             yield from self.read([last], useful)
-            token = last.reading.top[0]
+            token = last.logprobs.top[0]
             if token in self.eos_ids or self._is_boundary(word, token):
                 break
             self.append(word, token)
@@ -211,7 +202,7 @@ class CommonBoundaries(Proposer):
 
     def _is_at_limit(self, word: GrowingWord) -> bool:
         extra = 3 if is_mid_character(word.data) else 0
-        return len(word.nodes) >= self.rule.max_word_tokens + extra or not self.has_room(word.nodes[-1])
+        return len(word.nodes) >= self.splitter.max_word_tokens + extra or not self.has_room(word.nodes[-1])
 
     def _is_boundary(self, word: GrowingWord, token: int) -> bool:
         text = self.member.vocabulary.text([node.token for node in word.nodes])

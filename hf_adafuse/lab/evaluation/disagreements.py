@@ -102,7 +102,7 @@ def show_figures(comparison: Comparison) -> str:
     return "\n".join([*comparison.a.notes, *comparison.b.notes, *lines])
 
 
-def show_partings(comparison: Comparison, most: int) -> str:
+def show_disagreements(comparison: Comparison, most: int) -> str:
     """The questions on which scores differ, the largest differences first, then texts alone; at most so many."""
     by_score, by_text = parted(comparison)
     shown = [*by_score, *by_text][:most]
