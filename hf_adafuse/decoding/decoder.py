@@ -69,7 +69,8 @@ class Decoder:
         self._slots = BatchSlots(self.members, self.prompts, *slots, raters)
         likely = [*self._rounds.likely_nodes, *[nothing_likely] * len(raters)]
         readers = [*self.members, *raters]
-        self._scheduler = Scheduler(readers, likely, self._move_on, self._num_left, self._begin_waiting)
+        is_in_turns = self.strategies[0].is_whole
+        self._scheduler = Scheduler(readers, likely, self._move_on, self._num_left, self._begin_waiting, is_in_turns)
 
     def run(self) -> None:
         """As of `steps`, to the end."""

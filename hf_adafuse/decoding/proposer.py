@@ -69,12 +69,16 @@ class GrowingWord:
         data (`bytes`): the bytes of these tokens.
         end_token (`int`, *optional*): the end-of-sequence id, where the text ends with the word.
         is_done (`bool`): whether the word is complete.
+        text (`str`, *optional*): its text, kept when it has been asked for of a complete word.
+        number (`int`): which text it is in, where several are written side by side.
     """
 
     nodes: tuple[Node, ...] = ()
     data: bytes = b""
     end_token: int | None = None
     is_done: bool = False
+    text: str | None = None
+    number: int = 0
 
     @property
     def ends(self) -> bool:
@@ -95,6 +99,8 @@ class Proposer:
     Attributes:
         can_propose_ahead (`bool`): whether it may propose more than one round at a time.
         stops (`AnswerStops`): says where the call's stopping criteria end a whole answer. Set by [`RoundFactory`].
+        keeps_logits (`Callable`): `keeps_logits(prompt_index)` says whether the logits after a token are needed once the
+            next token is there.
     """
 
     can_propose_ahead = True
@@ -107,6 +113,7 @@ class Proposer:
         self.splitter = splitter
         self.piece = member.vocabulary.piece
         self.eos_ids = set(member.eos_ids)
+        self.keeps_logits: Callable[[int], bool] = lambda prompt_index: True
 
     def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
         """
@@ -282,6 +289,11 @@ class Proposer:
 
     def proposal(self, words: list[GrowingWord]) -> Proposal:
         """The span that these words make."""
-        ids = [[node.token for node in word.nodes] for word in words]
-        texts = tuple(self.member.vocabulary.text(word) for word in ids if word)
-        return Proposal(texts, tuple(token for word in ids for token in word), any(word.ends for word in words))
+        texts = tuple(self._text_of(word) for word in words if word.nodes)
+        ids = tuple(node.token for word in words for node in word.nodes)
+        return Proposal(texts, ids, any(word.ends for word in words))
+
+    def _text_of(self, word: GrowingWord) -> str:
+        if word.text is None or not word.is_done:  # asked after each word of a long answer
+            word.text = self.member.vocabulary.text([node.token for node in word.nodes])
+        return word.text

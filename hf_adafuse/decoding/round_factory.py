@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..config import AdaFuseConfig
 from ..members.member import Member
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
+from .answer_turns import AnswerTurns
 from .certainty_gate import CertaintyGate
 from .committed_text import CommittedText
 from .member_turns import MemberTurns
@@ -23,7 +25,7 @@ from .sampled_round import SampledRound
 from .samplers import DraftSampler, WordSampler
 from .scheduler import nothing_likely
 from .selector import Selector
-from .span_round import CommittedSpanRound, SpanRound
+from .span_round import AnswerRound, CommittedSpanRound, SpanRound
 from .speculation import Prefetcher
 from .strategies.strategy import RoundKind, SampledPart, SpanStrategy
 from .token_round import TokenRound, TokenText
@@ -106,24 +108,36 @@ class RoundFactory:
     def _make_span_round(self) -> Round[Cursor]:
         """The round over spans, which serves all prompts."""
         method, prefetchers = self.strategies[0], [Prefetcher(proposer) for proposer in self._proposers]
-        self.likely_nodes = [prefetcher.add_likely_nodes for prefetcher in prefetchers]
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
             if (sampling := self.prompts[0].sampling) is not None:
                 draw = sampling.draws[proposer.member_index]
                 proposer.set_draft_sampler(DraftSampler(proposer.member_index, draw, self._numbers))
-        committed = CommittedSpanRound(
+        parts = (
             self.members,
             self._proposers,
             self._make_selector(self.strategies, self._weights),
             method.needs_logits,
             self.strategies,
-            MemberTurns(self.members, self._proposers, prefetchers),
-            self._answer_stops(),
-            self._make_joint_round(),
-            self.reviews,
         )
+        others = self._answer_stops(), self._make_joint_round(), self.reviews
+        committed: CommittedSpanRound
+        if method.is_whole:
+            for proposer in self._proposers:
+                proposer.keeps_logits = partial(self._keeps_logits, proposer.member_index)
+            turns = AnswerTurns(self.members, self._proposers, prefetchers, self._keeps_logits)
+            committed = AnswerRound(*parts, turns, *others, self._keeps_logits)
+        else:
+            self.likely_nodes = [prefetcher.add_likely_nodes for prefetcher in prefetchers]
+            committed = CommittedSpanRound(*parts, MemberTurns(self.members, self._proposers, prefetchers), *others)
         return CertaintyGate(self.members, self._proposers[0], self.strategies, committed)
+
+    def _keeps_logits(self, member_index: int, prompt_index: int) -> bool:
+        """Whether the logits after the tokens of whole answers are needed once they have been read: by draws, by rounds
+        in which the members write an answer together, by methods or callers that ask for them."""
+        prompt = self.prompts[prompt_index]
+        is_needed = self.strategies[0].needs_logits or bool(self._joint_methods) or prompt.sampling is not None
+        return is_needed or prompt.keeps_logits or not self.members[member_index].can_forget
 
     def _make_joint_round(self) -> SpanRound | None:
         """The round by which members write one answer together, ranked with each member's own answer."""

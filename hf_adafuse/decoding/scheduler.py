@@ -57,6 +57,9 @@ class Scheduler:
             `None` where there is no limit.
         begin_added (`Callable`, *optional*): called when `steps` goes on after a yield. Returns the generators of the
             prompts that were added meanwhile, by their indices.
+        is_in_turns (`bool`, *optional*, defaults to `False`): whether a member goes on until no prompt waits for it.
+            Each member then makes as many passes as its longest text has tokens. Otherwise prompts that wait for less
+            begin with the next member, and the others follow in passes of their own.
 
     Attributes:
         served (`list[int]`): the prompts of the pass that is run, or that has failed.
@@ -69,12 +72,14 @@ class Scheduler:
         on_pause: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
         num_left: Callable[[int], int | None] = lambda prompt_index: None,
         begin_added: Callable[[], Mapping[int, Requests[None]]] = dict,
+        is_in_turns: bool = False,
     ) -> None:
         self._members = members
         self._likely = likely
         self._on_pause = on_pause
         self._num_left = num_left
         self._begin_added = begin_added
+        self._is_in_turns = is_in_turns
         self._waiting: list[_Waiting] = [{} for _ in members]
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._devices = [member.device_key for member in members]
@@ -187,7 +192,8 @@ class Scheduler:
             current = at.index(self._last.get(device, at[0]))
             policy = policy_for(self._members[at[0]].device)
             waiting = [sum(urgency(self._num_left(prompt), policy) for prompt in self._waiting[k]) for k in at]
-            self._last[device] = at[next_member(waiting, current, policy)]
+            share = 0.0 if self._is_in_turns else policy.keeping_share
+            self._last[device] = at[next_member(waiting, current, share)]
             found.append(self._last[device])
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..confidence.features import PromptFacts
@@ -11,6 +11,7 @@ from ..members.member import Member, Span
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .joint_answer import JointAnswer
+from .long_spans import long_log_probs
 from .member_turns import MemberTurns
 from .pool import Candidate, Pool
 from .progress import Prompt
@@ -166,6 +167,26 @@ class CommittedSpanRound(SpanRound):
             return winner
         yield from self.add_log_probs(cursor, pool, [fused])
         return fused if self.selector.admits(cursor.prompt, fused) else winner
+
+
+@dataclass(eq=False)
+class AnswerRound(CommittedSpanRound):
+    """
+    A round in which a candidate is a whole answer: long, and nothing comes after it.
+
+    Args:
+        keeps_logits (`Callable`): as of [`AnswerTurns`].
+    """
+
+    keeps_logits: Callable[[int, int], bool]
+
+    def _read(self, member_index: int, cursor: Cursor, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
+        member, prompt_index = self.members[member_index], cursor.prompt.index
+        spans = [cursor.span(member_index, pool, candidate) for candidate in candidates]
+        keeps_logits = self.keeps_logits(member_index, prompt_index)
+        log_probs = yield from long_log_probs(member_index, member, prompt_index, spans, keeps_logits)
+        for candidate, values in zip(candidates, log_probs, strict=True):
+            candidate.log_probs[member_index] = values
 
 
 def _known(nlls: tuple[float, float]) -> tuple[float | None, float | None]:

@@ -79,9 +79,13 @@ class LogitsReader:
             self._settled.pop(prompt_index, None)
 
     def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
-        """Those of these nodes that have not been read. A node that has been read has the log-probability of every
-        token after it."""
-        return [node for node in path if node.logprobs is None]
+        """Those of these nodes that have not been read, and those whose scores are gone while that of the next one of
+        `tokens`, from `start` on, is not known. Any other node has the log-probability of every token after it."""
+        known = [node.logprobs is not None for node in path]
+        for index, (node, token) in enumerate(zip(path, tokens, strict=False)):
+            if known[index] and index >= start and node.logprobs.is_forgotten:
+                known[index] = token in node.logprobs.known
+        return [node for node, is_known in zip(path, known, strict=True) if not is_known]
 
     def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
         """The log-probability (nats) of each id of a span, given the nodes before the ids, and of the end of the text
@@ -157,5 +161,4 @@ def _is_forbidden(
     is_new = id(above) in order
     if above in forbidden if is_new else above.logprobs.is_forbidden:
         return True
-    scores = logits[order[id(above)]] if is_new else above.logprobs.row
-    return bool(scores[node.token] == -math.inf)
+    return bool(logits[order[id(above)]][node.token] == -math.inf if is_new else above.logprobs.forbids(node.token))

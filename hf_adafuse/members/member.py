@@ -25,9 +25,6 @@ from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
 from .vocabulary import Vocabulary
 
-# In the place of scores that are not needed any more.
-_NO_SCORES = torch.empty(0, device="cpu")
-
 
 class MemberError(Exception):
     """A forward pass of a member failed."""
@@ -208,11 +205,14 @@ class Member(ABC):
 
     def needed_to_score(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
         """The nodes that the scores of these spans need and that have not been read. A span's last token needs no node
-        of its own, unless the text ends after it."""
+        of its own, unless the text ends after it. A node whose scores are gone is made one that has not been read,
+        where another token may come after it."""
         needed: dict[Node, None] = {}
         for span in spans:
             path = self.path(prompt_index, span.ids)[: None if span.ends else -1]
             needed.update(dict.fromkeys(self._reader.missing(path, span.ids, span.start)))
+        for node in needed:
+            self._read_again_if_forgotten(node)
         return list(needed)
 
     def ends_of(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
@@ -232,10 +232,27 @@ class Member(ABC):
 
     def forget_logits(self, prompt_index: int) -> None:
         """Free the logits below a prompt's prefix. The numbers that were copied to the host stay."""
-        for node in self.backend.trees[prompt_index].root.computed_descendants():
-            node.logits = None
-            if isinstance(node.logprobs, NodeLogprobs):
-                node.logprobs.row = _NO_SCORES
+        _forget(self.root(prompt_index).computed_descendants())
+
+    def forget_passed(self, node: Node) -> None:
+        """Free the logits of a node that has been read, and of what hangs beside it; not those of the root."""
+        if node.parent is not None and node is not self.root(node.prompt_index):
+            _forget([node])
+            for other in node.parent.children.values():
+                if other is not node and other.is_computed:
+                    _forget([other, *other.computed_descendants()])
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether logits may be freed while further texts may come: a node is then run again where one goes on from it.
+        Logits processors look at what they have forbidden."""
+        return self.backend.can_run_again and not self.has_processors
+
+    def _read_again_if_forgotten(self, node: Node) -> None:
+        """Make a node whose scores are gone one that has not been read."""
+        if isinstance(node.logprobs, NodeLogprobs) and node.logprobs.is_forgotten:
+            node.is_computed, node.logits, node.logprobs = False, None, None
+            self.backend.forget(node)
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
         """The most likely end-of-sequence id after these ids, which have been scored with the end of the text."""
@@ -289,6 +306,7 @@ class Member(ABC):
         )
         if was_forbidden:
             self._read(lambda: [node for node in path[1:] if node.logits is not None], is_committed=True)
+        self._read_again_if_forgotten(path[-1])
         self._reader.remember(path)
         self._drafts.add_end(prompt_index, ids)
         self.backend.commit(prompt_index, path[1:])
@@ -318,3 +336,10 @@ class Member(ABC):
             return nodes
         except (ForwardError, ProcessorError) as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
+
+
+def _forget(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        node.logits = None
+        if isinstance(node.logprobs, NodeLogprobs):
+            node.logprobs.forget()

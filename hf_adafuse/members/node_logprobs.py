@@ -25,6 +25,8 @@ _MOST_DRAWS = 16
 _LARGE_VOCABULARY = 2**14
 _BLOCK = 512
 _MANY_BLOCKS = 4
+# In the place of scores that are not needed any more.
+_NO_SCORES = torch.empty(0, device="cpu")
 
 
 def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,6 +113,15 @@ class NodeLogprobs:
     def scores(self) -> torch.Tensor:
         return self.row.float()
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the scores are gone, but for those that have left the device."""
+        return self.row is _NO_SCORES
+
+    def forget(self) -> None:
+        """Free the scores. What has left the device stays."""
+        self.row = _NO_SCORES
+
     def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
         """The `count` best tokens that are allowed and possible, with their log-probabilities."""
         scores = self.scores[None]
@@ -125,7 +136,9 @@ class NodeLogprobs:
             looked_at = min(4 * looked_at, vocab_size)
 
     def forbids(self, token: int) -> bool:
-        """Whether the processors rule a token out."""
+        """Whether the processors rule a token out. Scores are forgotten only where there are no processors."""
+        if self.is_forgotten and token not in self.known:
+            return False
         look_up([(self, token)])
         return self.known[token] == -math.inf
 

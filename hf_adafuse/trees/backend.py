@@ -39,9 +39,10 @@ class Backend:
         policy (`type[Policy]`): the constants for its device.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
+        can_run_again (`bool`): whether a node can be run a second time while nodes below it stay; see `forget`.
     """
 
-    keeps_keys = can_prefetch = True
+    keeps_keys = can_prefetch = can_run_again = True
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model = model
@@ -106,6 +107,9 @@ class Backend:
         """A pass for these nodes in two steps: the work, and what gives its result to the nodes and returns those newly
         run. Of a member behind a server, the work touches no tree, so that another thread may do it."""
         return lambda: self.run(nodes), list
+
+    def forget(self, node: Node) -> None:
+        """A node below a prefix is to be run again: free what is kept of it."""
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""

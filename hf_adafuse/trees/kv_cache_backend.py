@@ -175,6 +175,10 @@ class KVCacheBackend(Backend):
             self.prompt_log_probs = [[*first, *row] for row in torch.cat(found, dim=1).tolist()]
         return logits
 
+    def forget(self, node: Node) -> None:
+        """Free the column of a node below a prefix."""
+        self.slots.free(node)
+
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         tree = self.trees[prompt_index]

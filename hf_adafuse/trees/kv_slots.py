@@ -90,6 +90,10 @@ class KVSlots:
             self._below[node.prompt_index][node] = column
         return columns
 
+    def free(self, node: Node) -> None:
+        """Free the column of a node below the prefix."""
+        self.release(self.row_of[node.prompt_index], [self._below[node.prompt_index].pop(node)])
+
     def above(self, node: Node) -> list[tuple[int, Node]]:
         """The columns of `node` and of its ancestors below the prefix."""
         below = self._below[node.prompt_index]

@@ -34,7 +34,8 @@ class Policy:
     tokens_per_held_node = 12
     # In a batch each prompt may have so many nodes more than it needs. hf-adafuse bench --parameters 80M --batch 8
     batch_extra = 1
-    # Where shorter rows are filled up, a pass costs by the token from here on; a prompt has so many at least.
+    # Where shorter rows are filled up, a pass costs by the token from here on. A prompt has so many at least, and as
+    # many as half of the prompts that wait need: whole answers are read in few passes.
     padded_pass_tokens = 32
     padded_width = 4
     # With more columns than this each prompt has a row of the cache of its own: more costs attention to other prompts'.
@@ -133,7 +134,11 @@ def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLi
         per prompt, the nodes to run: first what is needed, not all of it where that is more than a pass should hold.
     """
     is_alone, policy = len(needs) == 1, limits.policy
-    most = max(policy.padded_width, policy.padded_pass_tokens // len(needs)) if limits.is_padded else None
+    most = None
+    if limits.is_padded:
+        lengths = sorted(len(prompt.needed) for prompt in needs.values() if prompt.needed) or [0]
+        of_half = lengths[(len(lengths) - 1) // 2]
+        most = max(policy.padded_width, policy.padded_pass_tokens // len(needs), of_half)
     planned = {prompt_index: prompt.needed[:most] for prompt_index, prompt in needs.items()}
     longest = max(map(len, planned.values()))
     for prompt_index, prompt in needs.items():
@@ -177,10 +182,10 @@ def urgency(num_left: int | None, policy: type[Policy]) -> int:
     return 1 if num_left is None else max(1, num_left) ** policy.urgency_power
 
 
-def next_member(waiting: list[int], current: int, policy: type[Policy]) -> int:
-    """The member whose pass is next, given the weights of the prompts that wait for each: `current` while many wait for
-    it, else the most wanted."""
-    if waiting[current] > policy.keeping_share * sum(waiting):
+def next_member(waiting: list[int], current: int, keeping_share: float) -> int:
+    """The member whose pass is next, given the weights of the prompts that wait for each: `current` while more than
+    `keeping_share` of them waits for it, else the most wanted."""
+    if waiting[current] > keeping_share * sum(waiting):
         return current
     return waiting.index(max(waiting))
 

@@ -79,7 +79,7 @@ class RecurrentBackend(Backend):
         max_rows (`int`, *optional*): the most sequences a pass; 1 where several at a time go wrong.
     """
 
-    keeps_keys = can_prefetch = False
+    keeps_keys = can_prefetch = can_run_again = False
 
     def __init__(
         self, model: Any, device: torch.device, max_tokens: int | None = None, max_rows: int | None = None

@@ -56,6 +56,7 @@ class DraftedText(Proposer):
             yield from self.read([node], useful)
             margins.append(margin(node.logprobs.top_log_probs))
             word = self.begin(node, next_token(node))
+            word.number = number
             while not self._grow(word, left if words else None, next_token):
                 yield from self.read([word.nodes[-1]], useful)
             is_over = left is not None and len(word.nodes) > left
@@ -66,7 +67,7 @@ class DraftedText(Proposer):
             if word.ends or (left is not None and left <= 0):
                 break
             node = word.nodes[-1]
-            following = yield from self._following(node, useful, next_token)
+            following = yield from self._following(word, useful, next_token)
             if following is not None and self.is_enough((root.prompt_index, number), words, following):
                 break
         return words, margins
@@ -84,8 +85,9 @@ class DraftedText(Proposer):
         self.extend_as_far_as_read(word, next_token)
         return word.is_done or (most is not None and len(word.nodes) > most)
 
-    def _following(self, node: Node, useful: Sequence[Node], next_token: NextToken) -> Requests[bytes | None]:
-        """What would come after a node; `None` where the text ends there."""
+    def _following(self, word: GrowingWord, useful: Sequence[Node], next_token: NextToken) -> Requests[bytes | None]:
+        """What would come after a word; `None` where the text ends there."""
+        node = word.nodes[-1]
         if not self.has_room(node):
             return b""
         yield from self.read([node], useful)
@@ -150,9 +152,49 @@ class AnswerProposer(DraftedText):
         super().__init__(member_index, member, config, splitter)
         self.num_samples = num_samples
 
+    def begin(self, node: Node, token: int) -> GrowingWord:
+        self._forget(node)
+        return super().begin(node, token)
+
+    def append(self, word: GrowingWord, token: int) -> None:
+        self._forget(word.nodes[-1])
+        super().append(word, token)
+
+    def _forget(self, node: Node) -> None:
+        if not self.keeps_logits(node.prompt_index):
+            self.member.forget_passed(node)
+
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         answer = self.proposal(words)
         return self.stops(text[0], answer.text, self._main_ids(answer), number=text[1])
+
+    def is_closed(self, word: GrowingWord) -> bool:
+        """Also where a stopping criterion ends the answer inside the word: what follows is not read."""
+        return super().is_closed(word) or self._is_stopped(word)
+
+    def _following(self, word: GrowingWord, useful: Sequence[Node], next_token: NextToken) -> Requests[bytes | None]:
+        if self._is_stopped(word):
+            return b""
+        following = yield from super()._following(word, useful, next_token)
+        return following
+
+    def _is_stopped(self, word: GrowingWord) -> bool:
+        """Whether a stopping criterion surely ends the answer at the last token of this word, or before it. By the main
+        model's ids that is known after each token. By others it is asked once a word, behind the space before it: many
+        criteria look for a line break."""
+        last = word.nodes[-1]
+        space = word.data[: len(word.data) - len(self.piece(last.token))]
+        begins = space.isspace() and not word.data.isspace() and not is_mid_character(word.data)
+        if not (self.member.has_main_tokenizer or begins):
+            return False
+        index, root = last.prompt_index, self.member.root(last.prompt_index)
+        ids = [node.token for node in last.lineage() if node.position > root.position]
+        if self.member.has_main_tokenizer and not self.stops(index, "", ids, word.number):
+            return False
+        text = self.member.vocabulary.text(ids)
+        if self.member.has_main_tokenizer:
+            return self.stops.cut(index, text, ids, word.number) is not None
+        return self.stops.surely_before(index, text, word.number)
 
     def finished(self, text: tuple[int, int], words: list[GrowingWord]) -> Proposal:
         """The answer up to where a stopping criterion ends it: nobody judges what the caller does not get."""
