@@ -99,8 +99,8 @@ class Proposer:
     Attributes:
         can_propose_ahead (`bool`): whether it may propose more than one round at a time.
         stops (`AnswerStops`): says where the call's stopping criteria end a whole answer. Set by [`RoundFactory`].
-        keeps_logits (`Callable`): `keeps_logits(prompt_index)` says whether the logits after a token are needed once the
-            next token is there.
+        keeps_logits (`Callable`): `keeps_logits(prompt_index)` says whether the logits after a token are needed once
+            the next token is there.
     """
 
     can_propose_ahead = True
