@@ -114,7 +114,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     handles = ensemble.handles
     prompts, caches = _prompts(ensemble, call, inputs)
     has_cache = any(cache is not None for cache in caches) or ensemble.images is not None
-    _check_batch_size(ensemble.max_batch_size, len(inputs.prompts), has_cache)
+    _check_slots(ensemble.max_batch_size, len(inputs.prompts), has_cache)
     for handle, ids in zip(handles, prompts, strict=True):
         handle.check_mode()
         check_prompts(handle, ids)
@@ -242,7 +242,7 @@ def _with_images(main: MemberInputs, images: Images) -> MemberInputs:
     return replace(main, images=images)
 
 
-def _check_batch_size(number: int | None, num_prompts: int, has_cache: bool) -> None:
+def _check_slots(number: int | None, num_prompts: int, has_cache: bool) -> None:
     if number is not None and number < num_prompts and has_cache:
         raise ValueError(
             f"`max_batch_size` must be at least the number of prompts, {num_prompts}, with `{CACHE_NAME}`, "

@@ -15,8 +15,8 @@ from .requests import ForwardRequest, Requests
 from .scoring import margin
 from .word_splitter import WordSplitter
 
-# A member's token after a node that has been read.
-NextToken = Callable[[Node], int]
+# Gives a member's token after a node that has been read: the most likely one, or one that is drawn.
+TokenPicker = Callable[[Node], int]
 
 
 def most_likely(node: Node) -> int:
@@ -115,7 +115,7 @@ class Proposer:
         self.eos_ids = set(member.eos_ids)
         self.keeps_logits: Callable[[int], bool] = lambda prompt_index: True
 
-    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+    def set_draft_sampler(self, sampler: Callable[[int], TokenPicker]) -> None:
         """
         The call samples whole texts. This proposer takes greedy words all the same; [`DraftedText`] draws its texts.
 
@@ -225,7 +225,7 @@ class Proposer:
                 return words
             yield from self.read(waiting, useful)
 
-    def extend_as_far_as_read(self, word: GrowingWord, next_token: NextToken = most_likely) -> None:
+    def extend_as_far_as_read(self, word: GrowingWord, pick_token: TokenPicker = most_likely) -> None:
         """Extend a word, greedily by default, as far as its tokens have been read."""
         while not word.is_done:
             last = word.nodes[-1]
@@ -233,10 +233,10 @@ class Proposer:
                 word.is_done = True
             elif last.logprobs is None:
                 return
-            elif self.ends_before(word, next_token(last)):
+            elif self.ends_before(word, pick_token(last)):
                 word.is_done = True
             else:
-                self.append(word, next_token(last))
+                self.append(word, pick_token(last))
         if word.nodes:
             word.nodes[-1].ends_candidate = True
 

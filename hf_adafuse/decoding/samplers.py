@@ -21,7 +21,7 @@ from typing import Any
 
 from ..members.passes import unread
 from ..trees.nodes import Node
-from .proposer import GrowingWord, NextToken, Proposer
+from .proposer import GrowingWord, Proposer, TokenPicker
 from .requests import ForwardRequest, Requests
 
 
@@ -122,15 +122,15 @@ class DraftSampler:
         self._numbers = numbers
         self._counts: Counter[int] = Counter()  # of the drafts of each prompt
 
-    def __call__(self, prompt_index: int) -> NextToken:
+    def __call__(self, prompt_index: int) -> TokenPicker:
         """What draws the tokens of a new draft: after each node one, however often it is asked."""
         numbers: Iterator[float] = self._numbers(prompt_index).branch(self._member_index, self._counts[prompt_index])
         self._counts[prompt_index] += 1
         drawn: dict[Node, int] = {}
 
-        def next_token(node: Node) -> int:
+        def pick_token(node: Node) -> int:
             if node not in drawn:
                 drawn[node] = self._draw(node, numbers, None)
             return drawn[node]
 
-        return next_token
+        return pick_token

@@ -16,7 +16,7 @@ from .backend import Backend, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
-from .recurrent_state import fork, grows, join, split
+from .recurrent_state import fork_state, grows, join, split
 from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 
 _Below = dict[int, list[Node]]  # by a node's id: the nodes to read after it
@@ -134,7 +134,7 @@ class RecurrentBackend(Backend):
         if number == 0 or (known is not None and number == len(known.ids)):
             return known if number else None
         ids, start = prompts[0][:number], 0 if known is None else len(known.ids)
-        _, (memory,) = self._forward([ids[start:]], [start], None if known is None else fork(known.memory), True)
+        _, (memory,) = self._forward([ids[start:]], [start], None if known is None else fork_state(known.memory), True)
         shared = SharedPrefix(ids, memory, can_be_cut=False)
         if kept is not None:
             kept.add(self.model, shared)

@@ -11,7 +11,7 @@ from ...members.vocabulary import Vocabulary
 from ...outputs import cut_words
 from ...trees.nodes import Node
 from ..answer_stops import ids_up_to
-from ..proposer import GrowingWord, NextToken, Proposal, Proposals, Proposer, most_likely
+from ..proposer import GrowingWord, Proposal, Proposals, Proposer, TokenPicker, most_likely
 from ..requests import Requests, together
 from ..scoring import margin
 from ..word_splitter import WordSplitter, is_mid_character
@@ -30,24 +30,24 @@ class DraftedText(Proposer):
 
     num_tokens: int | None = None
     num_samples = 1
-    draft_sampler: Callable[[int], NextToken] | None = None
+    draft_sampler: Callable[[int], TokenPicker] | None = None
 
-    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+    def set_draft_sampler(self, sampler: Callable[[int], TokenPicker]) -> None:
         self.draft_sampler = sampler
         self.can_propose_ahead = False
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """Take words, as far as the text goes."""
-        choices: list[NextToken] = [most_likely]
+        choices: list[TokenPicker] = [most_likely]
         if self.draft_sampler is not None:
             choices = [self.draft_sampler(root.prompt_index) for _ in range(self.num_samples)]
-        texts = [self._text(root, useful, next_token, number) for number, next_token in enumerate(choices)]
+        texts = [self._text(root, useful, pick_token, number) for number, pick_token in enumerate(choices)]
         found = yield from together(self.member_index, texts)
         spans = [self.finished((root.prompt_index, number), words) for number, (words, _) in enumerate(found)]
         return Proposals(spans, found[0][1])
 
     def _text(
-        self, root: Node, useful: Sequence[Node], next_token: NextToken, number: int
+        self, root: Node, useful: Sequence[Node], pick_token: TokenPicker, number: int
     ) -> Requests[tuple[list[GrowingWord], list[float]]]:
         """The words of one text, and the margins at their beginnings."""
         node, margins, words = root, list[float](), list[GrowingWord]()
@@ -55,9 +55,9 @@ class DraftedText(Proposer):
         while self.has_room(node):
             yield from self.read([node], useful)
             margins.append(margin(node.logprobs.top_log_probs))
-            word = self.begin(node, next_token(node))
+            word = self.begin(node, pick_token(node))
             word.number = number
-            while not self._grow(word, left if words else None, next_token):
+            while not self._grow(word, left if words else None, pick_token):
                 yield from self.read([word.nodes[-1]], useful)
             is_over = left is not None and len(word.nodes) > left
             if words and (is_over or not word.is_done):
@@ -67,7 +67,7 @@ class DraftedText(Proposer):
             if word.ends or (left is not None and left <= 0):
                 break
             node = word.nodes[-1]
-            following = yield from self._following(word, useful, next_token)
+            following = yield from self._following(word, useful, pick_token)
             if following is not None and self.is_enough((root.prompt_index, number), words, following):
                 break
         return words, margins
@@ -80,18 +80,18 @@ class DraftedText(Proposer):
         """What is proposed of a text, by its prompt's index and its number, that is made of these words."""
         return self.proposal(words)
 
-    def _grow(self, word: GrowingWord, most: int | None, next_token: NextToken) -> bool:
+    def _grow(self, word: GrowingWord, most: int | None, pick_token: TokenPicker) -> bool:
         """Extend a word as far as it has been read; whether it is done, or has more than `most` tokens."""
-        self.extend_as_far_as_read(word, next_token)
+        self.extend_as_far_as_read(word, pick_token)
         return word.is_done or (most is not None and len(word.nodes) > most)
 
-    def _following(self, word: GrowingWord, useful: Sequence[Node], next_token: NextToken) -> Requests[bytes | None]:
+    def _following(self, word: GrowingWord, useful: Sequence[Node], pick_token: TokenPicker) -> Requests[bytes | None]:
         """What would come after a word; `None` where the text ends there."""
         node = word.nodes[-1]
         if not self.has_room(node):
             return b""
         yield from self.read([node], useful)
-        token = next_token(node)
+        token = pick_token(node)
         return None if token in self.eos_ids else self.piece(token)
 
 
@@ -172,10 +172,10 @@ class AnswerProposer(DraftedText):
         """Also where a stopping criterion ends the answer inside the word: what follows is not read."""
         return super().is_closed(word) or self._is_stopped(word)
 
-    def _following(self, word: GrowingWord, useful: Sequence[Node], next_token: NextToken) -> Requests[bytes | None]:
+    def _following(self, word: GrowingWord, useful: Sequence[Node], pick_token: TokenPicker) -> Requests[bytes | None]:
         if self._is_stopped(word):
             return b""
-        following = yield from super()._following(word, useful, next_token)
+        following = yield from super()._following(word, useful, pick_token)
         return following
 
     def _is_stopped(self, word: GrowingWord) -> bool:
