@@ -107,15 +107,16 @@ class EnsembleSpec:
     The members and settings of one call, checked.
 
     Args:
-        handles (`list[ModelHandle]`): the main model first.
-        config (`AdaFuseConfig`)
+        handles (`list[ModelHandle]`): the members, the main model first.
+        config (`AdaFuseConfig`): the settings.
         assistant_inputs (`list`, *optional*): per assistant, its own prompts.
-        assistant_processors (`list[list]`): per assistant, the user's own logits processors; empty for none.
-        structured (`tuple[str, str]`, *optional*): the grammar of the text.
-        sampling (`dict`, *optional*): the settings of sampling that the call asks for; `None`: words are not sampled.
-        max_batch_size (`int`, *optional*): the most prompts decoded at a time.
-        on_answer (`Callable`, *optional*): told a prompt's row and its rounds when it has ended.
-        images (`Images`, *optional*): which the main model reads with its prompts.
+        assistant_processors (`list[list]`): per assistant, the user's own logits processors. The list is empty where
+            there are none.
+        structured (`tuple[str, str]`, *optional*): the kind of the text's grammar and the grammar.
+        sampling (`dict`, *optional*): the settings of sampling that the call asks for. `None`: words are not sampled.
+        max_batch_size (`int`, *optional*): the most prompts that are decoded at a time.
+        on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when the prompt has ended.
+        images (`Images`, *optional*): the images that the main model reads with its prompts.
 
     Raises:
         ValueError: weights that are not one per member.

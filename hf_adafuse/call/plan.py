@@ -35,13 +35,13 @@ class MemberInputs:
     The inputs of one member: its ids, cache, processors and backend.
 
     Args:
-        handle (`ModelHandle`)
-        prompts (`list[list[int]]`): its own ids of each prompt.
-        cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
-        eos_ids (`list[int]`): its end-of-sequence ids, those that it has an embedding of.
-        processors (`list[PromptProcessors]`): per prompt.
-        backend (`str`): what runs its trees.
-        images (`Images`, *optional*): which it reads with its prompts.
+        handle (`ModelHandle`): the model with its tokenizer.
+        prompts (`list[list[int]]`): per prompt, its own ids.
+        cache (`KeysValues`, *optional*): the keys and values of the first columns of the left-padded prompts.
+        eos_ids (`list[int]`): its end-of-sequence ids, as far as it has embeddings of them.
+        processors (`list[PromptProcessors]`): per prompt, its logits processors.
+        backend (`str`): the name of the backend that runs its token trees.
+        images (`Images`, *optional*): the images that it reads with its prompts.
     """
 
     handle: ModelHandle
@@ -66,15 +66,15 @@ class CallPlan:
     Everything that is decided about a call before it is decoded.
 
     Args:
-        members (`list[MemberInputs]`): the main model first.
-        inputs (`MainInputs`)
-        config (`AdaFuseConfig`)
-        call (`GenerateInputs`)
-        stop_check (`StopCheck`): asked after each committed token.
-        warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn; `None`: words are not sampled.
-        streams (`list[RandomNumbers]`): per prompt, where words are sampled, what they are drawn by: it follows from
-            torch's seed when the plan is made.
-        has_grammar (`bool`): whether the text must follow one.
+        members (`list[MemberInputs]`): the inputs of each member, the main model's first.
+        inputs (`MainInputs`): the main model's prompts as the caller gave them.
+        config (`AdaFuseConfig`): the settings.
+        call (`GenerateInputs`): what transformers' `generate()` has prepared.
+        stop_check (`StopCheck`): says after each committed token whether the text ends.
+        warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn. `None`: words are not sampled.
+        streams (`list[RandomNumbers]`): per prompt, the random numbers of its words, where words are sampled. They
+            follow from torch's seed at the time when the plan is made.
+        has_grammar (`bool`): whether the text must follow a grammar.
         max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`EnsembleSpec`].
     """
 

@@ -23,10 +23,9 @@ class CommittedText(Cursor):
     The committed text of one prompt.
 
     Args:
-        members (`list[Member]`): the main model first.
-        prompt (`Prompt`)
-        should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
-        on_commit (`Callable`): told a prompt and its new ids after each round.
+        members (`list[Member]`): the members, the main model first.
+        prompt (`Prompt`): the row of the batch that the text belongs to.
+        should_stop (`Callable`), on_commit (`Callable`): as of [`Decoder`].
     """
 
     # Who counts as the proposer of a text that no member has proposed.
