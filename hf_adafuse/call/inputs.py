@@ -32,9 +32,10 @@ class GenerateInputs:
     The arguments that `generate()` hands to its decoding method.
 
     Args:
-        input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): padded on the left.
-        processors (`ProcessorRequest`): what logits are to be processed with.
-        stopping_criteria (`StoppingCriteriaList`)
+        input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): the main model's ids of the
+            prompts, padded on the left.
+        processors (`ProcessorRequest`): which logits processors the call asks for.
+        stopping_criteria (`StoppingCriteriaList`): the criteria of the call.
         generation_config (`GenerationConfig`): prepared by `generate()`.
         streamer (*optional*)
         model_kwargs (`dict`): the rest.

@@ -111,7 +111,7 @@ class DraftSampler:
     Draws the drafts of one member.
 
     Args:
-        member_index (`int`)
+        member_index (`int`): the number of the member.
         draw (`Callable`): `draw(node, numbers, None)`: a token after a node that has been read, by random numbers.
         numbers (`Callable`): `numbers(prompt_index)`: the random numbers of a prompt.
     """

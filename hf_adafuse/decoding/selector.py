@@ -145,10 +145,11 @@ def confidences_of(
     How sure members are of each word of a candidate.
 
     Args:
-        candidate (`Candidate`)
+        candidate (`Candidate`): the candidate.
         log_probs (`list[list[float]]`): per member, the log-probabilities (nats) of its ids of the candidate; empty for
             one that has not scored it.
-        vocabularies (`list[Vocabulary]`), weights (`list[float]`): of the members.
+        vocabularies (`list[Vocabulary]`): one per member.
+        weights (`list[float]`): how much each member counts.
     """
     words = list(candidate.words)
     if not words:

@@ -19,8 +19,8 @@ class Distribution:
     A member's next-token distribution after a node.
 
     Args:
-        member (`Member`)
-        logprobs (`NodeLogprobs`): of the node after which it would be said.
+        member (`Member`): the member.
+        logprobs (`NodeLogprobs`): what the member has read off the node.
     """
 
     def __init__(self, member: Member, logprobs: NodeLogprobs) -> None:

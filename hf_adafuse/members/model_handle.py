@@ -53,9 +53,9 @@ class ModelHandle:
 
     Args:
         name (`str`): stands in errors, like `"the main model"` or `"assistant 1 (gpt2)"`.
-        model (`PreTrainedModel`)
-        tokenizer (`PreTrainedTokenizerBase`)
-        main (`ModelHandle`, *optional*): of an assistant, the main model's handle.
+        model (`PreTrainedModel`): the model, or an [`AdaptedModel`] or [`ServedModel`].
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        main (`ModelHandle`, *optional*): the main model's handle. `None`: this is the main model.
     """
 
     name: str

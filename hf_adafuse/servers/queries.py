@@ -13,7 +13,7 @@ class ServerError(OSError):
     A server gave no usable answer, however often it was asked. The text says why, without API keys.
 
     Args:
-        message (`str`)
+        message (`str`): why, without API keys.
         status (`int`, *optional*): with which it refused the request.
         is_away (`bool`, *optional*, defaults to `False`): whether it answers nothing at all, whatever it is asked.
     """
@@ -52,9 +52,9 @@ class Query:
 
     Args:
         ids (`tuple[int]`): the text, at least one token.
-        tokens (`tuple[int]`, *optional*): whose log-probabilities are wanted.
-        num_steps (`int`, *optional*, defaults to 1): of the most likely tokens, so many steps greedily on, as far as
-            the text goes; 0: they are not wanted.
+        tokens (`tuple[int]`, *optional*): the tokens whose log-probabilities are wanted.
+        num_steps (`int`, *optional*, defaults to 1): over how many greedy steps the most likely tokens are wanted, as
+            far as the text goes. 0: they are not wanted.
     """
 
     ids: tuple[int, ...]
