@@ -11,7 +11,7 @@ from typing import Any
 from transformers import BatchEncoding
 
 from .call.arguments import member_tokenizers, resolve_handles
-from .call.run import planning
+from .call.planning import planning
 from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig

@@ -26,6 +26,7 @@ from .call.images import read_images, without_images
 from .call.inputs import GenerateInputs
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
+from .call.planning import planned_like_before
 from .call.run import run_call
 from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
@@ -79,6 +80,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
             ):
                 raise ValueError(reason)
             return super().generate(*args, **kwargs)
+        if not args and planned_like_before(kwargs):
+            return kwargs["input_ids"]
         given = {**dict(zip(("inputs", "generation_config"), args, strict=False)), **kwargs}
         generation_config = given.get("generation_config")
         if kwargs.get("custom_generate") is None:  # else the code that it names looks for its settings itself
