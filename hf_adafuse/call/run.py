@@ -51,7 +51,7 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
 
 
 def sharing_prefixes(plan: CallPlan) -> AbstractContextManager[Any]:
-    """Within this context a prefix that all prompts share is read once, also by prompts that wait for a place."""
+    """Within this context a prefix that all prompts share is read once, also by prompts that wait for a slot."""
     has_later = plan.max_batch_size is not None and plan.max_batch_size < len(plan.inputs.prompts)
     return prefix_caching() if has_later else nullcontext()
 
@@ -168,7 +168,7 @@ def _samplings(plan: CallPlan) -> list[Sampling | None]:
 
 def _draw(warper: Warper) -> Callable[..., int]:
     def draw(node: Any, numbers: Iterator[float], allow: Any) -> int:
-        return draw_token(node.reading, None if warper.is_greedy else warper, numbers, allow)
+        return draw_token(node.logprobs, None if warper.is_greedy else warper, numbers, allow)
 
     return draw
 

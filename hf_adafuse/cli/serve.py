@@ -10,13 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .arguments import (
-    adafuse_config,
-    add_config_arguments,
-    add_member_arguments,
-    given_settings,
-    member_loading,
-)
+from .config_flags import adafuse_config, add_config_arguments, given_settings
+from .member_flags import add_member_arguments, member_loading
 
 _DESCRIPTION = """\
 Answer requests of OpenAI's API with an ensemble: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics,

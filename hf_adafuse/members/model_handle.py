@@ -64,12 +64,20 @@ def _lengths(model: Any) -> _Lengths:
 
 @dataclass(frozen=True)
 class ModelHandle:
-    """A model with its tokenizer, checked. `name` stands in errors, like `"the main model"` or `"assistant 1
-    (gpt2)"`."""
+    """
+    A model with its tokenizer, checked.
+
+    Args:
+        name (`str`): stands in errors, like `"the main model"` or `"assistant 1 (gpt2)"`.
+        model (`PreTrainedModel`): the model, or an [`AdaptedModel`] or [`ServedModel`].
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        main (`ModelHandle`, *optional*): the main model's handle. `None`: this is the main model.
+    """
 
     name: str
     model: Any
     tokenizer: Any
+    main: ModelHandle | None = None
 
     @property
     def shown_name(self) -> str:
@@ -80,6 +88,11 @@ class ModelHandle:
     @property
     def vocabulary(self) -> Vocabulary:
         return vocabulary_of(self.tokenizer, _lengths(base_model(self.model)).vocab_size)
+
+    @property
+    def has_main_tokenizer(self) -> bool:
+        """Whether the model's tokenizer gives the same ids as the main model's for every text."""
+        return self.main is None or self.vocabulary.is_same_as(self.main.vocabulary)
 
     @property
     def max_length(self) -> int | None:
@@ -203,6 +216,7 @@ class ModelHandle:
             name=self.name,
             model=self.model,
             vocabulary=self.vocabulary,
+            has_main_tokenizer=self.has_main_tokenizer,
             eos_ids=eos_ids,
             max_length=max_length,
             limit=limit,
