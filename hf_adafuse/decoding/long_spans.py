@@ -49,7 +49,7 @@ def read_long(
         along (`list[Node]`, *optional*): what else shall be read, with the last of them.
     """
     most = max(_LEAST_TOKENS, _MOST_LOGITS // (member.vocabulary.vocab_size or 1) // max(1, member.num_active))
-    # All spans have their nodes before any is read, so their scores leave the device with each reading. A pass may have
+    # All spans have their nodes before any is read, so their scores leave the device with each pass. A pass may have
     # read drafts along, so what is left is asked for anew.
     while needed := member.needed_to_score(prompt_index, spans):
         more = [node for node in unread(along) if node not in needed] if len(needed) <= most else []

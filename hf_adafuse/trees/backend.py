@@ -25,16 +25,17 @@ class Backend:
     them.
 
     Args:
-        model (`PreTrainedModel`): called as it is; nothing of it is changed.
-        device (`torch.device`): where its inputs go.
+        model (`PreTrainedModel`): the model. Nothing of it is changed.
+        device (`torch.device`): the device of its inputs.
 
     Attributes:
-        trees (`list[TokenTree]`): one per prompt.
+        trees (`list[TokenTree]`): one tree per prompt.
         first_index (`int`): the index of the first prompt that `prefill` reads.
         active (`list[int]`): the indices of the prompts that still need passes.
-        num_forwards (`int`), num_tokens (`int`): what has been run so far.
-        prompt_log_probs (`list[list[float]]`): per prompt that was read last, the log-probability (nats) of each of its
-            last ids given those before, as far as that was asked for and both have been read.
+        num_forwards (`int`), num_tokens (`int`): how many forward passes have been run so far, over how many tokens.
+        prompt_log_probs (`list[list[float]]`): per prompt of the last call of `prefill` or `admit`, the log-probability
+            (nats) of each id given those before it. It is kept with `with_log_probs`, and begins where the model's own
+            reading began.
         policy (`type[Policy]`): the constants for its device.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
@@ -136,7 +137,7 @@ class Backend:
         logits = logits if logits.dtype in (torch.bfloat16, torch.float16) else logits.float()
         for node, node_logits in zip(nodes, logits, strict=True):
             node.logits = node_logits.clone()
-            node.is_run = True
+            node.is_computed = True
         return nodes
 
 

@@ -147,7 +147,7 @@ def test_a_prompt_that_leaves_holds_nothing():
     tree.commit(tree.root.add_path([3, 4]))
     nodes = [*tree.pending, tree.root.add_child(5)]
     for node in nodes:  # read before the next commit
-        node.is_run, node.logits = True, torch.zeros(SIZE)
+        node.is_computed, node.logits = True, torch.zeros(SIZE)
     assert len(nodes) == 3
     alive = [weakref.ref(node.logits) for node in nodes]
     del node, nodes
