@@ -29,6 +29,7 @@ class ScoredSpan:
             strategy asks for them.
         is_first (`bool`): the text begins with it.
         ratings (`list[float]`): each member's rating of it, where members rate; `None`: that member gives none.
+        first_choice_of (`tuple[int]`): the members that proposed it before all else: their own greedy text.
     """
 
     words: tuple[str, ...]
@@ -39,6 +40,7 @@ class ScoredSpan:
     tokens: list[list[list[int]]] = field(default_factory=list)
     is_first: bool = False
     ratings: Sequence[float | None] = ()
+    first_choice_of: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
