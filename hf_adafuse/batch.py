@@ -52,36 +52,43 @@ class AdaFusePredictor:
 
     ```
 
-    A batch gets four columns, of the same types whatever is in it: the text, without the text
-    that it stopped at; `words`, how many were generated; `finish_reason`: `"stop"`, `"length"` or `"error"`; `error`,
-    why there is no answer, empty where there is one. Greedy texts do not depend
-    on how prompts are cut into batches (in half precision they may).
+    The predictor adds four columns to a batch, with the same types in every batch:
 
-    What the prompts of all batches begin with is read once: the models must not be changed between them. Pickled, it
-    takes along what it was made of, not what it has loaded: models by name are loaded again, at the first batch.
+    - the text, without the stop text that ended it,
+    - `words`: how many words were generated,
+    - `finish_reason`: `"stop"`, `"length"` or `"error"`,
+    - `error`: why there is no answer. It is empty where there is one.
+
+    Greedy texts do not depend on how prompts are cut into batches. In half precision they may.
+
+    The beginning that the prompts of all batches share is read once, so the models must not be changed between batches.
+    A pickled predictor takes along its arguments, and not the models that it has loaded. A copy loads models that were
+    given by name again, at its first batch.
 
     Args:
-        members (`list`): as of [`AdaFuseEnsemble`]; names, so that each process loads its own.
-        adafuse_config (`AdaFuseConfig`, `dict` or `str`, *optional*): as of `generate()`.
-        prompt_column (`str`, *optional*, defaults to `"prompt"`): holds the prompts.
-        template (`str`, *optional*): makes the prompt of any columns instead, `"Question: {question}\\nAnswer:"`.
+        members (`list`): the members, as of [`AdaFuseEnsemble`]. Give names, so that each process loads its own.
+        adafuse_config (`AdaFuseConfig`, `dict` or `str`, *optional*): the settings, as of `generate()`.
+        prompt_column (`str`, *optional*, defaults to `"prompt"`): the column that holds the prompts.
+        template (`str`, *optional*): makes the prompt of any columns, and takes the place of `prompt_column`:
+            `"Question: {question}\\nAnswer:"`.
         chat (`bool`, *optional*, defaults to `False`): whether a prompt is a user's message, in each member's own chat
             template.
-        output_column (`str`, *optional*, defaults to `"text"`): gets the texts.
-        max_new_tokens (`int`, *optional*, defaults to 128): of the main model, per answer.
+        output_column (`str`, *optional*, defaults to `"text"`): the column that gets the texts.
+        max_new_tokens (`int`, *optional*, defaults to 128): the most tokens of an answer, in the main model's tokens.
         stop (`str` or `list[str]`, *optional*): texts to stop after.
-        structured (`dict`, *optional*): what the texts must be, as of `generate()`.
-        seed (`int`, *optional*, defaults to 0): where words are sampled, the text follows from it and the prompt.
-        batch_size (`int`, *optional*, defaults to 16): most prompts decoded at a time; longer batches are cut.
-        on_error (`str`, *optional*, defaults to `"record"`): a prompt that cannot be answered has an `error`, and the
-            text until there; others of its batch do not suffer. A job that is resumed does not ask it again. `"raise"`:
-            the batch fails.
-        lazy (`bool`, *optional*, defaults to `False`): load at the first batch, not here.
-        options: as of [`AdaFuseEnsemble`]; by default members by name are on the GPU where there is one.
+        structured (`dict`, *optional*): the form that the texts must have, as of `generate()`.
+        seed (`int`, *optional*, defaults to 0): where words are sampled, a text follows from the seed and its prompt.
+        batch_size (`int`, *optional*, defaults to 16): the most prompts that are decoded at a time. Longer batches are
+            cut.
+        on_error (`str`, *optional*, defaults to `"record"`): `"record"`: a prompt that cannot be answered gets an
+            `error` and the text until there, and the others of its batch go on. A job that is resumed does not ask it
+            again. `"raise"`: the batch fails.
+        lazy (`bool`, *optional*, defaults to `False`): whether the members are loaded at the first batch, not now.
+        options: as of [`AdaFuseEnsemble`]. By default members that are given by name are on the GPU where there is one.
 
     Raises:
-        ValueError: an argument that cannot be used, before anything is loaded; a member that does not load, or members
-            that do not go together.
+        ValueError: an argument cannot be used (nothing has been loaded then), a member does not load, or the members do
+            not go together.
     """
 
     def __init__(
@@ -132,7 +139,7 @@ class AdaFusePredictor:
             self.load()
 
     def load(self) -> AdaFuseEnsemble:
-        """Load the members, where that has not been done; the ensemble."""
+        """The ensemble of the members, which are loaded where that has not been done."""
         if self._loaded is None:
             placed = {"device_map": "cuda"} if torch.cuda.is_available() else {}
             ensemble = AdaFuseEnsemble(self._members, self._config, **{**placed, **self._options})
@@ -169,10 +176,11 @@ class AdaFusePredictor:
 
     def map_in_pandas(self, frames: Iterable[Any]) -> Iterator[Any]:
         """
-        For Spark's `mapInPandas`, whose schema then names the columns of the frames and those of the answers.
+        The frames with the columns of the answers, for Spark's `mapInPandas`. Its schema names the columns of the
+        frames and those of the answers.
 
         Args:
-            frames (`Iterator[pandas.DataFrame]`)
+            frames (`Iterator[pandas.DataFrame]`): batches of prompts.
         """
         return map(self, frames)
 

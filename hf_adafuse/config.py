@@ -50,56 +50,64 @@ class AdaFuseConfig:
 
     Args:
         margin_threshold (`float`, *optional*, defaults to 0.7):
-            tau: a word whose first token has p(1) - p(2) >= tau is taken greedily and the span goes on; below it the
-            span branches and ends. 0 never branches, a value above 1 always does.
+            The paper's tau. A word is confident where its first token has p(1) - p(2) >= tau: the member takes it
+            greedily and goes on to the next word. At a word below tau the member tries `num_branches` first tokens, and
+            its span ends there. 0 never branches. A value above 1 always does.
         max_words (`int`, *optional*, defaults to 3):
-            M: the most words one round commits.
+            The paper's M: the most words that one round commits.
         num_branches (`int`, *optional*, defaults to 3):
-            B: the number of first tokens tried at an uncertain word. With 1 the candidate is the greedy one.
+            The paper's B: how many first tokens are tried at an uncertain word. With 1 the candidate is the greedy one.
         max_word_tokens (`int`, *optional*, defaults to 32):
-            A word also ends at this many tokens (and never inside a UTF-8 character).
+            A word also ends at this many tokens, but never inside a UTF-8 character.
         word_boundary (`str`, *optional*, defaults to `"whitespace"`):
-            `"whitespace"`, or `"unicode"` for the word segmentation of UAX #29 (Chinese, Japanese, Thai; needs the
-            `unicode` extra).
+            Where words end. `"whitespace"`: before whitespace. `"unicode"`: by the word segmentation of UAX #29, for
+            Chinese, Japanese and Thai (needs the `unicode` extra).
         model_weights (`list[float]` or `str`, *optional*):
             How much each member counts in the fused score, the main model first.
 
             - `[0.6, 0.4]`: one positive number per member.
-            - `None`: all members alike.
-            - `"prompt"`: by how well each member predicts the prompt: the softmax of `-prompt_sharpness` times its
-              NLL of the prompt (nats per byte; PackLLM).
-            - `"examples"`: the same with the NLL of the answers in a few-shot prompt. An answer is what follows, in an
-              earlier line, the text with which the prompt ends (`Answer:`). Without examples all members count alike.
+            - `None`: all members count alike.
+            - `"prompt"`: members count by how well they predict the prompt. The weights are the softmax of
+              `-prompt_sharpness` times each member's NLL of the prompt, in nats per byte (PackLLM).
+            - `"examples"`: members count by how well they predict the answers in a few-shot prompt. An answer is the
+              text that follows, in an earlier line, the words with which the prompt ends (`Answer:`). Without examples
+              all members count alike.
             - `"examples_or_prompt"`: as `"examples"`. Without examples as `"prompt"`, unless the prompt is a chat.
 
-            A member with nearly all the weight judges what all members propose. With `unite`, `gac` and `majority` the
-            text is that member's own.
+            A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
+            the text is that member's own.
         nll_normalization (`str`, *optional*, defaults to `"token"`):
-            `"token"`: NLL in nats per token of the scoring member. `"byte"`: in nats per UTF-8 byte of the text (the
-            end of the text counts as one byte).
+            The unit of the mean NLL. `"token"`: nats per token of the member that scores. `"byte"`: nats per UTF-8 byte
+            of the text, where the end of the text counts as one byte.
         commitment (`str`, *optional*, defaults to `"adaptive"`):
-            `"adaptive"`, or `"fixed"`: always `max_words` greedy words, no margin, no branches (the paper's Figure 2).
+            How long spans are. `"adaptive"`: up to the first uncertain word. `"fixed"`: always `max_words` greedy
+            words, without margins and branches (the paper's Figure 2).
         exploration (`str`, *optional*, defaults to `"diverse"`):
-            `"diverse"`: branch on the first token. `"beam"`: token-level beam search cut to the word (Appendix F).
+            How branches are found. `"diverse"`: the likeliest first tokens, each extended greedily. `"beam"`: a
+            token-level beam search up to the end of the word (Appendix F).
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
-            How strongly weights favour the member that predicts the prompt, or the examples, better. 0: all alike.
+            How strongly weights favour the member that predicts the prompt, or the examples, better. 0: all members
+            count alike.
         online_rate (`float`, *optional*, defaults to 0.0):
-            Each round a member's weight is multiplied by exp(-rate x its NLL per byte of what was committed).
+            How quickly weights follow each member's NLL of the text so far. After each round the weight of a member is
+            multiplied by exp(-`online_rate` times its NLL of the committed text), in nats per byte. 0: never.
         switch_margin (`float`, *optional*, defaults to 0.0):
-            delta: the main model's own words are left only where others win by more than delta (nats). Infinite: the
-            main model's own words alone; with `exploration="beam"` these are not its greedy ones.
+            In nats. Another candidate replaces the main model's own only where its score is lower by more than this.
+            Infinite: the main model's own candidate always wins; with `exploration="beam"` that is not its greedy text.
         certainty_gate (`float`, *optional*):
-            theta: words of which the main model is so certain, p(1) >= theta, are committed without asking the others.
+            A probability. Words whose first token has at least this probability under the main model are committed
+            without asking the other members. `None`: the others are always asked.
         do_sample (`bool`, *optional*):
-            `True`: sample words from the weighted mixture of the members' word distributions; the fields above but for
-            `max_word_tokens`, `word_boundary` and `model_weights` are not used then. `False`: never. By default where
-            the call of `generate()` asks for `do_sample=True`; a model's own default does not.
+            `True`: each word is drawn from the weighted mixture of the members' word distributions. Of the fields above
+            only `max_word_tokens`, `word_boundary` and `model_weights` are used then. `False`: nothing is drawn.
+            `None`: words are drawn where the call of `generate()` asks for `do_sample=True`. A default in the model's
+            own generation config does not count.
         method (`str`, *optional*, defaults to `"adafuse"`):
             How the members decode together: AdaFuse, another method of `docs/methods.md`, or one of your own
             ([`register_strategy`]). Each has options of its own. A call refuses fields that its method does not use.
         method_options (`dict`, *optional*):
-            The options of the method by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict they
-            stand beside the fields: `{"method": "unite", "top_k": 10}`.
+            The options of the method by name, as its class in `hf_adafuse.decoding.strategies` has them. In a dict of
+            settings they stand beside the fields: `{"method": "unite", "top_k": 10}`.
 
     Raises:
         ValueError: a field is out of its range, or of no use with the others.
@@ -141,13 +149,15 @@ class AdaFuseConfig:
     @classmethod
     def robust(cls) -> AdaFuseConfig:
         """
-        The settings that came nearest to the better member on few-shot tasks, whichever is the main one. The method is
-        `words`: words are compared by the root mean of the members' probabilities. The members' weights follow from how
-        well each predicts the examples in the prompt, and more slowly from how well each predicts the text so far; the
-        more one weight outgrows the others, the more of a word is judged by the tokens that tell the candidates apart.
-        A word that ends the text at once wins only where all members that count find it likeliest. Without examples in
-        the prompt a member that cannot do the task costs more (`docs/quality.md`). `adafuse_config="robust"`,
-        `adafuse_config=True` and no `adafuse_config` at all are the same.
+        The recommended settings. On few-shot tasks their text came nearest to that of the better member, whichever
+        member is the main model. `adafuse_config="robust"`, `adafuse_config=True` and no `adafuse_config` mean the
+        same.
+
+        The method is `words`: candidates are compared word by word, by the root mean of the members' probabilities. A
+        member counts by how well it predicts the examples in the prompt, and less by how well it predicts the text so
+        far. The more one weight outgrows the others, the more of a word is judged by the tokens that tell the
+        candidates apart. A word that ends the text at once wins only where all members that count find it likeliest.
+        Without examples in the prompt a member that cannot do the task costs more (`docs/quality.md`).
         """
         return cls(**PRESETS["robust"])
 
@@ -174,8 +184,14 @@ class AdaFuseConfig:
         return cls(**given)
 
     def changed(self, values: Mapping[str, Any]) -> AdaFuseConfig:
-        """These settings with some of them changed, as `from_dict` reads them, less those that have no use then; with
-        another method, those alone."""
+        """
+        These settings with some fields changed.
+
+        Args:
+            values (`dict`): the new fields and options, as [`AdaFuseConfig.from_dict`] reads them. Fields that have no
+                use beside them become the defaults. Where `values` names another method, all other fields and options
+                become the defaults.
+        """
         named = with_new_names(values, self.method)
         is_other, is_old = named.get("method", self.method) != self.method, "fusion" in values
         if is_other and not is_old:
@@ -196,10 +212,11 @@ class AdaFuseConfig:
         Settings in a file in JSON, and the members that they were fitted to.
 
         Args:
-            path (`str`): what `hf-adafuse fit` wrote; or the fields of the settings, perhaps over a `preset`.
+            path (`str`): a file that `hf-adafuse fit` wrote, or one with a JSON object of fields, which may name a
+                `preset`.
 
         Returns:
-            the settings; the members' names, the main model's first, and none where the file has none.
+            the settings, and the members' names, the main model's first. The list is empty where the file names none.
 
         Raises:
             ValueError: it cannot be read, or holds no settings.
@@ -222,9 +239,10 @@ class AdaFuseConfig:
         Settings as people write them, in a dict, a file or a request: `{"preset": "robust", "num_branches": 1}`.
 
         Args:
-            settings (`dict`): fields, and options of the method. A `preset` beside them is what they change.
-            base (`AdaFuseConfig`, *optional*): what they change where they name no preset; by default the paper's
-                values.
+            settings (`dict`): fields, and options of the method. They change the preset that stands beside them as
+                `preset`.
+            base (`AdaFuseConfig`, *optional*): the settings that they change where they name no preset. The paper's
+                values by default.
 
         Raises:
             ValueError: there is no such preset, field or option, or they do not go together.
@@ -241,10 +259,15 @@ class AdaFuseConfig:
     def coerce(
         cls, value: AdaFuseConfig | Mapping[str, Any] | str | os.PathLike[str] | bool | None
     ) -> AdaFuseConfig | None:
-        """What a user may pass as `adafuse_config`: `None` and `False` give `None`, `True` the recommended preset, a
-        name its preset, a dict the fields that it names over those of the preset that it names (`{"preset": "robust",
-        "num_branches": 1}`), else over the paper's values, and the name of a file in JSON what is in it
-        ([`~AdaFuseConfig.from_file`])."""
+        """
+        The settings that a value of the argument `adafuse_config` means.
+
+        Args:
+            value (`AdaFuseConfig`, `dict`, `str`, `bool` or `None`): `None` and `False` give `None`. `True` gives the
+                recommended preset `robust`. The name of a preset gives that preset, and the name of a JSON file what
+                the file holds ([`~AdaFuseConfig.from_file`]). A dict holds fields, over those of the preset that it
+                names (`{"preset": "robust", "num_branches": 1}`), or else over the paper's values.
+        """
         if value is None or isinstance(value, bool):
             return cls.robust() if value else None
         if isinstance(value, cls):

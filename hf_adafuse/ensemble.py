@@ -11,7 +11,7 @@ from typing import Any
 from transformers import BatchEncoding
 
 from .call.arguments import member_tokenizers, resolve_handles
-from .call.run import planning
+from .call.planning import planning
 from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig
@@ -41,19 +41,20 @@ class AdaFuseEnsemble:
     ```
 
     Args:
-        members (`list`): the main model first. Each a model, its Hub name or folder, a [`ServedModel`] or its name like
-            `"vllm:http://localhost:8000#model"`, or a pair of one of these and its tokenizer.
-        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): as of `generate()`.
-        options: of `from_pretrained`, for members by name; for those by the name of a server of [`ServedModel`], like
-            `allow_http` and `api_key_env`.
+        members (`list`): the members, the main model first. Each is a model, its Hub name or folder, a [`ServedModel`]
+            or its name like `"vllm:http://localhost:8000#model"`, or a pair of one of these and a tokenizer.
+        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): the settings, as
+            [`AdaFuseConfig.coerce`] reads them.
+        options: arguments of `from_pretrained` for members that are given by name, like `dtype`. For members behind
+            servers they are arguments of [`ServedModel`], like `allow_http` and `api_key_env`.
 
     Attributes:
-        model (`PreTrainedModel`): the main model, enabled, the others bound to it; with the weights of the one given,
-            which stays as it is.
-        tokenizers (`list`): of the members.
+        model (`PreTrainedModel`): the main model with the `generate()` of [`AdaFuseGenerationMixin`], to which the
+            other members are bound. It shares the weights of the model that was given, which stays as it is.
+        tokenizers (`list[PreTrainedTokenizerBase]`): one per member.
 
     Raises:
-        ValueError: a member that does not load, or members that do not go together.
+        ValueError: a member does not load, or the members do not go together.
     """
 
     def __init__(
@@ -104,17 +105,18 @@ class AdaFuseEnsemble:
                 the templates: `{"reasoning_effort": "low"}`.
             tools (`list`, *optional*): for chats, functions with type hints and a docstring, or descriptions of tools
                 as OpenAI's API has them. All members are told of them in one form, so that they can write a call
-                together; a call that begins is whole and valid by a grammar (needs the `structured` extra; with members
-                behind servers there is none).
+                together. A grammar holds that a call that begins is whole and valid (it needs the `structured` extra).
+                With members behind servers there is no grammar.
             tool_choice (`str` or `dict`, *optional*, defaults to `"auto"`): `"auto"`, `"none"`, `"required"`, or the
                 name of the tool that must be called.
-            kwargs: of `generate()`.
+            kwargs: further arguments of `generate()`, those of [`AdaFuseGenerationMixin`] among them.
 
         Returns:
-            what `generate()` returns; the `thoughts` and `tool_calls` of each prompt are in its `rounds`.
+            what `generate()` returns: ids of shape `(batch_size, sequence_length)`, or an [`AdaFuseOutput`] with
+            `return_dict_in_generate=True`. Its `rounds` hold the `thoughts` and `tool_calls` of each prompt.
 
         Raises:
-            ValueError: prompts or settings that cannot be used.
+            ValueError: prompts or settings cannot be used.
         """
         check_thinking(thinking, max_thinking_tokens)
         given = {
@@ -167,10 +169,13 @@ class AdaFuseEnsemble:
 
     def texts(self, prompts: Any, **kwargs: Any) -> list[str]:
         """
-        What comes after each prompt.
+        The text that the ensemble writes after each prompt.
 
         Args:
-            prompts (`str` or `list`), kwargs: as of [`~AdaFuseEnsemble.rounds`].
+            prompts (`str` or `list`), kwargs: as of [`~AdaFuseEnsemble.generate`].
+
+        Returns:
+            `list[str]`: one text per prompt, with its leading whitespace: `[" Lima"]`.
         """
         return [rounds.text for rounds in self.rounds(prompts, **kwargs)]
 
@@ -182,22 +187,22 @@ class AdaFuseEnsemble:
             prompts (`str` or `list`), kwargs: as of [`~AdaFuseEnsemble.generate`].
 
         Returns:
-            [`AdaFuseRoundsBatch`]: one [`AdaFuseRounds`] per prompt. Each has the `text` and the `finish_reason`,
-            prints as a trace, and makes a page by `to_html()`.
+            [`AdaFuseRoundsBatch`]: one [`AdaFuseRounds`] per prompt. Each has a `text` and a `finish_reason`, prints as
+            a trace, and makes a page by `to_html()`.
         """
         rounds: AdaFuseRoundsBatch = self.output(prompts if kwargs.get("chat") else _as_texts(prompts), **kwargs).rounds
         return rounds
 
     def output(self, inputs: Any = None, **kwargs: Any) -> Any:
         """
-        What [`~AdaFuseEnsemble.generate`] returns with `return_dict_in_generate=True`, without the members' caches and
-        whether the main tokenizer has a padding token or not.
+        The [`AdaFuseOutput`] of a call of [`~AdaFuseEnsemble.generate`], without a cache to go on with. The main
+        tokenizer needs no padding token.
 
         Args:
             inputs, kwargs: as of [`~AdaFuseEnsemble.generate`].
 
         Returns:
-            [`AdaFuseOutput`]: its `rounds` hold the texts, its `stats` what they cost.
+            [`AdaFuseOutput`]: its `rounds` hold the texts, and its `stats` count rounds and forward passes.
         """
         settings = {
             "pad_token_id": padding_id(self._tokenizers_of(kwargs)[0]),
@@ -216,9 +221,9 @@ class AdaFuseEnsemble:
         on_scores: Callable[[int, list[AnswerScore]], Any] | None = None,
     ) -> list[list[AnswerScore]]:
         """
-        The log-likelihood of given answers under every member: to rerank them, to filter data, to find words that
-        nobody believes. Each member reads a prompt once, and behind it all answers in one pass: what they begin with
-        in common is read once too. Very many tokens take further passes.
+        The log-likelihood of given answers under every member. It serves to rerank answers, to filter data, and to find
+        words that no member believes. Each member reads a prompt once, and all its answers behind it in one pass, where
+        a common beginning of answers is read once. Very many tokens take further passes.
 
         ```python
         >>> from hf_adafuse import AdaFuseEnsemble
@@ -233,20 +238,21 @@ class AdaFuseEnsemble:
 
         Args:
             prompts (`str` or `list`): as of [`~AdaFuseEnsemble.rounds`].
-            answers (`list[list[str]]`): per prompt the texts that may follow it, with the space that parts them from it
-                (`" Lima"` behind `"Answer:"`). For a single prompt also the list of texts alone.
+            answers (`list[list[str]]`): per prompt the texts that may follow it, each with the space between prompt and
+                text (`" Lima"` behind `"Answer:"`). A single prompt may have the list of its texts alone.
             chat (`bool`, *optional*, defaults to `False`): whether each member reads the prompts in its own chat
                 template. Members that think do not think here: their answer follows at once.
             ends (`bool`, *optional*, defaults to `False`): whether to score the end of the text after each answer too.
-            max_batch_size (`int`, *optional*, defaults to 8): the most prompts at a time.
-            on_scores (`Callable`, *optional*): called with a prompt's row and its scores when all members have read it.
+            max_batch_size (`int`, *optional*, defaults to 8): the most prompts that are read at a time.
+            on_scores (`Callable`, *optional*): called as `on_scores(row, scores)` when all members have read the prompt
+                of that row.
 
         Returns:
-            per prompt and answer, an [`AnswerScore`]: per member the log-likelihood in nats, the tokens and the bytes.
-            Nothing but the models counts: logits processors, temperature and stopping criteria play no part.
+            `list[list[AnswerScore]]`: one per prompt and answer. Logits processors, temperature and stopping criteria
+            play no part in it.
 
         Raises:
-            ValueError: prompts or answers that cannot be used, before the first forward pass.
+            ValueError: prompts or answers cannot be used. Nothing has been run then.
             AdaFuseDecodingError: a member failed.
         """
         chats: list[Any] = as_chats(prompts) if chat else _as_texts(prompts)
@@ -270,8 +276,18 @@ class AdaFuseEnsemble:
         )
 
     def encode(self, prompts: Any, chat: bool = False) -> Mapping[str, Any]:
-        """Prompts as of [`~AdaFuseEnsemble.rounds`] in every member's own ids: with `chat` as [`chat_inputs`] makes
-        them, else as [`text_inputs`] does."""
+        """
+        Prompts in every member's own ids.
+
+        Args:
+            prompts (`str` or `list`): as of [`~AdaFuseEnsemble.generate`].
+            chat (`bool`, *optional*, defaults to `False`): whether each member reads the prompts in its own chat
+                template.
+
+        Returns:
+            `BatchEncoding`: `input_ids` and `attention_mask` of shape `(batch_size, sequence_length)` for the main
+            model, and `assistant_inputs`, a list of the same for each assistant.
+        """
         return self._encode(prompts, chat, self.tokenizers)
 
     @functools.cached_property

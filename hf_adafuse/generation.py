@@ -26,6 +26,7 @@ from .call.images import read_images, without_images
 from .call.inputs import GenerateInputs
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
+from .call.planning import planned_like_before
 from .call.run import run_call
 from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
@@ -40,32 +41,36 @@ warn_of_untested_release()
 
 class AdaFuseGenerationMixin(GenerationMixin):
     """
-    `generate()` that decodes with an ensemble when it is given `assistant_models` or an `adafuse_config`, and is the
-    ordinary one, bit for bit, when it is not.
+    A `generate()` that decodes with an ensemble where it is given `assistant_models` or an `adafuse_config`. Otherwise
+    it is the ordinary one, bit for bit.
 
     Arguments of `generate()` beyond the ordinary ones:
-        assistant_models (`list`, *optional*): loaded models, Hub names or local folders; a pair (model, adapter's name
-            or `None`) is the model with that PEFT adapter, or with none: also of the main model, sharing its weights.
-        assistant_tokenizers (`list`, *optional*): one per assistant; found by the models' names when not given.
-        assistant_inputs (`list`, *optional*): per assistant, its own tokenized prompts (`input_ids`, `attention_mask`).
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's; found by its name when not given.
-        adafuse_config (`AdaFuseConfig`, `dict` or `bool`, *optional*): over that in `generation_config`; `False`: off.
-        assistant_logits_processor (`list`, *optional*): per assistant, a list of logits processors over its own ids.
-        structured (`dict`, *optional*): `{"json_schema": ...}`, `{"regex": ...}`, `{"grammar": ...}` or
-            `{"structural_tag": ...}` that the text must follow, for every member in its own tokens (needs the
-            `structured` extra). A warning names keywords of a schema that the grammar does not enforce; with
+        assistant_models (`list`, *optional*): the assistants: loaded models, Hub names or local folders. A pair (model,
+            name of an adapter) is the model with that PEFT adapter, and (model, `None`) is the model without an
+            adapter. The model of a pair may be the main model: both share its weights.
+        assistant_tokenizers (`list`, *optional*): one per assistant. By default they are found by the models' names.
+        assistant_inputs (`list`, *optional*): per assistant its own tokenized prompts: `input_ids` and `attention_mask`
+            of shape `(batch_size, sequence_length)`. By default an assistant reads the text of the main model's ids.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's. By default it is found by the model's name.
+        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): the settings, as [`AdaFuseConfig.coerce`]
+            reads them. They win over those in `generation_config`. `False` turns AdaFuse off.
+        assistant_logits_processor (`list`, *optional*): per assistant a list of logits processors over its own ids.
+        structured (`dict`, *optional*): the form that the text must have: `{"json_schema": ...}`, `{"regex": ...}`,
+            `{"grammar": ...}` or `{"structural_tag": ...}`. Every member follows it in its own tokens (needs the
+            `structured` extra). A warning names keywords of a schema that the grammar does not enforce. With
             `"strict": True` beside it they are refused.
-        max_batch_size (`int`, *optional*): the most prompts at a time, others wait (`max_time` is that of the call).
-        on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when it has ended.
+        max_batch_size (`int`, *optional*): the most prompts that are decoded at a time. The others wait. `max_time` is
+            the time of the whole call.
+        on_answer (`Callable`, *optional*): called as `on_answer(row, rounds)` when the prompt of that row has ended.
 
-    Words are sampled where the call has the argument `do_sample=True`, where it is passed a `generation_config` with
-    `do_sample=True` that is no copy of the model's own, or where `adafuse_config` says `do_sample=True`. A default of
-    the model's own generation config does not count. For each word a member is drawn by its weight, and draws the word
-    by its own temperature, top-k and top-p (those of the call, where it names them).
+    Words are sampled in three cases: where the call has the argument `do_sample=True`, where it is passed a
+    `generation_config` with `do_sample=True` that is no copy of the model's own, and where `adafuse_config` says
+    `do_sample=True`. A default of the model's own generation config does not count. For each word a member is drawn by
+    its weight. It draws the word by its own temperature, top-k and top-p, or by those of the call.
 
     Raises:
-        ValueError: arguments that cannot be honoured, before the first forward pass.
-        AdaFuseDecodingError: a member failed during decoding; carries the text committed so far.
+        ValueError: arguments cannot be honoured. No forward pass of a prompt has been run then.
+        AdaFuseDecodingError: a member failed during decoding. The error carries the text committed so far.
     """
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,6 +80,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
             ):
                 raise ValueError(reason)
             return super().generate(*args, **kwargs)
+        if not args and planned_like_before(kwargs):
+            return kwargs["input_ids"]
         given = {**dict(zip(("inputs", "generation_config"), args, strict=False)), **kwargs}
         generation_config = given.get("generation_config")
         if kwargs.get("custom_generate") is None:  # else the code that it names looks for its settings itself

@@ -1,4 +1,4 @@
-"""What a call returns: the output, its rounds and its counts. Values only; knows no model."""
+"""What a call returns: the output, its rounds and its counts, as plain values."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ class AdaFuseCandidate:
     One candidate of a round.
 
     Attributes:
-        text (`str`): the span, leading whitespace and all; empty when the text just ends.
-        words (`list[str]`): the words of it, as its first proposer walked them; joined they give `text`.
-        ends (`bool`): whether the sequence ends after it.
-        proposers (`list[int]`): the members that proposed it (0: the main model), in order; empty where the method
-            wrote it itself (a fused answer).
-        nlls (`list[float]`): its NLL under each member, in nats per token (or byte); `None`: not scored.
-        score (`float`): the fused score (with method `words` of all its words, each as a whole, while the winner is
-            found from word to word), infinite when the candidate is forbidden or was dropped; minus infinity for a
-            fused answer, which is taken before all others.
-        lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.
-        dropped (`str`): why the candidate left the pool; `None` when it did not.
-        decided_by (`list[float]`): the quantities by which it was compared with the others, which the round's
-            `criterion` names (see the example of [`AdaFuseRound`]): one, or, where candidates are compared word by
-            word, one for each of its words until it lost; empty where it was not compared.
-        note (`str`): what else decided about it, like `"it is blank, and not all members want that"`; `None` for
-            nothing.
-        features (`list[float]`): the numbers by which a method that selects answers has judged it, as
-            `hf_adafuse.confidence.features` describes them; `None` among them: not known. Empty for other methods.
-        ratings (`list[float]`): each member's rating of the answer, from 1 to the method's `max_score`; `None` of a
-            member that gives none. Empty for methods in which members do not rate.
+        text (`str`): the text of the span with its leading whitespace, like `" Paris"`. It is empty where the candidate
+            only ends the text.
+        words (`list[str]`): the words of the text. Joined, they give `text`.
+        ends (`bool`): whether the text ends after the candidate.
+        proposers (`list[int]`): the numbers of the members that proposed it, in ascending order; 0 is the main model.
+            The list is empty where the method wrote the candidate itself (a fused answer).
+        nlls (`list[float]`): the candidate's NLL under each member, in nats per token, or per byte with
+            `nll_normalization="byte"`. `None` stands for a member that did not score it.
+        score (`float`): the fused score. With method `words` it is the score of all words of the candidate, while the
+            winner is found word by word. It is infinite where the candidate was forbidden or dropped, and minus
+            infinity for a fused answer, which is taken before all others.
+        lossy (`list[int]`): the members whose tokenizer cannot represent the text. They score the text that their
+            tokens decode to.
+        dropped (`str`): why the candidate left the pool. `None`: it did not.
+        decided_by (`list[float]`): the numbers by which the candidate was compared with the others; the round's
+            `criterion` names the quantity. One number, or with method `words` one for each word until the candidate
+            lost. Empty where the candidate was not compared. [`AdaFuseRound`] shows an example.
+        note (`str`): another reason that decided, like `"it is blank, and not all members want that"`. `None`: there
+            was none.
+        features (`list[float]`): the numbers by which a method that selects among answers judged this one, described
+            in `hf_adafuse.confidence.features`. `None` stands for a number that is not known. Other methods leave the
+            list empty.
+        ratings (`list[float]`): each member's rating of the answer, from 1 to the method's `max_score`. `None` stands
+            for a member that gave none. Methods without ratings leave the list empty.
     """
 
     text: str
@@ -68,24 +72,25 @@ class AdaFuseRound:
     `criterion` is `"fused NLL"` and `highest_wins` is `False`: then `decided_by` is `[score]`, and the lowest wins.
 
     Attributes:
-        text (`str`): what was committed; shorter than the winner's text where generation stopped inside it.
-        words (`list[str]`): the words committed; joined they give `text`.
+        text (`str`): the text that was committed. It is shorter than the winner's text where generation stopped inside
+            it.
+        words (`list[str]`): the words of that text. Joined, they give `text`.
         ends (`bool`): whether an end-of-sequence token was committed after the text.
-        proposer (`int`): the first member that proposed it; `None` where the method wrote it itself.
-        winner (`int`): the index of the winner in `candidates`, or `None` when every candidate was forbidden and the
-            main model's greedy word was taken.
-        candidates (`list[AdaFuseCandidate]`): in the order in which ties are broken.
-        margins (`list[list[float]]`): per member, the margins it read at the starts of its words.
-        num_tokens (`int`): the main model's tokens committed, the end-of-sequence token included.
+        proposer (`int`): the first member that proposed the winner. `None`: the method wrote the winner itself.
+        winner (`int`): the index of the winner in `candidates`. `None`: every candidate was forbidden, and the main
+            model's greedy word was committed.
+        candidates (`list[AdaFuseCandidate]`): all candidates, in the order in which ties are broken.
+        margins (`list[list[float]]`): per member, the margin p(1) - p(2) at the start of each word that it proposed.
+        num_tokens (`int`): the number of the main model's tokens that were committed, with the end-of-sequence token.
         is_whole (`bool`): whether the winner was committed to its end.
         weights (`list[float]`): how much each member counted, as shares of 1. Where the main model was certain and the
             others were not asked (`certainty_gate`), its share is 1.
-        criterion (`str`): the quantity by which the winner was found: `"fused NLL"`, `"root mean probability"`.
-        highest_wins (`bool`): whether the highest value of it wins, else the lowest.
-        confidences (`list[float]`): per word committed, the weighted mean of the members' probabilities of the word,
-            from 0 to 1; `None` of a word that no member has scored. Where tokens are fused, of the token.
-        confidence (`float`): of a whole answer whose method is calibrated, the probability that it is right; else
-            `None`.
+        criterion (`str`): the name of the quantity by which the winner was found, like `"fused NLL"`.
+        highest_wins (`bool`): whether the candidate with the highest value of that quantity wins. `False`: the one with
+            the lowest.
+        confidences (`list[float]`): per committed word, the weighted mean of the members' probabilities of the word,
+            from 0 to 1. `None` stands for a word that no member scored. Methods over tokens give one per token.
+        confidence (`float`): the probability that a whole answer is right, where the method is calibrated. Else `None`.
     """
 
     text: str
@@ -121,20 +126,21 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
         logits (`tuple(torch.FloatTensor)`, *optional*, returned when `output_logits=True`):
             Unprocessed logits, likewise.
         cache (`AdaFuseCache`, *optional*), called `past_key_values` before transformers 5.24:
-            The main model's cache of `sequences[:, :-1]`, with which a later call goes on as one longer call would (but
-            for methods that read words anew, `unite`, `deepen` and `safe`, where the text was cut inside a word, and
-            for `safe` where it was cut inside a draft); it
-            carries the assistants' caches too. Where the main model keeps no keys it holds ids alone: a later AdaFuse
-            call takes it, but reads the text again. `None` with `use_cache=False`, and where the model's `forward`
-            takes no such argument (RWKV, GPT-1; Mamba before 5.24): then a later call reads the text anew for the
-            assistants too.
-        rounds (`AdaFuseRoundsBatch`): per prompt, its rounds; lists that print as text and, in a notebook, as a table.
-        stats (`dict`): `rounds` (over all prompts), `words_per_round` (mean), `shares` (of rounds by number of words),
-            and `members`: per member `name`, `forward_passes`, `tokens_run`, `proposals`, `wins`; what a method counts
-            beside these, its class says.
-        confidence (`list[float]`): per prompt, how sure the members are of the text, from 0 to 1: the product of
-            the `confidences` of its n words to the power of 1 / root of n. This is a score. Only of a calibrated method
-            it is the probability that the answer is right. `None` of a text whose words have no confidences.
+            The main model's cache of `sequences[:, :-1]`. It carries the assistants' caches too. A later call that gets
+            it goes on as one longer call would. There are two exceptions: `unite`, `deepen` and `safe` read words anew
+            where the text was cut inside a word, and `safe` where it was cut inside a draft. A main model without keys
+            gives a cache of ids alone: a later AdaFuse call takes it and reads the text again. It is `None` with
+            `use_cache=False`, and where the model's `forward` takes no cache (RWKV, GPT-1; Mamba before 5.24).
+        rounds (`AdaFuseRoundsBatch`):
+            The rounds of each prompt. They are lists that print as text and show as a table in a notebook.
+        stats (`dict`):
+            `rounds`: their number over all prompts. `words_per_round`: its mean. `shares`: by the number of words, the
+            share of the rounds that committed so many. `members`: per member `name`, `forward_passes`, `tokens_run`,
+            `proposals` and `wins`. The class of a method says what the method counts beside these.
+        confidence (`list[float]`):
+            Per prompt, how sure the members are of the text, from 0 to 1: the product of the `confidences` of its n
+            words to the power of 1 / root of n. `None` stands for a text whose words have no confidences. This is a
+            score. It is the probability that the answer is right only where the method is calibrated.
     """
 
     rounds: Sequence[Sequence[AdaFuseRound]] | None = None

@@ -24,7 +24,7 @@ class _WordReader:
     def __init__(self, tokenizer: Any, prompt_length: int, config: AdaFuseConfig, eos_token_id: Any) -> None:
         self.prompt_length = check_prompt_length(prompt_length)
         self.max_words = config.max_words
-        self.rule = WordSplitter(config.max_word_tokens, config.word_boundary)
+        self.splitter = WordSplitter(config.max_word_tokens, config.word_boundary)
         self.vocabulary = vocabulary_of(tokenizer)
         given = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
         self.eos_ids = frozenset([] if given is None else torch.as_tensor(given, device="cpu").flatten().tolist())
@@ -40,7 +40,7 @@ class _WordReader:
 
     def _starts(self, ids: list[int]) -> list[int]:
         pieces = [None if token in self.eos_ids else self.vocabulary.piece(token) for token in ids]
-        return word_starts(pieces, self.rule)[: self.max_words + 1]
+        return word_starts(pieces, self.splitter)[: self.max_words + 1]
 
 
 class WordBoundaryCriteria(StoppingCriteria):

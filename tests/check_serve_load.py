@@ -11,6 +11,7 @@ small numbers.
 3. Faults among other requests: clients that go, bodies that are no JSON, of wrong types or too large, and the server of
    a member that dies. Each is answered or dropped; other requests get their texts.
 4. Many more requests: the memory of the server's process.
+5. Only where `--parts` names it, `transformers`: the words per second of `transformers serve` with an export.
 """
 
 # ruff: noqa: T201
@@ -42,7 +43,7 @@ import torch
 from support.stand_in import StandIn
 from support.stand_in import serving as standing
 
-from hf_adafuse import AdaFuseEnsemble
+from hf_adafuse import AdaFuseEnsemble, export_adafuse
 from hf_adafuse.call.answering import cut_at
 from hf_adafuse.demo import NAMES, data, load_member
 
@@ -53,7 +54,39 @@ SETTINGS = [{"num_branches": 1}, {"margin_threshold": 0.3, "max_words": 2}, {"me
 STOPS = [["a"], ["e", "or"], [" "]]
 
 
-class Server:
+class Process:
+    """
+    A server in a process of its own.
+
+    Attributes:
+        process (`subprocess.Popen`), host (`str`), port (`int`)
+    """
+
+    @property
+    def memory(self):
+        """The bytes of the process that are in memory."""
+        return int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())[1]) * 1024
+
+    @property
+    def cpu_seconds(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def connect(self):
+        return http.client.HTTPConnection(self.host, self.port, timeout=300)
+
+    def get(self, path):
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+
+    def ask(self, payload, on_text=lambda: None):
+        """As of [`ask`], by a connection of its own."""
+        with contextlib.closing(self.connect()) as connection:
+            return ask(connection, payload, on_text)
+
+
+class Server(Process):
     """
     `hf-adafuse serve` in a process of its own: an ensemble of two members, and one in which the second is behind a
     server that may die.
@@ -118,29 +151,6 @@ class Server:
         self._log.flush()
         return Path(self._log.name).read_text()
 
-    @property
-    def memory(self):
-        """The bytes of the process that are in memory."""
-        return int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())[1]) * 1024
-
-    @property
-    def cpu_seconds(self):
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def connect(self):
-        return http.client.HTTPConnection(self.host, self.port, timeout=300)
-
-    def get(self, path):
-        with contextlib.closing(self.connect()) as connection:
-            connection.request("GET", path)
-            return connection.getresponse().read().decode()
-
-    def ask(self, payload, on_text=lambda: None):
-        """As of [`ask`], by a connection of its own."""
-        with contextlib.closing(self.connect()) as connection:
-            return ask(connection, payload, on_text)
-
     def counts(self):
         """What `/metrics` counts, by name."""
         found = Counter()
@@ -157,6 +167,55 @@ class Server:
                 return True
             time.sleep(0.05)
         return False
+
+
+class TransformersServe(Process):
+    """
+    `transformers serve` with an export of the same ensemble. It needs what `pip install transformers[serving]` brings.
+
+    Args:
+        pair (`list`): two members, each a model and its tokenizer.
+
+    Attributes:
+        model (`str`): the name of the ensemble there.
+    """
+
+    def __init__(self, pair):
+        self._stack, self._pair = contextlib.ExitStack(), pair
+
+    def __enter__(self):
+        with self._stack:
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            (main, tokenizer), (assistant, other) = self._pair
+            self.model = str(export_adafuse(folder / "ensemble", main, tokenizer, [assistant], [other], True))
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self.host, self.port = free.getsockname()
+            command = [str(Path(sys.executable).with_name("transformers")), "serve", self.model]
+            command += ["--trust-remote-code", "--device", "cpu", "--dtype", "float32"]
+            command += ["--host", self.host, "--port", str(self.port)]
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(folder)}
+            log = self._stack.enter_context((folder / "log").open("w"))
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self._stack.callback(self._end)
+            while True:
+                with contextlib.suppress(OSError):
+                    self.get("/health")
+                    break
+                if self.process.poll() is not None:
+                    raise RuntimeError(f"the server has not started: {(folder / 'log').read_text()}")
+                time.sleep(0.2)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+    def _end(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 
 class MortalServer:
@@ -216,6 +275,7 @@ class Request:
     body: dict
     call: dict = field(default_factory=dict)
     seed: int = 0
+    model: str = MODEL
 
     @classmethod
     def by_lot(cls, rng, prompts):
@@ -236,7 +296,7 @@ class Request:
 
     @property
     def payload(self):
-        return json.dumps({"model": MODEL, "prompt": self.prompt, **self.body}).encode()
+        return json.dumps({"model": self.model, "prompt": self.prompt, **self.body}).encode()
 
 
 @dataclass
@@ -281,8 +341,8 @@ def ask(connection, payload, on_text=lambda: None):
         chunk = json.loads(line[6:])
         error = chunk.get("error", error)
         for choice in chunk.get("choices", ()):
-            name, text = chunk["id"], text + choice["text"]
-            if choice["text"]:
+            name, text = chunk["id"], text + (choice.get("text") or "")
+            if choice.get("text"):
                 first = first or time.monotonic() - began
                 on_text()
     whole = time.monotonic() - began
@@ -308,6 +368,7 @@ class Alone:
     """The texts that `generate()` gives without a server, each for one prompt alone."""
 
     def __init__(self, pair):
+        self.pair = pair
         self.ensemble = AdaFuseEnsemble(pair)
         self._known = {}
 
@@ -366,6 +427,29 @@ def check_speed(server, alone, number, clients, new_tokens=16):
     words = sum(len(one.words) for each in rounds for one in each)
     made["run"] = {"words/s": words / seconds, "words/CPU s": words / cpu}
     made["other texts"] = sum(one.text != each.text for one, each in zip(answers, rounds, strict=True))
+    return made
+
+
+def check_transformers(alone, number, clients, new_tokens=16):
+    """Words per second of `transformers serve` with an export of the same members, and how many texts are others."""
+    prompts, made = [one.prompt for one in data.held_out(number)], {}
+    call = {"do_sample": False, "max_new_tokens": new_tokens, "max_batch_size": BATCH}
+    rounds = alone.ensemble.rounds(prompts, **call)
+    words = sum(len(one.words) for each in rounds for one in each)
+    with TransformersServe(alone.pair) as server:
+        for name, is_streamed in [("whole", False), ("streamed", True)]:
+            body = {"max_tokens": new_tokens, "temperature": 0, "stream": is_streamed}
+            requests = [Request(prompt, body, model=server.model) for prompt in prompts]
+            ask_all(server, requests[:1], 1)  # it loads the assistant
+            cpu = server.cpu_seconds
+            answers, seconds = ask_all(server, requests, clients)
+            cpu = server.cpu_seconds - cpu
+            made[name] = {"words/s": words / seconds, "words/CPU s": words / cpu}
+            made[f"{name}: lost"] = sum(one.status != 200 or one.error is not None for one in answers)
+            pairs = zip(answers, rounds, strict=True)
+            made[f"{name}: other texts"] = sum(one.text != each.text for one, each in pairs)
+            made[f"{name}: first text, s"] = percentiles([one.first for one in answers])
+            made[f"{name}: whole, s"] = percentiles([one.whole for one in answers])
     return made
 
 
@@ -519,7 +603,9 @@ def main():
     parser.add_argument("--more", type=int, default=2000, help="requests over which the memory is read")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--members", nargs=2, metavar="FOLDER", help="two models (default: the demo's first two)")
-    parser.add_argument("--parts", nargs="+", default=["load", "speed", "faults", "memory"], help="(default: all)")
+    parser.add_argument(
+        "--parts", nargs="+", default=["load", "speed", "faults", "memory"], help="(default: load speed faults memory)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     with Server(args.members) as server:
@@ -529,6 +615,7 @@ def main():
             "speed": lambda: check_speed(server, alone, args.requests, args.clients),
             "faults": lambda: check_faults(server, alone, args.faults, args.clients, args.seed),
             "memory": lambda: check_memory(server, args.more, args.clients, args.seed),
+            "transformers": lambda: check_transformers(alone, args.requests, args.clients),
         }
         for name in args.parts:
             for key, value in parts[name]().items():

@@ -49,8 +49,8 @@ def _signature(name: str, thing: Any) -> str:
     found = inspect.signature(thing)
     kept = [
         one.replace(annotation=inspect.Parameter.empty, default=_Shown.of(one.default))
-        for one in found.parameters.values()
-        if one.name not in ("self", "cls")
+        for number, one in enumerate(found.parameters.values())
+        if number or one.name not in ("self", "cls")
     ]
     text = str(found.replace(parameters=kept, return_annotation=inspect.Signature.empty))
     text = text.replace(f"{CACHE_NAME}=", "cache=")  # the page has the names of the newest release
@@ -76,14 +76,17 @@ class _Shown:
 def _doc(thing: Any) -> str:
     """The docstring, with its sections as lists."""
     lines: list[str] = []
+    is_one_entry = False  # what a function returns is one entry, however many lines it takes
     for line in inspect.cleandoc(thing.__doc__ or "").splitlines():
         section = re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields|Examples?):(.*)", line)
         if section:
+            is_one_entry = section[1] in ("Returns", "Yields")
             lines += ["", f"**{section[1]}**{section[2]}", ""]
         elif re.match(r"    \S", line) and not line.lstrip().startswith((">>>", "```")):
-            lines.append(f"- {line.strip()}")
-        elif re.match(r"        \S", line):
-            lines.append(f"  {line.strip()}")
+            is_first = not (is_one_entry and lines[-1])
+            lines.append(f"{'- ' if is_first else '  '}{line.strip()}")
+        elif line.startswith("        "):
+            lines.append(line[6:])
         else:
             lines.append(line)
     return re.sub(r"\n{3,}", "\n\n", _without_links("\n".join(lines))).strip()

@@ -81,7 +81,7 @@ def answer_each(
     server has gone away, all fail at once.
 
     Args:
-        questions (`list`)
+        questions (`list`): the questions, of any type.
         ask (`Callable`): `ask(some, on_answer)` answers some questions and calls `on_answer(row, answer)` for each.
         tell (`Callable`): `tell(question, answer)`.
         failures (`tuple[type]`, *optional*): what `ask` may raise.

@@ -107,15 +107,16 @@ class EnsembleSpec:
     The members and settings of one call, checked.
 
     Args:
-        handles (`list[ModelHandle]`): the main model first.
-        config (`AdaFuseConfig`)
+        handles (`list[ModelHandle]`): the members, the main model first.
+        config (`AdaFuseConfig`): the settings.
         assistant_inputs (`list`, *optional*): per assistant, its own prompts.
-        assistant_processors (`list[list]`): per assistant, the user's own logits processors; empty for none.
-        structured (`tuple[str, str]`, *optional*): the grammar of the text.
-        sampling (`dict`, *optional*): the settings of sampling that the call asks for; `None`: words are not sampled.
-        max_batch_size (`int`, *optional*): the most prompts decoded at a time.
-        on_answer (`Callable`, *optional*): told a prompt's row and its rounds when it has ended.
-        images (`Images`, *optional*): which the main model reads with its prompts.
+        assistant_processors (`list[list]`): per assistant, the user's own logits processors. The list is empty where
+            there are none.
+        structured (`tuple[str, str]`, *optional*): the kind of the text's grammar and the grammar.
+        sampling (`dict`, *optional*): the settings of sampling that the call asks for. `None`: words are not sampled.
+        max_batch_size (`int`, *optional*): the most prompts that are decoded at a time.
+        on_answer (`Callable`, *optional*): called with a prompt's row and its rounds when the prompt has ended.
+        images (`Images`, *optional*): the images that the main model reads with its prompts.
 
     Raises:
         ValueError: weights that are not one per member.
@@ -216,7 +217,7 @@ def make_ensemble(
         assistant_processors=[_as_list([one] if callable(one) else one, "processors") for one in processors],
         structured=read_structured(arguments.structured),
         sampling=({} if asked is None else asked.settings) if samples else None,
-        max_batch_size=_places(arguments.max_batch_size),
+        max_batch_size=_batch_size(arguments.max_batch_size),
         on_answer=_callable(arguments.on_answer),
         images=images,
     )
@@ -230,7 +231,8 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
         ValueError: lists of different lengths, no tokenizer to be found, or a model that cannot take part.
     """
     models, tokenizers = _assistants(arguments)
-    handles = [ModelHandle("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))]
+    main = ModelHandle("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))
+    handles = [main]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         argument = f"assistant_tokenizers[{index}]"
         if isinstance(assistant, (str, os.PathLike)):
@@ -239,7 +241,7 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
             assistant = load_assistant(model, assistant, index, dtype="auto", **options)
         assistant = adapted(assistant, f"assistant_models[{index}]")
         tokenizer = _tokenizer(tokenizer, base_model(assistant), argument)
-        handles.append(ModelHandle(assistant_name(index, assistant), assistant, tokenizer))
+        handles.append(ModelHandle(assistant_name(index, assistant), assistant, tokenizer, main))
     for handle in handles:
         handle.check()
     return handles
@@ -280,7 +282,7 @@ def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:
     return models, tokenizers
 
 
-def _places(given: Any) -> int | None:
+def _batch_size(given: Any) -> int | None:
     if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
         raise ValueError(
             f"`max_batch_size` must be a whole number of at least 1, but is {given!r}. Leave it out to decode all "

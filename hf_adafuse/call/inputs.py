@@ -32,9 +32,10 @@ class GenerateInputs:
     The arguments that `generate()` hands to its decoding method.
 
     Args:
-        input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): padded on the left.
-        processors (`ProcessorRequest`): what logits are to be processed with.
-        stopping_criteria (`StoppingCriteriaList`)
+        input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): the main model's ids of the
+            prompts, padded on the left.
+        processors (`ProcessorRequest`): which logits processors the call asks for.
+        stopping_criteria (`StoppingCriteriaList`): the criteria of the call.
         generation_config (`GenerationConfig`): prepared by `generate()`.
         streamer (*optional*)
         model_kwargs (`dict`): the rest.
@@ -142,7 +143,7 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
     unexpected = sorted(
         name
         for name, value in model_kwargs.items()
-        if name not in _EXPECTED and value is not None and value is not False and not _says_nothing(name, value)
+        if name not in _EXPECTED and value is not None and value is not False and not _is_no_image(name, value)
     )
     if unexpected:
         raise ValueError(
@@ -157,7 +158,7 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
         )
 
 
-def _says_nothing(name: str, value: Any) -> bool:
+def _is_no_image(name: str, value: Any) -> bool:
     """Whether an argument, which the caller did not pass, says that there are no images."""
     return name in NO_IMAGES and not (value.any() if isinstance(value, torch.Tensor) else value)
 

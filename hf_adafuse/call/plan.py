@@ -35,13 +35,13 @@ class MemberInputs:
     The inputs of one member: its ids, cache, processors and backend.
 
     Args:
-        handle (`ModelHandle`)
-        prompts (`list[list[int]]`): its own ids of each prompt.
-        cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
-        eos_ids (`list[int]`): its end-of-sequence ids, those that it has an embedding of.
-        processors (`list[PromptProcessors]`): per prompt.
-        backend (`str`): what runs its trees.
-        images (`Images`, *optional*): which it reads with its prompts.
+        handle (`ModelHandle`): the model with its tokenizer.
+        prompts (`list[list[int]]`): per prompt, its own ids.
+        cache (`KeysValues`, *optional*): the keys and values of the first columns of the left-padded prompts.
+        eos_ids (`list[int]`): its end-of-sequence ids, as far as it has embeddings of them.
+        processors (`list[PromptProcessors]`): per prompt, its logits processors.
+        backend (`str`): the name of the backend that runs its token trees.
+        images (`Images`, *optional*): the images that it reads with its prompts.
     """
 
     handle: ModelHandle
@@ -66,15 +66,15 @@ class CallPlan:
     Everything that is decided about a call before it is decoded.
 
     Args:
-        members (`list[MemberPlan]`): the main model first.
-        inputs (`MainInputs`)
-        config (`AdaFuseConfig`)
-        call (`GenerateInputs`)
-        stop_check (`StopCheck`): asked after each committed token.
-        warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn; `None`: words are not sampled.
-        streams (`list[RandomNumbers]`): per prompt, where words are sampled, what they are drawn by: it follows from
-            torch's seed when the plan is made.
-        has_grammar (`bool`): whether the text must follow one.
+        members (`list[MemberInputs]`): the inputs of each member, the main model's first.
+        inputs (`MainInputs`): the main model's prompts as the caller gave them.
+        config (`AdaFuseConfig`): the settings.
+        call (`GenerateInputs`): what transformers' `generate()` has prepared.
+        stop_check (`StopCheck`): says after each committed token whether the text ends.
+        warpers (`list[Warper]`, *optional*): per member, how its tokens are drawn. `None`: words are not sampled.
+        streams (`list[RandomNumbers]`): per prompt, the random numbers of its words, where words are sampled. They
+            follow from torch's seed at the time when the plan is made.
+        has_grammar (`bool`): whether the text must follow a grammar.
         max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`EnsembleSpec`].
     """
 
@@ -114,7 +114,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     handles = ensemble.handles
     prompts, caches = _prompts(ensemble, call, inputs)
     has_cache = any(cache is not None for cache in caches) or ensemble.images is not None
-    _check_places(ensemble.max_batch_size, len(inputs.prompts), has_cache)
+    _check_slots(ensemble.max_batch_size, len(inputs.prompts), has_cache)
     for handle, ids in zip(handles, prompts, strict=True):
         handle.check_mode()
         check_prompts(handle, ids)
@@ -133,8 +133,17 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     _check_cache(members[0], inputs)
     members = _with_processors(members, request, _grammars(ensemble, members), inputs)
     has_grammar = ensemble.structured is not None
-    places = ensemble.max_batch_size, ensemble.on_answer
-    plan = CallPlan(members, inputs, ensemble.config, call, stop_check, _warpers(ensemble), (), has_grammar, *places)
+    plan = CallPlan(
+        members=members,
+        inputs=inputs,
+        config=ensemble.config,
+        call=call,
+        stop_check=stop_check,
+        warpers=_warpers(ensemble),
+        has_grammar=has_grammar,
+        max_batch_size=ensemble.max_batch_size,
+        on_answer=ensemble.on_answer,
+    )
     for index, member in enumerate(members):
         check_served_call(member.handle, member.processors, plan.keeps_logits and index == 0)
     return plan if plan.warpers is None else replace(plan, streams=random_streams(inputs.prompts))
@@ -233,7 +242,7 @@ def _with_images(main: MemberInputs, images: Images) -> MemberInputs:
     return replace(main, images=images)
 
 
-def _check_places(number: int | None, num_prompts: int, has_cache: bool) -> None:
+def _check_slots(number: int | None, num_prompts: int, has_cache: bool) -> None:
     if number is not None and number < num_prompts and has_cache:
         raise ValueError(
             f"`max_batch_size` must be at least the number of prompts, {num_prompts}, with `{CACHE_NAME}`, "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,21 +21,8 @@ from ..trees.backend import ForwardError
 from ..trees.shared_prefix import prefix_caching
 from .output import make_output, pad_right, rounds_of
 from .plan import CallPlan, MemberInputs
+from .planning import is_planned
 from .sampling import Warper
-
-_plans: ContextVar[list[CallPlan] | None] = ContextVar("planning", default=None)
-
-
-@contextmanager
-def planning() -> Iterator[list[CallPlan]]:
-    """Within this context a call of `generate()` with an ensemble is checked and planned, and not decoded. Its plan is
-    appended to the list that the context returns, and the call returns the ids that it was given."""
-    plans: list[CallPlan] = []
-    token = _plans.set(plans)
-    try:
-        yield plans
-    finally:
-        _plans.reset(token)
 
 
 def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
@@ -46,9 +32,8 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     Raises:
         AdaFuseDecodingError: a member failed; carries the text committed so far.
     """
-    call, plans = plan.call, _plans.get()
-    if plans is not None:
-        plans.append(plan)
+    call = plan.call
+    if is_planned(plan):
         return call.input_ids
     prompts = make_prompts(plan)
     members = make_members(plan)
@@ -66,7 +51,7 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
 
 
 def sharing_prefixes(plan: CallPlan) -> AbstractContextManager[Any]:
-    """Within this context a prefix that all prompts share is read once, also by prompts that wait for a place."""
+    """Within this context a prefix that all prompts share is read once, also by prompts that wait for a slot."""
     has_later = plan.max_batch_size is not None and plan.max_batch_size < len(plan.inputs.prompts)
     return prefix_caching() if has_later else nullcontext()
 
@@ -183,7 +168,7 @@ def _samplings(plan: CallPlan) -> list[Sampling | None]:
 
 def _draw(warper: Warper) -> Callable[..., int]:
     def draw(node: Any, numbers: Iterator[float], allow: Any) -> int:
-        return draw_token(node.reading, None if warper.is_greedy else warper, numbers, allow)
+        return draw_token(node.logprobs, None if warper.is_greedy else warper, numbers, allow)
 
     return draw
 

@@ -18,6 +18,7 @@ from typing import Any
 from ..decoding.decoder import Decoder
 from ..decoding.progress import Prompt
 from ..decoding.strategies.registry import make_strategy
+from ..decoding.strategies.strategy import SampledPart
 from ..trees.adapters import base_model, model_state
 from .output import rounds_of
 from .plan import CallPlan
@@ -154,6 +155,6 @@ def batch_key(plan: CallPlan) -> tuple[Any, ...]:
         )
         for member in plan.members
     ]
-    samples_drafts = plan.warpers is not None and make_strategy(plan.config).samples != "words"
+    samples_drafts = plan.warpers is not None and make_strategy(plan.config).samples != SampledPart.WORDS
     drawn = id(plan) if samples_drafts else None
     return (*members, json.dumps(plan.config.to_dict(), sort_keys=True, default=str), drawn)

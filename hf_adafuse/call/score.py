@@ -29,8 +29,8 @@ def read_answers(answers: Any, num_prompts: int, ends: bool) -> Answers:
     The answers to each prompt, checked.
 
     Args:
-        answers (`list`): per prompt a list of texts; for a single prompt also the list of texts alone.
-        num_prompts (`int`)
+        answers (`list`): per prompt a list of texts. A single prompt may have the list of its texts alone.
+        num_prompts (`int`): the number of prompts.
         ends (`bool`): whether the end of the text is scored after each; then a text may be empty.
 
     Raises:
@@ -68,7 +68,7 @@ def score_call(
     Score the answers to the prompts of a plan. Logits processors, stopping criteria and sampling play no part in it.
 
     Args:
-        plan (`CallPlan`)
+        plan (`CallPlan`): the plan of the call.
         answers (`list[list[str]]`): per prompt, as of [`read_answers`].
         ends (`bool`): whether the end of the text after each answer is scored too.
         on_scores (`Callable`, *optional*): told the row of each prompt and its scores when all members have read it.
@@ -97,10 +97,10 @@ class _Scores:
         self._prompts = make_prompts(plan)
         self._members = make_members(plan)
         self._vocabularies = [member.vocabulary for member in self._members]
-        rule = WordSplitter(plan.config.max_word_tokens, plan.config.word_boundary)
+        splitter = WordSplitter(plan.config.max_word_tokens, plan.config.word_boundary)
         self._pools = [Pool(self._vocabularies) for _ in answers]
         self._candidates = [
-            [pool.add_text(text, tuple(rule.split(text)) if text else (), ends) for text in texts]
+            [pool.add_text(text, tuple(splitter.split(text)) if text else (), ends) for text in texts]
             for pool, texts in zip(self._pools, answers, strict=True)
         ]
         self._check_lengths()

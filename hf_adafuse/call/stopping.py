@@ -26,8 +26,8 @@ class StopCheck:
     the host: nobody waits for a device then.
 
     Args:
-        criteria (`list`): of the call.
-        num_prompts (`int`)
+        criteria (`list`): the stopping criteria of the call.
+        num_prompts (`int`): the number of prompts of the call.
         device (`torch.device`): of the ids.
         with_scores (`bool`): whether they are given the scores of each new token.
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
-from .arguments import take_members
+from .config_flags import take_members
 from .network import go_offline_without_a_network
 
 

@@ -16,9 +16,10 @@ import torch
 from ..call.answering import Answer, answer_each
 from ..ensemble import AdaFuseEnsemble
 from ..rounds.plain_json import with_nulls
-from .arguments import adafuse_config, sampling_options
+from .config_flags import adafuse_config
 from .members import Pair
 from .questions import Question
+from .text_flags import sampling_options
 
 
 class Answerer:

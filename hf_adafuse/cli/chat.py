@@ -7,17 +7,9 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .arguments import (
-    adafuse_config,
-    add_chat_arguments,
-    add_config_arguments,
-    add_member_arguments,
-    add_stop_argument,
-    add_text_arguments,
-    chat_options,
-    member_loading,
-    read_text_arguments,
-)
+from .config_flags import adafuse_config, add_config_arguments
+from .member_flags import add_member_arguments, member_loading
+from .text_flags import add_chat_arguments, add_stop_argument, add_text_arguments, chat_options, read_text_arguments
 
 if TYPE_CHECKING:
     from ..ensemble import AdaFuseEnsemble

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .arguments import adafuse_config, add_config_arguments, add_member_arguments, member_loading
+from .config_flags import adafuse_config, add_config_arguments
+from .member_flags import add_member_arguments, member_loading
 
 _DESCRIPTION = """\
 Write a folder that is a Hub repository of an ensemble: weights, tokenizers, settings, code and a model card. Whoever

@@ -9,15 +9,13 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ..rounds.plain_json import with_nulls
-from .arguments import (
-    adafuse_config,
+from .config_flags import adafuse_config, add_config_arguments
+from .member_flags import add_member_arguments, member_loading
+from .text_flags import (
     add_chat_arguments,
-    add_config_arguments,
-    add_member_arguments,
     add_stop_argument,
     add_text_arguments,
     chat_options,
-    member_loading,
     read_prompt,
     read_text_arguments,
     sampling_options,

@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from .answers import check_output
-from .arguments import (
-    SAMPLING,
-    STRUCTURED,
-    adafuse_config,
-    add_config_arguments,
-    add_member_arguments,
-    add_stop_argument,
-    add_text_arguments,
-    given_settings,
-    member_loading,
-    read_text_arguments,
-)
+from .config_flags import adafuse_config, add_config_arguments, given_settings
 from .few_shot import add_examples, add_prompt_arguments
 from .file_jobs import Ask, FileJob, check_lines
 from .flag_types import count
 from .job_settings import add_job_arguments
+from .member_flags import add_member_arguments, member_loading
 from .questions import Template, read_questions
+from .text_flags import SAMPLING, STRUCTURED, add_stop_argument, add_text_arguments, read_text_arguments
 
 _DESCRIPTION = """\
 Answer many questions with an ensemble: one JSON object per line in, one per line out, in the same order, written as

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..members.templates import is_unicode
 from .answers import check_output
-from .arguments import add_member_arguments, member_loading
 from .few_shot import add_examples, add_prompt_arguments
 from .file_jobs import Ask, FileJob, check_lines, recording
 from .job_settings import add_job_arguments
+from .member_flags import add_member_arguments, member_loading
 from .questions import Question, Template, read_questions
 from .run import default_template
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from .arguments import (
-    adafuse_config,
-    add_config_arguments,
-    add_member_arguments,
-    given_settings,
-    member_loading,
-)
+from .config_flags import adafuse_config, add_config_arguments, given_settings
+from .member_flags import add_member_arguments, member_loading
 
 _DESCRIPTION = """\
 Answer requests of OpenAI's API with an ensemble: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics,
@@ -109,6 +105,10 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(f"Serving {', '.join(service.served)} at {url} (Ctrl-C ends it)\n")
         sys.stdout.flush()
 
+    # What is loaded stays. A full collection of garbage would look through half a million objects of it each time, and
+    # nobody is answered meanwhile.
+    gc.collect()
+    gc.freeze()
     server = make_server(service, args.host, args.port, key, args.cors_origin, on_ready)
     # Once all has ended uvicorn raises Ctrl-C again. Then the process ends as by any signal: in Python's own way all
     # modules would be freed one by one, which takes seconds.

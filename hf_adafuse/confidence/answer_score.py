@@ -1,4 +1,4 @@
-"""What members make of a given answer, as [`AdaFuseEnsemble.score`] returns it. Values only."""
+"""What members make of a given answer, as [`AdaFuseEnsemble.score`] returns it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ class AnswerScore:
     A given answer under all members, as [`AdaFuseEnsemble.score`] gives it.
 
     Attributes:
-        text (`str`), ends (`bool`): the answer, and whether the end of the text after it was scored too.
-        log_probs (`list[list[float]]`): per member, the log-probability (nats) of each of its own tokens of the answer,
-            and last, with `ends`, of the end of the text. A member without an end-of-sequence token gives the end no
-            probability: minus infinity.
-        num_bytes (`int`): of the answer in UTF-8; with `ends` the end of the text counts as one.
-        words (`list[str]`): joined they give the text.
+        text (`str`): the answer.
+        ends (`bool`): whether the end of the text after the answer was scored too.
+        log_probs (`list[list[float]]`): per member, the log-probability (nats) of each of its own tokens of the answer.
+            With `ends` the last number is that of the end of the text; it is minus infinity under a member without an
+            end-of-sequence token.
+        num_bytes (`int`): the length of the answer in bytes of UTF-8. With `ends` the end of the text counts as one.
+        words (`list[str]`): the words of the answer. Joined, they give `text`.
         confidences (`list[float]`): per word, the weighted mean of the members' probabilities of it, from 0 to 1.
-        lossy (`list[int]`): the members whose tokenizer cannot represent the text, which score what it gives instead.
+        lossy (`list[int]`): the members whose tokenizer cannot represent the text. They score the text that their
+            tokens decode to.
     """
 
     text: str

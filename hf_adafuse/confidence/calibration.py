@@ -40,7 +40,8 @@ _VERSION = 1
 @dataclass(frozen=True)
 class Calibration:
     """
-    What has been fitted. Made by [`~Calibration.fit`] or [`~Calibration.from_dict`].
+    Says how likely each candidate answer is to be right, given numbers about it. [`~Calibration.fit`] makes one from
+    questions with known answers, and [`~Calibration.from_dict`] one that was kept.
 
     ```python
     >>> from hf_adafuse.confidence import Calibration
@@ -54,13 +55,17 @@ class Calibration:
     ```
 
     Attributes:
-        num_candidates (`int`), num_features (`int`)
-        centres (`tuple[float]`), prompt_spreads (`tuple[float]`), own_spreads (`tuple[float]`): per feature, the mean
-            and the standard deviation of the questions' means, and the standard deviation within questions.
-        intercept (`float`), own (`tuple[float]`), prompt (`tuple[float]`), places (`tuple[float]`), products
-            (`tuple[tuple[float]]`): the coefficients, of 1, of each feature within its question, of each question's
-            mean, of each place, and of each place times each question's mean.
-        note (`str`, *optional*): what the fit could not tell; `None`: nothing.
+        num_candidates (`int`): the number of candidates of a question.
+        num_features (`int`): the number of features of a candidate.
+        centres (`tuple[float]`): per feature, the mean over the questions' means.
+        prompt_spreads (`tuple[float]`): per feature, the standard deviation of the questions' means.
+        own_spreads (`tuple[float]`): per feature, the standard deviation within a question.
+        intercept (`float`): the constant of the logistic regression.
+        own (`tuple[float]`): per feature, the coefficient of its difference from the question's mean.
+        prompt (`tuple[float]`): per feature, the coefficient of the question's mean.
+        places (`tuple[float]`): per candidate, the coefficient of being the candidate at that place.
+        products (`tuple[tuple[float]]`): per candidate and feature, the coefficient of the place times the mean.
+        note (`str`, *optional*): a warning about the fit. `None`: there is none.
     """
 
     num_candidates: int
@@ -81,17 +86,18 @@ class Calibration:
         Fit on questions with known answers.
 
         Args:
-            features (array of shape `(num_questions, num_candidates, num_features)`): finite numbers.
+            features (array of shape `(num_questions, num_candidates, num_features)`): the numbers about each candidate.
+                They must be finite.
             is_right (array of shape `(num_questions, num_candidates)`): 1 or `True` where the candidate is right.
-            penalties (`list[float]`, *optional*): per feature, the ridge penalty of its coefficients, positive: the
-                larger, the less it may say. By default 10 for each.
+            penalties (`list[float]`, *optional*): per feature, the ridge penalty of its coefficients. They are
+                positive. The larger a penalty, the less the feature counts. By default 10 for each.
 
         Returns:
-            the calibration. Where all candidates are right, or all wrong, nothing tells them apart: every probability
-            is (right + 1) / (questions + 2), a warning says so, and so does `note`.
+            [`Calibration`]. Where all candidates are right, or all wrong, nothing tells them apart. Every probability
+            is then (right + 1) / (questions + 2); a warning says so, and `note` too.
 
         Raises:
-            ValueError: other shapes, or values that are not finite, or not 0 and 1, or not positive.
+            ValueError: an array has another shape, or values that cannot be used.
         """
         values = _features(features)
         own_penalties = _penalties(penalties, values.shape[2])

@@ -84,11 +84,11 @@ class AnswerFacts:
     One answer as its features see it.
 
     Args:
-        text (`str`)
+        text (`str`): the text of the answer.
         log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
             tokens that begin in the word; the end of the text is a word of its own. Empty for a member that has nothing
             to score.
-        num_bytes (`int`): of the text in UTF-8; its end counts as one.
+        num_bytes (`int`): the length of the text in bytes of UTF-8. Its end counts as one.
         authors (`tuple[int]`): the members whose own answer it is, by number.
         ratings (`list[float]`): each member's rating of it; empty where members do not rate.
     """
@@ -142,10 +142,10 @@ def answer_features(
     Per answer its features, in the order of [`feature_names`]; `None`: not known.
 
     Args:
-        answers (`list[AnswerFacts]`): to one prompt.
-        own_texts (`list[str]`): per member its own answer; `None` where it has none.
-        weights (`list[float]`): of the members; positive.
-        prompt (`PromptFacts`)
+        answers (`list[AnswerFacts]`): the answers to one prompt.
+        own_texts (`list[str]`): per member, its own answer. `None` stands for a member that has none.
+        weights (`list[float]`): how much each member counts. They are positive.
+        prompt (`PromptFacts`): the prompt as its features see it.
     """
     said = [None if text is None else _Said(text) for text in own_texts]
     return [_features(answer, said, weights, prompt) for answer in answers]

@@ -32,6 +32,12 @@ class AnswerStops:
         side by side that of this number."""
         return self._num_taken(prompt_index, text, ids, number) is not None
 
+    def surely_before(self, prompt_index: int, text: str, number: int = 0) -> bool:
+        """Whether an answer ends inside this beginning of it, whatever comes behind: where it ends, a word of the main
+        model's tokenizer does."""
+        kept = self.cut(prompt_index, text, number=number)
+        return kept is not None and len(kept) < len(text) and self._vocabulary.has_boundary(text, len(kept))
+
     def cut(self, prompt_index: int, text: str, ids: Sequence[int] | None = None, number: int = 0) -> str | None:
         """The text of an answer up to the token at which a criterion ends it, which is what the caller gets of it;
         `None` where none does, or the token ends inside a character."""

@@ -1,4 +1,4 @@
-"""Which prompts are decoded at a time: one that ends leaves, and a waiting one takes its place."""
+"""Which prompts are decoded at a time: one that ends leaves, and a waiting one takes its slot."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from .progress import Prompt
 
 class BatchSlots:
     """
-    The places of a batch.
+    The slots of a batch: each holds one prompt while it is decoded.
 
     Args:
-        members (`list[Member]`): all have the prompts, and have read none.
-        prompts (`list[Prompt]`)
-        number (`int`, *optional*): how many places there are; one for each prompt by default.
-        on_answer (`Callable`, *optional*): told the index of each prompt that leaves.
-        keep_cache (`bool`): keep the members' keys and values of each prompt.
-        helpers (`list[Member]`, *optional*): who read the prompts in another form beside them; nothing is kept of it.
+        members (`list[Member]`): the members. They have been given the prompts, and have read none.
+        prompts (`list[Prompt]`): the rows of the batch, those that wait too.
+        number (`int`, *optional*): how many slots there are. By default one for each prompt.
+        on_answer (`Callable`, *optional*): called with the index of each prompt that leaves.
+        keep_cache (`bool`): whether the members' keys and values of each prompt are kept.
+        helpers (`list[Member]`, *optional*): members that read the prompts in another form beside them. Nothing of
+            theirs is kept.
 
     Attributes:
-        is_reading (`bool`): whether prompts are being read.
+        is_prefilling (`bool`): whether the members read prompts now.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class BatchSlots:
         self._number = number
         self._on_answer = on_answer
         self._keep_cache = keep_cache
-        self.is_reading = False
+        self.is_prefilling = False
 
     def add(self, prompt: Prompt) -> None:
         """A further prompt waits; all members have been given it."""
@@ -50,7 +51,7 @@ class BatchSlots:
 
     def fill(self) -> list[Prompt]:
         """
-        Every member reads as many waiting prompts as there are free places; returns these.
+        Every member reads as many waiting prompts as there are free slots; returns these.
 
         Raises:
             MemberError: a forward pass failed.
@@ -59,9 +60,9 @@ class BatchSlots:
         num_free = number - self._members[0].num_active
         admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
         if admitted:
-            self.is_reading = True
+            self.is_prefilling = True
             self._read(len(admitted))
-            self.is_reading = False
+            self.is_prefilling = False
         return admitted
 
     def _read(self, number: int) -> None:

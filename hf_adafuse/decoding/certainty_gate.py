@@ -30,10 +30,6 @@ class CertaintyGate(Round[Cursor]):
     strategies: Sequence[SpanStrategy]
     otherwise: Round[Cursor]
 
-    def __post_init__(self) -> None:
-        main, *others = [member.vocabulary for member in self.members]
-        self._speakers_of_main = [k for k, one in enumerate(others, start=1) if one.is_same_as(main)]
-
     def run(self, cursor: Cursor) -> Requests[Pool]:
         pool = yield from super().run(cursor)
         if pool.winner is None:
@@ -48,7 +44,7 @@ class CertaintyGate(Round[Cursor]):
             pool.add(0, Proposals([span], []))
             (candidate,) = pool.ranked()
             # Members with the same tokenizer take its ids, as if they had proposed them: copies of a model stay copies.
-            candidate.ids |= {k: list(span.ids) for k in self._speakers_of_main}
+            candidate.ids |= {k: list(span.ids) for k, one in enumerate(self.members) if one.has_main_tokenizer}
 
     def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
         """Give the candidates their log-probabilities under the main model alone."""

@@ -23,10 +23,9 @@ class CommittedText(Cursor):
     The committed text of one prompt.
 
     Args:
-        members (`list[Member]`): the main model first.
-        prompt (`Prompt`)
-        should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
-        on_commit (`Callable`): told a prompt and its new ids after each round.
+        members (`list[Member]`): the members, the main model first.
+        prompt (`Prompt`): the row of the batch that the text belongs to.
+        should_stop (`Callable`), on_commit (`Callable`): as of [`Decoder`].
     """
 
     # Who counts as the proposer of a text that no member has proposed.
@@ -88,7 +87,7 @@ class CommittedText(Cursor):
         nodes = main.path(prompt.index, ids)
         tokens = ids if end_token is None else [*ids, end_token]
         pairs = zip(nodes, tokens, strict=False)
-        if prompt.is_strict and any(node.reading and node.reading.forbids(token) for node, token in pairs):
+        if prompt.is_strict and any(node.logprobs and node.logprobs.forbids(token) for node, token in pairs):
             raise MemberError(main, "it has no word that its grammar and its other logits processors allow")
         num_taken = self._take(tokens, nodes, ends=end_token is not None)
         is_whole = num_taken == len(tokens)
@@ -108,7 +107,7 @@ class CommittedText(Cursor):
             if prompt.keeps_logits:
                 assert node.logits is not None
                 # Copies: whoever gets them may write into them.
-                prompt.scores.append(node.reading.row.to(torch.float32, copy=True))
+                prompt.scores.append(node.logprobs.row.to(torch.float32, copy=True))
                 prompt.logits.append(node.logits.to(torch.float32, copy=True))
             if (reason := self._should_stop(prompt)) is not None:
                 # An end-of-sequence token that comes with the last token that the length allows is the end.

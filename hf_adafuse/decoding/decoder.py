@@ -1,4 +1,4 @@
-"""Decodes a batch of prompts: which prompts have a place, whose passes are run when, what becomes of an error.
+"""Decodes a batch of prompts: which prompts have a slot, whose passes are run when, what becomes of an error.
 
 The algorithm is in `round`. `round_factory` makes the rounds of each prompt, by its method.
 """
@@ -22,20 +22,23 @@ from .scheduler import Scheduler, nothing_likely
 @dataclass
 class Decoder:
     """
-    Decodes a batch of prompts with an ensemble. Prompts may differ in their length, stops, processors and sampling;
-    where drafts are sampled, the first one's sampling is that of all.
+    Decodes a batch of prompts with an ensemble. Prompts may differ in their length, stops, processors and sampling.
+    Where drafts are sampled, all prompts are sampled as the first one is.
 
     Args:
-        members (`list[Member]`): the main model first; all have the prompts, and have read none.
-        prompts (`list[Prompt]`)
-        config (`AdaFuseConfig`)
-        strategies (`list`): the method that the settings name, a [`SpanStrategy`] or [`TokenStrategy`] per prompt.
-        should_stop (`Callable`): asked after each new token of a prompt; gives the reason to stop, or `None`.
-        on_commit (`Callable`): told a prompt and its new ids after each round.
-        keep_cache (`bool`): keep the members' keys and values of each prompt.
+        members (`list[Member]`): the members, the main model first. They have been given the prompts, and have read
+            none.
+        prompts (`list[Prompt]`): the rows of the batch.
+        config (`AdaFuseConfig`): the settings.
+        strategies (`list[Strategy]`): per prompt, an object of the method that the settings name.
+        should_stop (`Callable`): `should_stop(prompt)`, called after each new token of a prompt, gives the reason to
+            stop (`"stop"` or `"length"`), or `None`.
+        on_commit (`Callable`): called as `on_commit(prompt, new_ids)` after each round.
+        keep_cache (`bool`): whether the members' keys and values of each prompt are kept.
         prompt_nlls (`list[list[float]]`, *optional*): as of [`PromptWeights`].
         max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`BatchSlots`].
-        reviews (`Reviews`, *optional*): where the members rate answers; it has been given the prompts.
+        reviews (`Reviews`, *optional*): has the members rate answers, where the method asks for it. It has been given
+            the prompts.
     """
 
     members: list[Member]
@@ -66,7 +69,8 @@ class Decoder:
         self._slots = BatchSlots(self.members, self.prompts, *slots, raters)
         likely = [*self._rounds.likely_nodes, *[nothing_likely] * len(raters)]
         readers = [*self.members, *raters]
-        self._scheduler = Scheduler(readers, likely, self._move_on, self._num_left, self._begin_waiting)
+        is_in_turns = self.strategies[0].is_whole
+        self._scheduler = Scheduler(readers, likely, self._move_on, self._num_left, self._begin_waiting, is_in_turns)
 
     def run(self) -> None:
         """As of `steps`, to the end."""
@@ -84,12 +88,12 @@ class Decoder:
         try:
             yield from self._scheduler.steps(self._move_on())
         except MemberError as error:
-            served = [] if self._slots.is_reading else self._scheduler.served
+            served = [] if self._slots.is_prefilling else self._scheduler.served
             number = max((len(self.prompts[index].rounds) + 1 for index in served), default=0)
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
 
     def add(self, prompt: Prompt, strategy: Any) -> None:
-        """A further prompt, which all members have been given; it waits for a place. `strategy` is its method."""
+        """A further prompt, which all members have been given; it waits for a slot. `strategy` is its method."""
         self.prompts.append(prompt)
         self._rounds.add(strategy)
         self._slots.add(prompt)
@@ -107,10 +111,10 @@ class Decoder:
         return None if prompt.max_length is None else prompt.max_length - len(prompt.ids)
 
     def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:
-        """Of these prompts, those that are finished leave; the rounds of those that come in their place."""
+        """Of these prompts, those that are finished leave. Returns the rounds of those that take their slots."""
         self._slots.leave(paused)
         return self._begin_waiting()
 
     def _begin_waiting(self) -> dict[int, Requests[None]]:
-        """The rounds of prompts that have found a place."""
+        """The rounds of prompts that have found a slot."""
         return {prompt.index: self._rounds.rounds_of(prompt) for prompt in self._slots.fill()}

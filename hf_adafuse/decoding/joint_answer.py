@@ -19,7 +19,7 @@ class JointAnswer(Cursor):
 
     Args:
         members (`list[Member]`): the main model first.
-        prompt (`Prompt`)
+        prompt (`Prompt`): what the answer answers.
         stops (`AnswerStops`): where an answer ends.
     """
 

@@ -62,10 +62,10 @@ class MemberTurns:
         """Whether the members shall propose at the same time: where they can, and less waiting is worth more passes."""
         if len(set(self._devices)) == 1:
             return False
-        places: dict[Any, list[float]] = {}
+        seconds: dict[Any, list[float]] = {}
         for k in order:
-            places.setdefault(self._devices[k], []).append(self._members[k].costs.seconds(1))
-        return pays_side_by_side(list(places.values()), policy_for(self._members[order[0]].device))
+            seconds.setdefault(self._devices[k], []).append(self._members[k].costs.seconds(1))
+        return pays_side_by_side(list(seconds.values()), policy_for(self._members[order[0]].device))
 
     def _take_turn(self, member_index: int, cursor: Cursor, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
         """
@@ -107,7 +107,7 @@ class MemberTurns:
             return max_length is not None and length + new >= max_length
 
         is_alone = self._members[first].num_active == 1
-        if not (others and sizes and is_alone and self._proposers[first].looks_ahead):
+        if not (others and sizes and is_alone and self._proposers[first].can_propose_ahead):
             return []
         readers = [self._members[k] for k in others]
         proposer, end = self._proposers[first], cursor.node(first)

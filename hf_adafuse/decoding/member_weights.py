@@ -1,5 +1,5 @@
-"""How much each member counts for a prompt: as the settings say, by what it made of the prompt, by what was committed.
-Numbers only: knows no member, text or tree.
+"""How much each member counts for a prompt: by the settings, by its NLL of the prompt, and by its NLL of the committed
+text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class MemberWeights:
 
     Args:
         config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness` and `online_rate`.
-        prompt_nlls (`list[float]`): per member, its NLL of the prompt, or of the answers in it, in nats per byte; used
-            for `model_weights` that are named, like `"prompt"`: the weights are the softmax of minus these, times the
-            sharpness (PackLLM, arXiv 2404.11531; of the answers: this project). NaN where there is no such text for a
-            member: then all count alike.
-        num_members (`int`)
+        prompt_nlls (`list[float]`): per member, its NLL (nats per byte) of the prompt, or of the answers in it. Used
+            where `model_weights` is a name like `"prompt"`: the weights are the softmax of minus these numbers times
+            `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). NaN stands for a member
+            without such a text: all members count alike then.
+        num_members (`int`): the number of members.
     """
 
     def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[float] | None, num_members: int) -> None:
@@ -41,7 +41,7 @@ class MemberWeights:
 
     @property
     def weights(self) -> list[float]:
-        """Positive."""
+        """How much each member counts now. They are positive, and their sum need not be 1."""
         if self._given is not None and not self._rate:
             return self._given
         largest = max(self._logs)
@@ -49,11 +49,11 @@ class MemberWeights:
 
     def update(self, nlls: Sequence[float | None], num_bytes: int) -> None:
         """
-        Count each member by how it took what has been committed: its weight is multiplied by exp(-rate x NLL per byte).
+        Multiply the weight of each member by exp(-`online_rate` times its NLL per byte of the committed text).
 
         Args:
-            nlls (`list[float]`): per member, the sum of the NLL of what was committed, in nats; `None`: not known.
-            num_bytes (`int`): of it.
+            nlls (`list[float]`): per member, the summed NLL of the committed text in nats. `None`: it is not known.
+            num_bytes (`int`): the length of that text in bytes.
         """
         if self._rate and num_bytes:
             known = [nll for nll in nlls if nll is not None and nll < math.inf]
@@ -70,8 +70,8 @@ class PromptWeights:
 
     Args:
         config (`AdaFuseConfig`), num_members (`int`): as of [`MemberWeights`].
-        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`MemberWeights`]; grows as prompts are read;
-            empty where no weight follows from it.
+        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`MemberWeights`]. The lists grow as prompts are
+            read. There are none where no weight follows from them.
     """
 
     def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[Sequence[float]], num_members: int) -> None:
@@ -81,7 +81,7 @@ class PromptWeights:
         self._of: dict[int, MemberWeights] = {}
 
     def of(self, prompt_index: int) -> MemberWeights:
-        """Those for a prompt that has been read."""
+        """The weights for a prompt that has been read."""
         if prompt_index not in self._of:
             nlls = [of_member[prompt_index] for of_member in self._prompt_nlls]
             self._of[prompt_index] = MemberWeights(self._config, nlls, self._num_members)

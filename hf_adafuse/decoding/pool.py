@@ -16,24 +16,26 @@ from .scored_spans import Choice
 @dataclass(eq=False)
 class Candidate:
     """
-    A candidate under all members.
+    A candidate of a round, and what each member makes of it.
 
     Args:
-        text (`str`), words (`tuple[str]`), ends (`bool`): the span, and whether the sequence ends after it.
-        ids (`dict[int, list[int]]`): the span in the tokens of each member, by the member's index.
-        order (`tuple[int, int]`): of ties: the first proposer, then its branch.
-        proposers (`list[int]`), lossy (`list[int]`): the members that proposed it (none: the method wrote it itself),
-            and that cannot represent it.
-        times (`Counter`): how often each member proposed it, by the member's index.
+        text (`str`): the text of the span.
+        words (`tuple[str]`): its words. Joined, they give `text`.
+        ends (`bool`): whether the text ends after it.
+        ids (`dict[int, list[int]]`): by the index of a member, the span in that member's tokens.
+        order (`tuple[int, int]`): breaks ties: the index of its first proposer, then the number of the branch.
+        proposers (`list[int]`): the members that proposed it. Empty where the method wrote it itself.
+        lossy (`list[int]`): the members whose tokenizer cannot represent it.
+        times (`Counter`): by the index of a member, how often that member proposed it.
         log_probs (`dict[int, list[float]]`): by member, the log-probability (nats) of each of its ids, and of the end
-            where the sequence ends after the span; none of a member that has not scored it.
-        nlls (`dict[int, float]`): by member; `None` where there was nothing to score.
+            of the text where `ends`. A member that has not scored it is missing.
+        nlls (`dict[int, float]`): by member, its mean NLL. `None` where there was nothing to score.
         score (`float`): the fused score.
-        logits (`list[list[float]]`): per member, of its ids, where the method needs them.
+        logits (`list[list[float]]`): per member, the logits of its ids, where the method needs them.
         dropped (`str`, *optional*): why it left the pool.
         decided_by (`list[float]`), note (`str`, *optional*): as of [`AdaFuseCandidate`].
-        end_token (`int`, *optional*): of the main model: the one that ends the sequence, where that has been drawn.
-        confidences (`list[float]`), confidence (`float`, *optional*): as of [`AdaFuseRound`], were it committed.
+        end_token (`int`, *optional*): the main model's end-of-sequence id after it, where that has been drawn.
+        confidences (`list[float]`), confidence (`float`, *optional*): what [`AdaFuseRound`] says if it is committed.
         features (`list[float]`), ratings (`list[float]`): as of [`AdaFuseCandidate`].
     """
 
@@ -66,16 +68,18 @@ class Candidate:
 
 class Pool:
     """
-    The candidates of one prompt in one round. Equal texts that end or do not end alike are one.
+    The candidates of one prompt in one round. Two proposals are one candidate where their texts are equal and both end
+    the text, or neither does.
 
     Args:
-        vocabularies (`list[Vocabulary]`): the members', the main model's first.
+        vocabularies (`list[Vocabulary]`): one per member, the main model's first.
 
     Attributes:
-        first (`int`): the member that proposed first.
-        num_proposals (`list[int]`): how many texts each member proposed.
-        winner (`Candidate`, *optional*), weights (`list[float]`), criterion (`str`), highest_wins (`bool`): what the
-            round has chosen, and as of [`AdaFuseRound`] how; set by who chooses.
+        first (`int`): the index of the member that proposed first.
+        margins (`list[list[float]]`): per member, the margins at the starts of the words that it proposed.
+        num_proposals (`list[int]`): per member, how many texts it proposed.
+        winner (`Candidate`, *optional*): the candidate that the round has chosen.
+        weights (`list[float]`), criterion (`str`), highest_wins (`bool`): how it was chosen, as of [`AdaFuseRound`].
     """
 
     def __init__(self, vocabularies: Sequence[Vocabulary]) -> None:

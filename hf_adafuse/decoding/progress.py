@@ -1,4 +1,4 @@
-"""What became of each prompt so far, and the error that keeps it when a member fails. Decodes nothing."""
+"""What became of each prompt so far, and the error that keeps it when a member fails."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class AdaFuseDecodingError(RuntimeError):
     A member failed in the middle of decoding: its forward pass raised, ran out of memory or gave NaN.
 
     Attributes:
-        member (`str`): its name.
-        round (`int`): the round, from 1; 0 while reading the prompts.
-        texts (`list[str]`): the text committed so far, per prompt.
-        sequences (`list[list[int]]`): the main model's ids so far, per prompt, the prompt's included.
+        member (`str`): the name of the member.
+        round (`int`): the number of the round, counted from 1. It is 0 while the prompts are read.
+        texts (`list[str]`): per prompt, the text committed so far.
+        sequences (`list[list[int]]`): per prompt, the main model's ids so far, with those of the prompt.
     """
 
     def __init__(
@@ -63,20 +63,37 @@ class Sampling:
 
 @dataclass
 class Prompt:
-    """One row of the batch: the main model's ids as the caller sees them (padding included), and what became of it."""
+    """
+    One row of the batch, and what became of it.
+
+    Args:
+        index (`int`): its number in the call.
+        ids (`list[int]`): the main model's ids so far as the caller sees them, padding included.
+        rounds (`list[AdaFuseRound]`): the rounds so far.
+        scores, logits (`list[torch.Tensor]` of shape `(vocab_size,)`): per new token, the processed scores and the
+            logits before processing, where `keeps_logits`.
+        states (`list[State]`): per member, its ids, keys and values when the prompt has ended and a cache is returned.
+        finish_reason (`str`, *optional*): `"stop"` or `"length"`; `None` while the prompt is decoded.
+        goes_on (`bool`): whether it goes on with a text that an earlier call has begun.
+        max_length (`int`, *optional*): how many ids it has at the end, if nothing stops it before.
+        keeps_logits (`bool`): whether the scores and logits of each committed token are kept.
+        is_strict (`bool`): whether the text must follow a grammar: nothing is committed that the main model's
+            processors forbid.
+        sampling (`Sampling`, *optional*): how its text is drawn, where the call samples.
+    """
 
     index: int
     ids: list[int]
     rounds: list[AdaFuseRound] = field(default_factory=list)
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)  # per member
-    finish_reason: str | None = None  # "stop" or "length"; `None` while it is decoded
-    goes_on: bool = False  # with a text that an earlier call has begun
-    max_length: int | None = None  # how many ids it has at the end, if nothing stops it before
-    keeps_logits: bool = False  # whether the scores and logits of each committed token are kept
-    is_strict: bool = False  # whether nothing is committed that the main model's processors rule out: a grammar
-    sampling: Sampling | None = None  # where the call samples
+    states: list[State] = field(default_factory=list)
+    finish_reason: str | None = None
+    goes_on: bool = False
+    max_length: int | None = None
+    keeps_logits: bool = False
+    is_strict: bool = False
+    sampling: Sampling | None = None
 
     @property
     def is_finished(self) -> bool:

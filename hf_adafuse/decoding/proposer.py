@@ -15,19 +15,26 @@ from .requests import ForwardRequest, Requests
 from .scoring import margin
 from .word_splitter import WordSplitter
 
-# A member's token after a node that has been read.
-NextToken = Callable[[Node], int]
+# Gives a member's token after a node that has been read: the most likely one, or one that is drawn.
+TokenPicker = Callable[[Node], int]
 
 
 def most_likely(node: Node) -> int:
     """The most likely token after a node."""
-    token: int = node.reading.top[0]
+    token: int = node.logprobs.top[0]
     return token
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A span as its proposer sees it: its words, the proposer's own ids, and whether it ends the sequence."""
+    """
+    A span as its proposer sees it.
+
+    Args:
+        words (`tuple[str]`): its words. Joined, they give its text.
+        ids (`tuple[int]`): the span in the proposer's own tokens.
+        ends (`bool`): whether the text ends after it.
+    """
 
     words: tuple[str, ...]
     ids: tuple[int, ...]
@@ -43,9 +50,9 @@ class Proposals:
     """
     What one member proposes in one round.
 
-    Attributes:
-        spans (`list[Proposal]`): best branch first.
-        margins (`list[float]`): at the start of each word, as far as it read them.
+    Args:
+        spans (`list[Proposal]`): its spans, the best branch first.
+        margins (`list[float]`): the margin p(1) - p(2) at the start of each of its words, as far as it read them.
     """
 
     spans: list[Proposal]
@@ -54,12 +61,24 @@ class Proposals:
 
 @dataclass
 class GrowingWord:
-    """A word while it is extended: its nodes so far, their bytes, the token that ends the text, whether it is done."""
+    """
+    A word while it is extended.
+
+    Args:
+        nodes (`tuple[Node]`): the nodes of its tokens so far.
+        data (`bytes`): the bytes of these tokens.
+        end_token (`int`, *optional*): the end-of-sequence id, where the text ends with the word.
+        is_done (`bool`): whether the word is complete.
+        text (`str`, *optional*): its text, kept when it has been asked for of a complete word.
+        number (`int`): which text it is in, where several are written side by side.
+    """
 
     nodes: tuple[Node, ...] = ()
     data: bytes = b""
     end_token: int | None = None
     is_done: bool = False
+    text: str | None = None
+    number: int = 0
 
     @property
     def ends(self) -> bool:
@@ -69,31 +88,34 @@ class GrowingWord:
 
 class Proposer:
     """
-    Proposes for one member.
+    Proposes spans for one member: greedy words, and branches at an uncertain word (sections 3.2 and 3.3).
 
     Args:
-        member_index (`int`): its number among the members.
-        member (`Member`)
-        config (`AdaFuseConfig`)
-        rule (`WordSplitter`): what a word is.
+        member_index (`int`): the number of the member. 0 is the main model.
+        member (`Member`): the member.
+        config (`AdaFuseConfig`): says how long spans are, and where they branch.
+        splitter (`WordSplitter`): says where a word ends.
 
     Attributes:
-        looks_ahead (`bool`): whether it may propose more than one round at a time.
-        stops (`AnswerStops`): as of [`AnswerStops`].
+        can_propose_ahead (`bool`): whether it may propose more than one round at a time.
+        stops (`AnswerStops`): says where the call's stopping criteria end a whole answer. Set by [`RoundFactory`].
+        keeps_logits (`Callable`): `keeps_logits(prompt_index)` says whether the logits after a token are needed once
+            the next token is there.
     """
 
-    looks_ahead = True
+    can_propose_ahead = True
     stops: AnswerStops
 
-    def __init__(self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter) -> None:
+    def __init__(self, member_index: int, member: Member, config: AdaFuseConfig, splitter: WordSplitter) -> None:
         self.member_index = member_index
         self.member = member
         self.config = config
-        self.rule = rule
+        self.splitter = splitter
         self.piece = member.vocabulary.piece
         self.eos_ids = set(member.eos_ids)
+        self.keeps_logits: Callable[[int], bool] = lambda prompt_index: True
 
-    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+    def set_draft_sampler(self, sampler: Callable[[int], TokenPicker]) -> None:
         """
         The call samples whole texts. This proposer takes greedy words all the same; [`DraftedText`] draws its texts.
 
@@ -103,22 +125,26 @@ class Proposer:
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """
-        Take greedy words while they are confident; branch at the first that is not (sections 3.2 and 3.3).
+        Take greedy words while they are confident, and branch at the first that is not. This is a generator: it yields
+        a [`ForwardRequest`] for the nodes that it must know.
 
         Args:
             root (`Node`): the end of the prefix.
-            useful (`list[Node]`, *optional*): what may be read along with it.
+            useful (`list[Node]`, *optional*): further nodes that may be computed in the same passes.
+
+        Returns:
+            [`Proposals`]: what the member proposes.
         """
         node, margins = root, list[float]()
         words, tails = list[GrowingWord](), list[GrowingWord]()
         while len(words) < self.config.max_words and self.has_room(node):
             yield from self.read([node], useful)
-            margins.append(margin(node.reading.top_log_probs))
+            margins.append(margin(node.logprobs.top_log_probs))
             if self.is_uncertain(node):
                 explore = self._beams if self.config.exploration == "beam" else self._branches
                 tails = yield from explore(node, useful)
                 break
-            (word,) = yield from self._extend([self.begin(node, node.reading.top[0])], useful)
+            (word,) = yield from self._extend([self.begin(node, node.logprobs.top[0])], useful)
             words.append(word)
             if word.ends:
                 break
@@ -132,7 +158,7 @@ class Proposer:
         words, node = list[GrowingWord](), root
         while len(words) < self.config.max_words and self.has_room(node):
             yield from self.read([node])
-            if math.exp(node.reading.top_log_probs[0]) < least:
+            if math.exp(node.logprobs.top_log_probs[0]) < least:
                 break
             word = yield from self.greedy_word(node)
             words.append(word)
@@ -149,7 +175,7 @@ class Proposer:
     def greedy_word(self, node: Node) -> Requests[GrowingWord]:
         """The greedy word after a node."""
         yield from self.read([node])
-        (word,) = yield from self._extend([self.begin(node, node.reading.top[0])])
+        (word,) = yield from self._extend([self.begin(node, node.logprobs.top[0])])
         return word
 
     def log_probs(self, root: Node, words: Sequence[GrowingWord]) -> Requests[list[float]]:
@@ -168,7 +194,7 @@ class Proposer:
     def is_uncertain(self, node: Node) -> bool:
         """Whether the word that begins after this node, which has been read, is explored."""
         adaptive = self.config.commitment == "adaptive"
-        return adaptive and margin(node.reading.top_log_probs) < self.config.margin_threshold
+        return adaptive and margin(node.logprobs.top_log_probs) < self.config.margin_threshold
 
     def read(self, nodes: list[Node], useful: Sequence[Node] = ()) -> Requests[None]:
         """Wait until these nodes have been read."""
@@ -177,7 +203,7 @@ class Proposer:
 
     def _branches(self, node: Node, useful: Sequence[Node]) -> Requests[list[GrowingWord]]:
         """The `num_branches` most likely first tokens, each extended greedily to the end of its word."""
-        top, log_probs = node.reading.top, node.reading.top_log_probs
+        top, log_probs = node.logprobs.top, node.logprobs.top_log_probs
         allowed = [token for token, value in zip(top, log_probs, strict=True) if value > -math.inf]
         firsts = (allowed or top[:1])[: self.config.num_branches]
         words = yield from self._extend([self.begin(node, token) for token in firsts], useful)
@@ -199,18 +225,18 @@ class Proposer:
                 return words
             yield from self.read(waiting, useful)
 
-    def extend_as_far_as_read(self, word: GrowingWord, next_token: NextToken = most_likely) -> None:
+    def extend_as_far_as_read(self, word: GrowingWord, pick_token: TokenPicker = most_likely) -> None:
         """Extend a word, greedily by default, as far as its tokens have been read."""
         while not word.is_done:
             last = word.nodes[-1]
             if self.is_closed(word):
                 word.is_done = True
-            elif last.reading is None:
+            elif last.logprobs is None:
                 return
-            elif self.ends_before(word, next_token(last)):
+            elif self.ends_before(word, pick_token(last)):
                 word.is_done = True
             else:
-                self.append(word, next_token(last))
+                self.append(word, pick_token(last))
         if word.nodes:
             word.nodes[-1].ends_candidate = True
 
@@ -225,7 +251,7 @@ class Proposer:
         by tokens that carry on its word until its greedy next token would end it (Appendix F).
         """
         width = self.config.num_branches
-        beams = [(value, self.begin(node, token)) for token, value in node.reading.best(width)]
+        beams = [(value, self.begin(node, token)) for token, value in node.logprobs.best(width)]
         while True:
             yield from self.read([w.nodes[-1] for _, w in beams if not w.is_done and not self.is_closed(w)], useful)
             for _, word in beams:
@@ -239,7 +265,7 @@ class Proposer:
         if word.is_done:
             return [(score, word)]
         last = word.nodes[-1]
-        onward = last.reading.best(self.config.num_branches, lambda token: not self.ends_before(word, token))
+        onward = last.logprobs.best(self.config.num_branches, lambda token: not self.ends_before(word, token))
         if not onward:
             word.is_done = True
             return [(score, word)]
@@ -251,18 +277,23 @@ class Proposer:
         return longer
 
     def _is_complete(self, word: GrowingWord) -> bool:
-        return self.is_closed(word) or self.ends_before(word, word.nodes[-1].reading.top[0])
+        return self.is_closed(word) or self.ends_before(word, word.nodes[-1].logprobs.top[0])
 
     def is_closed(self, word: GrowingWord) -> bool:
         """Whether the word ends whatever follows: by its trailing space, its length or the member's context."""
-        return self.rule.is_closed(word.data, len(word.nodes)) or not self.has_room(word.nodes[-1])
+        return self.splitter.is_closed(word.data, len(word.nodes)) or not self.has_room(word.nodes[-1])
 
     def ends_before(self, word: GrowingWord, token: int) -> bool:
         """Whether the word ends where `token` would come next."""
-        return self.rule.is_complete(word.data, None if token in self.eos_ids else self.piece(token))
+        return self.splitter.is_complete(word.data, None if token in self.eos_ids else self.piece(token))
 
     def proposal(self, words: list[GrowingWord]) -> Proposal:
         """The span that these words make."""
-        ids = [[node.token for node in word.nodes] for word in words]
-        texts = tuple(self.member.vocabulary.text(word) for word in ids if word)
-        return Proposal(texts, tuple(token for word in ids for token in word), any(word.ends for word in words))
+        texts = tuple(self._text_of(word) for word in words if word.nodes)
+        ids = tuple(node.token for word in words for node in word.nodes)
+        return Proposal(texts, ids, any(word.ends for word in words))
+
+    def _text_of(self, word: GrowingWord) -> str:
+        if word.text is None or not word.is_done:  # asked after each word of a long answer
+            word.text = self.member.vocabulary.text([node.token for node in word.nodes])
+        return word.text

@@ -1,8 +1,7 @@
-"""How decoding asks for forward passes. Values only: knows no member, model or text.
+"""How decoding asks for forward passes.
 
-What decodes is written as generators that stop where they need to know more: they yield a [`ForwardRequest`] and go on
-when its nodes have log-probabilities. Nobody here runs anything: the scheduler collects the requests of many prompts
-for one pass.
+Rounds are generators. Where a round needs the log-probabilities of nodes it yields a [`ForwardRequest`], and it goes on
+when the nodes have been computed. The scheduler collects the requests of many prompts for one pass.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ T = TypeVar("T")
 @dataclass
 class ForwardRequest:
     """
-    A request.
+    A request for forward passes of one member.
 
     Args:
-        member_index (`int`): the member that shall read.
-        nodes (`list[Node]`): what must be read before the generator goes on, each once.
-        useful (`list[Node]`, *optional*): what may come along in the same passes: likely to be needed soon.
+        member_index (`int`): the number of the member.
+        nodes (`list[Node]`): the nodes that must be computed before the generator goes on, each once.
+        useful (`list[Node]`, *optional*): nodes that are likely to be needed soon. They may be computed in the same
+            passes.
     """
 
     member_index: int
@@ -50,7 +50,7 @@ Requests = Generator[ForwardRequest | SideBySide, Any, T]
 
 def of_each(parts: Sequence[Requests[T]], device_keys: Iterable[Any]) -> Requests[list[T]]:
     """
-    What the requests of the members return: at the same time where the members work in several places, else in turn.
+    What the requests of the members return: at the same time where the members work on several devices, else in turn.
 
     Args:
         parts (`list[Requests]`): one of each member.
@@ -66,7 +66,14 @@ def of_each(parts: Sequence[Requests[T]], device_keys: Iterable[Any]) -> Request
 
 
 def together(member_index: int, requests: Sequence[Requests[T]]) -> Requests[list[T]]:
-    """What requests of one member return, that wait for the same passes; a node that several ask for is read once."""
+    """
+    What several requests of one member return. They wait for the same passes, and a node for which several of them ask
+    is computed once.
+
+    Args:
+        member_index (`int`): the number of the member.
+        requests (`list[Requests]`): the requests.
+    """
     found: dict[int, T] = {}
     waiting = dict(enumerate(requests))
     while waiting:

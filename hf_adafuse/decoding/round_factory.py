@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..config import AdaFuseConfig
 from ..members.member import Member
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
+from .answer_turns import AnswerTurns
 from .certainty_gate import CertaintyGate
 from .committed_text import CommittedText
 from .member_turns import MemberTurns
@@ -23,9 +25,9 @@ from .sampled_round import SampledRound
 from .samplers import DraftSampler, WordSampler
 from .scheduler import nothing_likely
 from .selector import Selector
-from .span_round import CommittedSpanRound, SpanRound
+from .span_round import AnswerRound, CommittedSpanRound, SpanRound
 from .speculation import Prefetcher
-from .strategies.strategy import SpanStrategy
+from .strategies.strategy import RoundKind, SampledPart, SpanStrategy
 from .token_round import TokenRound, TokenText
 from .verified_round import VerifiedRound, VerifiedText
 from .word_splitter import WordSplitter
@@ -34,14 +36,14 @@ from .word_splitter import WordSplitter
 @dataclass
 class RoundFactory:
     """
-    Makes the rounds of a call.
+    Makes the rounds of the prompts of a call.
 
     Args:
         members, prompts, config, strategies, should_stop, on_commit, prompt_nlls, reviews: as of [`Decoder`].
 
     Attributes:
-        likely_nodes (`list[Callable]`): per member, the nodes that it will probably read for a prompt when it is asked
-            next.
+        likely_nodes (`list[Callable]`): per member, `likely(prompt_index)` gives the nodes that the member will
+            probably read next for that prompt.
     """
 
     members: list[Member]
@@ -54,34 +56,44 @@ class RoundFactory:
     reviews: Reviews | None
 
     def __post_init__(self) -> None:
-        self._rule = WordSplitter(self.config.max_word_tokens, self.config.word_boundary)
+        self._splitter = WordSplitter(self.config.max_word_tokens, self.config.word_boundary)
         self._weights = self._new_weights()
         self._joint_methods: list[SpanStrategy] = []
         for strategy in self.strategies:
             self._add_joint_method(strategy)
         self.likely_nodes: list[Callable[[int], list[Node]]] = [nothing_likely] * len(self.members)
-        if self.strategies[0].round_kind == "span":
+        if self.strategies[0].round_kind == RoundKind.SPAN:
             self._proposers = self._make_proposers(self.strategies[0])
             self._span_round = self._make_span_round()
 
     def add(self, strategy: Any) -> None:
-        """A further prompt comes, with this method."""
+        """Take a further prompt of the call, whose method is `strategy`."""
         self.strategies.append(strategy)
         self._add_joint_method(strategy)
 
     def rounds_of(self, prompt: Prompt) -> Requests[None]:
-        """All rounds of a prompt that has been read."""
+        """A generator that runs all rounds of a prompt that has been read."""
         strategy = self.strategies[prompt.index]
-        if strategy.round_kind == "token":
-            token_text = TokenText(self.members, prompt, self.should_stop, self.on_commit, strategy)
-            return write(TokenRound(self.members, strategy, self._weights_for(prompt)), token_text)
-        if strategy.round_kind == "verified":
-            verified_text = VerifiedText(self.members, prompt, self.should_stop, self.on_commit, strategy)
-            return write(VerifiedRound(self.members, strategy, self._weights_for(prompt)), verified_text)
+        rounds_of_kind = {
+            RoundKind.SPAN: self._span_rounds,
+            RoundKind.TOKEN: self._token_rounds,
+            RoundKind.VERIFIED: self._verified_rounds,
+        }
+        return rounds_of_kind[strategy.round_kind](prompt, strategy)
+
+    def _span_rounds(self, prompt: Prompt, strategy: Any) -> Requests[None]:
         text = CommittedText(self.members, prompt, self.should_stop, self.on_commit)
-        if prompt.sampling is not None and strategy.samples == "words":
+        if prompt.sampling is not None and strategy.samples == SampledPart.WORDS:
             return write(self._make_sampled_round(prompt, prompt.sampling), text)
         return write(self._span_round, text)
+
+    def _token_rounds(self, prompt: Prompt, strategy: Any) -> Requests[None]:
+        text = TokenText(self.members, prompt, self.should_stop, self.on_commit, strategy)
+        return write(TokenRound(self.members, strategy, self._weights_for(prompt)), text)
+
+    def _verified_rounds(self, prompt: Prompt, strategy: Any) -> Requests[None]:
+        text = VerifiedText(self.members, prompt, self.should_stop, self.on_commit, strategy)
+        return write(VerifiedRound(self.members, strategy, self._weights_for(prompt)), text)
 
     def _weights_for(self, prompt: Prompt) -> Sequence[float]:
         """How much each member counts at the beginning of a prompt's text."""
@@ -96,24 +108,36 @@ class RoundFactory:
     def _make_span_round(self) -> Round[Cursor]:
         """The round over spans, which serves all prompts."""
         method, prefetchers = self.strategies[0], [Prefetcher(proposer) for proposer in self._proposers]
-        self.likely_nodes = [prefetcher.add_likely_nodes for prefetcher in prefetchers]
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
             if (sampling := self.prompts[0].sampling) is not None:
                 draw = sampling.draws[proposer.member_index]
                 proposer.set_draft_sampler(DraftSampler(proposer.member_index, draw, self._numbers))
-        committed = CommittedSpanRound(
+        parts = (
             self.members,
             self._proposers,
             self._make_selector(self.strategies, self._weights),
             method.needs_logits,
             self.strategies,
-            MemberTurns(self.members, self._proposers, prefetchers),
-            self._answer_stops(),
-            self._make_joint_round(),
-            self.reviews,
         )
+        others = self._answer_stops(), self._make_joint_round(), self.reviews
+        committed: CommittedSpanRound
+        if method.is_whole:
+            for proposer in self._proposers:
+                proposer.keeps_logits = partial(self._keeps_logits, proposer.member_index)
+            turns = AnswerTurns(self.members, self._proposers, prefetchers, self._keeps_logits)
+            committed = AnswerRound(*parts, turns, *others, self._keeps_logits)
+        else:
+            self.likely_nodes = [prefetcher.add_likely_nodes for prefetcher in prefetchers]
+            committed = CommittedSpanRound(*parts, MemberTurns(self.members, self._proposers, prefetchers), *others)
         return CertaintyGate(self.members, self._proposers[0], self.strategies, committed)
+
+    def _keeps_logits(self, member_index: int, prompt_index: int) -> bool:
+        """Whether the logits after the tokens of whole answers are needed once they have been read: by draws, by rounds
+        in which the members write an answer together, by methods or callers that ask for them."""
+        prompt = self.prompts[prompt_index]
+        is_needed = self.strategies[0].needs_logits or bool(self._joint_methods) or prompt.sampling is not None
+        return is_needed or prompt.keeps_logits or not self.members[member_index].can_forget
 
     def _make_joint_round(self) -> SpanRound | None:
         """The round by which members write one answer together, ranked with each member's own answer."""
@@ -124,13 +148,13 @@ class RoundFactory:
         return SpanRound(self.members, self._make_proposers(method), selector, method.needs_logits)
 
     def _make_selector(self, strategies: Sequence[SpanStrategy], weights: PromptWeights) -> Selector:
-        return Selector([member.vocabulary for member in self.members], strategies, self._rule, weights)
+        return Selector([member.vocabulary for member in self.members], strategies, self._splitter, weights)
 
     def _make_proposers(self, method: SpanStrategy) -> list[Proposer]:
-        return [method.make_proposer(index, self.members, self._rule) for index in range(len(self.members))]
+        return [method.make_proposer(index, self.members, self._splitter) for index in range(len(self.members))]
 
     def _add_joint_method(self, strategy: Any) -> None:
-        method = strategy.draft_method() if strategy.round_kind == "span" else None
+        method = strategy.draft_method() if strategy.round_kind == RoundKind.SPAN else None
         if method is not None:
             self._joint_methods.append(method)
 

@@ -24,11 +24,12 @@ _MOST_REFUSED = 8
 @dataclass(eq=False)
 class SampledRound(Round[Cursor]):
     """
-    The rounds of one prompt.
+    The rounds of one prompt whose words are drawn.
 
     Args:
-        members (`list[Member]`), proposers (`list[Proposer]`): the main model first.
-        sampler (`WordSampler`): of the prompt.
+        members (`list[Member]`): the members, the main model first.
+        proposers (`list[Proposer]`): one per member.
+        sampler (`WordSampler`): draws the words of the prompt.
     """
 
     proposers: Sequence[Proposer]

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..members.passes import unread
 from ..trees.nodes import Node
-from .proposer import GrowingWord, NextToken, Proposer
+from .proposer import GrowingWord, Proposer, TokenPicker
 from .requests import ForwardRequest, Requests
 
 
@@ -30,13 +30,15 @@ class WordSampler:
     Draws the words of one prompt.
 
     Args:
-        prompt_index (`int`)
-        proposers (`list[Proposer]`): of all members.
-        weights (`list[float]`): of the members.
-        draws (`list[Callable]`): per member, `draw(node, numbers, allow)`: a token after a node that has been read, by
-            random numbers from 0 to 1, among those that `allow` lets through where it does any.
-        is_greedy (`bool`): whether the words are the heaviest member's, the first one's of equals; none is drawn.
-        numbers (`Iterator[float]`): random ones from 0 to 1.
+        prompt_index (`int`): the prompt.
+        proposers (`list[Proposer]`): one per member.
+        weights (`list[float]`): how much each member counts.
+        draws (`list[Callable]`): per member, `draw(node, numbers, allow)` gives a token after a node that has been
+            read. It is drawn by random numbers from 0 to 1 among the tokens that `allow` lets through, or among all
+            where `allow` lets none through.
+        is_greedy (`bool`): whether nothing is drawn: all words are those of the member that counts most, the first of
+            equals.
+        numbers (`Iterator[float]`): the random numbers of the prompt, from 0 to 1.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class DraftSampler:
     Draws the drafts of one member.
 
     Args:
-        member_index (`int`)
+        member_index (`int`): the number of the member.
         draw (`Callable`): `draw(node, numbers, None)`: a token after a node that has been read, by random numbers.
         numbers (`Callable`): `numbers(prompt_index)`: the random numbers of a prompt.
     """
@@ -120,15 +122,15 @@ class DraftSampler:
         self._numbers = numbers
         self._counts: Counter[int] = Counter()  # of the drafts of each prompt
 
-    def __call__(self, prompt_index: int) -> NextToken:
+    def __call__(self, prompt_index: int) -> TokenPicker:
         """What draws the tokens of a new draft: after each node one, however often it is asked."""
         numbers: Iterator[float] = self._numbers(prompt_index).branch(self._member_index, self._counts[prompt_index])
         self._counts[prompt_index] += 1
         drawn: dict[Node, int] = {}
 
-        def next_token(node: Node) -> int:
+        def pick_token(node: Node) -> int:
             if node not in drawn:
                 drawn[node] = self._draw(node, numbers, None)
             return drawn[node]
 
-        return next_token
+        return pick_token

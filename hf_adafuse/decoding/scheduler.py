@@ -24,9 +24,12 @@ class _Task:
     A generator of requests of one prompt: the prompt's own, or a part of it that runs beside others.
 
     Args:
-        prompt_index (`int`), requests (`Requests`)
-        parent (`_Task`, *optional*), number (`int`): who waits for what it returns, and which part it is.
-        results (`list`), num_open (`int`): of the parts for which it waits itself.
+        prompt_index (`int`): the prompt.
+        requests (`Requests`): the generator.
+        parent (`_Task`, *optional*): the task that waits for this one's result, where this one is a part.
+        number (`int`): which part of `parent` it is.
+        results (`list`): the results of the parts for which this task waits itself.
+        num_open (`int`): how many of these parts have not ended.
     """
 
     prompt_index: int
@@ -45,13 +48,18 @@ class Scheduler:
     Runs generators of requests to their ends.
 
     Args:
-        members (`list[Member]`)
-        likely (`list[Callable]`): per member, the nodes that a prompt may need when the member is asked next.
-        on_pause (`Callable`): told, before each pass, the prompts that have moved on since the last one; returns what
-            further prompts do, by their indices.
-        num_left (`Callable`, *optional*): how many tokens a prompt has left to do, or `None`.
-        begin_added (`Callable`, *optional*): asked when `steps` goes on; returns what prompts do that were added since
-            it has yielded, by their indices.
+        members (`list[Member]`): the members.
+        likely (`list[Callable]`): per member, `likely(prompt_index)` gives the nodes that the prompt may need when the
+            member is asked next.
+        on_pause (`Callable`): called before each pass with the prompts that have moved on since the last one. Returns
+            the generators of further prompts, by their indices.
+        num_left (`Callable`, *optional*): `num_left(prompt_index)` gives how many tokens the prompt may still get, or
+            `None` where there is no limit.
+        begin_added (`Callable`, *optional*): called when `steps` goes on after a yield. Returns the generators of the
+            prompts that were added meanwhile, by their indices.
+        is_in_turns (`bool`, *optional*, defaults to `False`): whether a member goes on until no prompt waits for it.
+            Each member then makes as many passes as its longest text has tokens. Otherwise prompts that wait for less
+            begin with the next member, and the others follow in passes of their own.
 
     Attributes:
         served (`list[int]`): the prompts of the pass that is run, or that has failed.
@@ -64,16 +72,18 @@ class Scheduler:
         on_pause: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
         num_left: Callable[[int], int | None] = lambda prompt_index: None,
         begin_added: Callable[[], Mapping[int, Requests[None]]] = dict,
+        is_in_turns: bool = False,
     ) -> None:
         self._members = members
         self._likely = likely
         self._on_pause = on_pause
         self._num_left = num_left
         self._begin_added = begin_added
+        self._is_in_turns = is_in_turns
         self._waiting: list[_Waiting] = [{} for _ in members]
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._devices = [member.device_key for member in members]
-        self._last: dict[Any, int] = {}  # per place, whose pass was the last one
+        self._last: dict[Any, int] = {}  # per device, whose pass was the last one
         self._left_out: list[int] = []  # further prompts that are told of at the next pause
         self.served: list[int] = []
 
@@ -88,7 +98,7 @@ class Scheduler:
         part in that pass.
 
         Args:
-            prompts (`dict`): by the prompt's index, what it does.
+            prompts (`dict[int, Requests]`): by its index, the generator of each prompt.
 
         Raises:
             MemberError: a forward pass failed.
@@ -182,7 +192,8 @@ class Scheduler:
             current = at.index(self._last.get(device, at[0]))
             policy = policy_for(self._members[at[0]].device)
             waiting = [sum(urgency(self._num_left(prompt), policy) for prompt in self._waiting[k]) for k in at]
-            self._last[device] = at[next_member(waiting, current, policy)]
+            share = 0.0 if self._is_in_turns else policy.keeping_share
+            self._last[device] = at[next_member(waiting, current, share)]
             found.append(self._last[device])
         return found
 

@@ -19,17 +19,19 @@ class ScoredSpan:
     A candidate as a strategy sees it.
 
     Args:
-        words (`tuple[str]`): of its text, as the strategy's `units` has them, `END` among them.
+        words (`tuple[str]`): the words of its text, as the strategy's `units` has them. Where the text ends after the
+            candidate, `END` is the last of them.
         log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
-            tokens that begin in the word; empty for a member that has nothing to score.
-        num_bytes (`list[int]`): per word, its UTF-8 bytes; `END` counts as one.
+            tokens that begin in the word. The list of a member that has nothing to score is empty.
+        num_bytes (`list[int]`): per word, its length in bytes of UTF-8. `END` counts as one.
         proposers (`tuple[int]`): the members that proposed it, each as often as it did.
-        logits (`list[list[float]]`): per member, the logits of its own tokens, where a method asks for them.
-        tokens (`list[list[list[int]]]`): the tokens of `log_probs`, that of `END` below 0; empty unless a
-            strategy asks for them.
-        is_first (`bool`): the text begins with it.
-        ratings (`list[float]`): each member's rating of it, where members rate; `None`: that member gives none.
-        first_choice_of (`tuple[int]`): the members that proposed it before all else: their own greedy text.
+        logits (`list[list[float]]`): per member, the logits of its own tokens, where the strategy `needs_logits`.
+        tokens (`list[list[list[int]]]`): per member and word, the tokens of `log_probs`; that of `END` is negative.
+            Empty unless the strategy `needs_tokens`.
+        is_first (`bool`): whether the text of the prompt's answer begins with it.
+        ratings (`list[float]`): per member, its rating of the candidate, where members rate. `None` stands for a member
+            that gave none.
+        first_choice_of (`tuple[int]`): the members whose first proposal it is: their own greedy text, without a branch.
     """
 
     words: tuple[str, ...]
@@ -44,7 +46,7 @@ class ScoredSpan:
 
     @property
     def text(self) -> str:
-        """Its text; the end of the sequence has none."""
+        """The text of the candidate. `END` adds nothing to it."""
         return "".join(self.words)
 
     @property
@@ -67,18 +69,19 @@ class ScoredSpan:
 @dataclass(frozen=True)
 class Choice:
     """
-    What a strategy says.
+    What a strategy has chosen.
 
     Args:
-        winner (`int`, *optional*): the index of the candidate; `None` where none is possible.
-        nlls (`list[list[float]]`): per candidate and member, its NLL; `None` where there is nothing to score.
+        winner (`int`, *optional*): the index of the candidate that is committed. `None`: none is possible.
+        nlls (`list[list[float]]`): per candidate and member, its NLL; `None` where the member has nothing to score.
         scores (`list[float]`): per candidate, the fused score.
-        decided_by (`list[list[float]]`, *optional*): per candidate, the quantities by which it was compared with the
-            others, as the trace shows them; by default its score.
-        notes (`dict[int, str]`, *optional*): what else decided, by candidate.
-        weights (`list[float]`, *optional*): of the members, where the rule had others than it was given.
-        features (`dict[int, list[float]]`, *optional*): the numbers by which it judged, by candidate; `None` where one
-            is not known.
+        decided_by (`list[list[float]]`, *optional*): per candidate, the numbers by which it was compared with the
+            others, for the trace. By default its score.
+        notes (`dict[int, str]`, *optional*): by candidate, another reason that decided.
+        weights (`list[float]`, *optional*): how much each member counted, where that differs from the weights that
+            `choose` was given.
+        features (`dict[int, list[float]]`, *optional*): by candidate, the numbers by which it was judged; `None` stands
+            for a number that is not known.
         confidences (`dict[int, float]`, *optional*): by candidate, the probability that the answer is right.
     """
 
@@ -100,13 +103,17 @@ def mean_nll(
     length_exponent: float = 1.0,
 ) -> float | None:
     """
-    [`span_nll`] of a candidate under one member; `None` where there is nothing to score.
+    The NLL of a candidate under one member, divided by its length to the power of `length_exponent` (equation 4).
 
     Args:
-        span (`ScoredSpan`), member_index (`int`)
-        config (`AdaFuseConfig`): its `nll_normalization` says whether the length is in tokens or in bytes.
-        num_words (`int`, *optional*): so many words of it; by default all.
-        length_exponent (`float`, *optional*, defaults to 1.0): a.
+        span (`ScoredSpan`): the candidate.
+        member_index (`int`): the number of the member.
+        config (`AdaFuseConfig`): its `nll_normalization` says whether the length is in the member's tokens or in bytes.
+        num_words (`int`, *optional*): how many of the candidate's first words count. All by default.
+        length_exponent (`float`, *optional*, defaults to 1.0): the exponent of the length. 0: the sum of the NLL.
+
+    Returns:
+        nats per token, or per byte; `None` where the member has nothing to score.
     """
     words = span.log_probs[member_index][:num_words]
     log_probs = [value for word in words for value in word]

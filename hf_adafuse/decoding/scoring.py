@@ -26,9 +26,10 @@ def span_nll(log_probs: Sequence[float], length: int | None = None, length_expon
     The negative log-likelihood of a span, over its length (equation 4).
 
     Args:
-        log_probs (`list[float]`): of its tokens (nats).
-        length (`int`, *optional*): of the span in bytes; by default its number of tokens.
-        length_exponent (`float`, *optional*, defaults to 1.0): a of sum NLL / length^a; with 1, nats per token or byte.
+        log_probs (`list[float]`): the log-probability (nats) of each of its tokens.
+        length (`int`, *optional*): its length in bytes. By default its number of tokens.
+        length_exponent (`float`, *optional*, defaults to 1.0): the exponent of the length. With 1 the result is in nats
+            per token, or per byte.
 
     Returns:
         `None` when there is no token to score; infinite when a token is forbidden.

@@ -25,12 +25,12 @@ _END_TOKEN = -1
 
 class Selector:
     """
-    Chooses winners.
+    Has the strategy of a prompt choose the winner among the candidates of a pool.
 
     Args:
-        vocabularies (`list[Vocabulary]`): of the members, the main model first.
-        strategies (`list[SpanStrategy]`): per prompt.
-        rule (`WordSplitter`): what a word is.
+        vocabularies (`list[Vocabulary]`): one per member, the main model's first.
+        strategies (`list[SpanStrategy]`): one per prompt.
+        splitter (`WordSplitter`): says where a word ends.
         weights (`PromptWeights`): how much each member counts for a prompt.
     """
 
@@ -38,12 +38,12 @@ class Selector:
         self,
         vocabularies: Sequence[Vocabulary],
         strategies: Sequence[SpanStrategy],
-        rule: WordSplitter,
+        splitter: WordSplitter,
         weights: PromptWeights,
     ) -> None:
         self._vocabularies = vocabularies
         self._strategies = strategies
-        self._rule = rule
+        self._splitter = splitter
         self._weights = weights
 
     def choose(self, prompt: Prompt, pool: Pool) -> Candidate | None:
@@ -84,7 +84,7 @@ class Selector:
 
     def words(self, text: str) -> tuple[str, ...]:
         """The words of a text."""
-        return tuple(self._rule.split(text))
+        return tuple(self._splitter.split(text))
 
     def admits(self, prompt: Prompt, fused: Candidate) -> bool:
         """Whether no member's processors forbid what the method wrote; then it stands before all others."""
@@ -119,7 +119,7 @@ class Selector:
         first_choice_of: tuple[int, ...] = (),
     ) -> ScoredSpan:
         members = range(len(self._vocabularies))
-        words = strategy.units(self._rule.split(candidate.text)) if candidate.text else []
+        words = strategy.units(self._splitter.split(candidate.text)) if candidate.text else []
         log_probs = [
             by_word(words, candidate.ids[k], candidate.log_probs[k], self._vocabularies[k]) if words else []
             for k in members
@@ -164,10 +164,11 @@ def confidences_of(
     How sure members are of each word of a candidate.
 
     Args:
-        candidate (`Candidate`)
+        candidate (`Candidate`): the candidate.
         log_probs (`list[list[float]]`): per member, the log-probabilities (nats) of its ids of the candidate; empty for
             one that has not scored it.
-        vocabularies (`list[Vocabulary]`), weights (`list[float]`): of the members.
+        vocabularies (`list[Vocabulary]`): one per member.
+        weights (`list[float]`): how much each member counts.
     """
     words = list(candidate.words)
     if not words:

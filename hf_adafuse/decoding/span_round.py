@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..confidence.features import PromptFacts
@@ -11,6 +11,7 @@ from ..members.member import Member, Span
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .joint_answer import JointAnswer
+from .long_spans import long_log_probs
 from .member_turns import MemberTurns
 from .pool import Candidate, Pool
 from .progress import Prompt
@@ -25,12 +26,13 @@ from .strategies.strategy import SpanStrategy
 @dataclass(eq=False)
 class SpanRound(Round[Cursor]):
     """
-    A round as the paper has it (sections 3.2 to 3.4), at any cursor.
+    A round as the paper has it (sections 3.2 to 3.4): all members propose, all score, one candidate is chosen.
 
     Args:
-        members (`list[Member]`), proposers (`list[Proposer]`): the main model first.
-        selector (`Selector`): of the method.
-        needs_logits (`bool`): whether candidates are given the logits of their ids.
+        members (`list[Member]`): the members, the main model first.
+        proposers (`list[Proposer]`): one per member.
+        selector (`Selector`): has the method choose the winner.
+        needs_logits (`bool`): whether the method needs the logits of the candidates' ids.
     """
 
     proposers: Sequence[Proposer]
@@ -80,17 +82,21 @@ class SpanRound(Round[Cursor]):
 @dataclass(eq=False)
 class CommittedSpanRound(SpanRound):
     """
-    A round of committed text. Beside what every round over spans does, members take turns, which saves passes; a method
-    with whole answers may have the members write one together, have answers rated, and write one itself; where all
-    candidates are forbidden, the main model's own word comes; and the members' weights learn from what is committed.
+    A round over spans whose winner is committed. It does four things beside [`SpanRound`]:
+
+    - The members take turns, which saves passes.
+    - A method with whole answers may have the members write one together, have answers rated, and write one itself.
+    - Where all candidates are forbidden, the main model's own greedy word is committed.
+    - The members' weights follow the committed text.
 
     Args:
         members, proposers, selector, needs_logits: as of [`SpanRound`].
-        strategies (`list[SpanStrategy]`): per prompt.
-        turns (`MemberTurns`)
+        strategies (`list[SpanStrategy]`): one per prompt.
+        turns (`MemberTurns`): in what order the members propose.
         stops (`AnswerStops`): where an answer ends that the members write together.
-        joint_round (`SpanRound`, *optional*): of the method by which they write it; `None`: they do not.
-        reviews (`Reviews`, *optional*): where the members rate answers.
+        joint_round (`SpanRound`, *optional*): the round by which the members write an answer together. `None`: they
+            write none.
+        reviews (`Reviews`, *optional*): has the members rate answers. `None`: they rate none.
     """
 
     strategies: Sequence[SpanStrategy]
@@ -161,6 +167,26 @@ class CommittedSpanRound(SpanRound):
             return winner
         yield from self.add_log_probs(cursor, pool, [fused])
         return fused if self.selector.admits(cursor.prompt, fused) else winner
+
+
+@dataclass(eq=False)
+class AnswerRound(CommittedSpanRound):
+    """
+    A round in which a candidate is a whole answer: long, and nothing comes after it.
+
+    Args:
+        keeps_logits (`Callable`): as of [`AnswerTurns`].
+    """
+
+    keeps_logits: Callable[[int, int], bool]
+
+    def _read(self, member_index: int, cursor: Cursor, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
+        member, prompt_index = self.members[member_index], cursor.prompt.index
+        spans = [cursor.span(member_index, pool, candidate) for candidate in candidates]
+        keeps_logits = self.keeps_logits(member_index, prompt_index)
+        log_probs = yield from long_log_probs(member_index, member, prompt_index, spans, keeps_logits)
+        for candidate, values in zip(candidates, log_probs, strict=True):
+            candidate.log_probs[member_index] = values
 
 
 def _known(nlls: tuple[float, float]) -> tuple[float | None, float | None]:

@@ -33,17 +33,17 @@ class Prefetcher:
 
     def add_first_nodes(self, root: Node) -> list[Node]:
         """The nodes that a proposal from a root will surely read first; none where the root has not been read."""
-        if root.reading is None or not self._proposer.has_room(root):
+        if root.logprobs is None or not self._proposer.has_room(root):
             return []
         count = self._proposer.config.num_branches if self._proposer.is_uncertain(root) else 1
-        best = list(zip(root.reading.top, root.reading.top_log_probs, strict=True))[:count]
+        best = list(zip(root.logprobs.top, root.logprobs.top_log_probs, strict=True))[:count]
         return [root.add_child(token) for token, p in best if p > -math.inf and token not in self._proposer.eos_ids]
 
     def add_greedy_nodes(self, node: Node) -> list[Node]:
         """The nodes with which it would greedily go on, as far as it has read; the last of them may be unread."""
         nodes = list[Node]()
-        while node.reading is not None and self._proposer.has_room(node):
-            token = node.reading.top[0]
+        while node.logprobs is not None and self._proposer.has_room(node):
+            token = node.logprobs.top[0]
             if token in self._proposer.eos_ids:
                 break
             node = node.add_child(token)
@@ -61,9 +61,9 @@ class Prefetcher:
         ends of the candidates, should one of them win, and each greedily on.
         """
         root = self._member.root(prompt_index)
-        if root.reading is None:
+        if root.logprobs is None:
             return [root]
-        ends = [node for node in root.run_descendants() if node.ends_candidate and node.reading is not None]
+        ends = [node for node in root.computed_descendants() if node.ends_candidate and node.logprobs is not None]
         return [node for end in (root, *ends) for node in self._add_frontier(end)]
 
     def add_draft(self, end: Node, ids: list[int]) -> list[Node]:
@@ -72,9 +72,9 @@ class Prefetcher:
 
     def _add_frontier(self, end: Node) -> list[Node]:
         firsts = self.add_first_nodes(end)
-        if unread := [node for node in firsts if node.reading is None]:
+        if unread := [node for node in firsts if node.logprobs is None]:
             return unread
-        return [node for first in firsts[:1] for node in self.add_greedy_nodes(first)[-1:] if node.reading is None]
+        return [node for first in firsts[:1] for node in self.add_greedy_nodes(first)[-1:] if node.logprobs is None]
 
 
 class AcceptanceStats:
@@ -109,13 +109,13 @@ def propose_ahead(
     it the cache, would grow too large.
 
     Args:
-        proposer (`Proposer`): of the member that goes first.
-        end (`Node`): where it stands in this round.
+        proposer (`Proposer`): the proposer of the member that goes first.
+        end (`Node`): the end of the text in that member's tree.
         proposals (`Proposals`): what it proposes in this round.
-        sizes (`list[int]`): how many nodes its turn had to read, pass by pass.
-        others (`list[Member]`): who will read what it proposes.
-        record (`AcceptanceStats`): of whoever went first so far.
-        is_last (`Callable`): whether no round can come after these texts.
+        sizes (`list[int]`): per pass of its turn, how many nodes it had to compute.
+        others (`list[Member]`): the members that will score its proposals.
+        record (`AcceptanceStats`): how often the first member's best candidate has won so far.
+        is_last (`Callable`): `is_last(texts)` says whether no round can come after these texts.
 
     Returns:
         what it proposes, each as the texts of all rounds up to it.

@@ -34,11 +34,10 @@ class TokenText(CommittedText):
 
     Args:
         members, prompt, should_stop, on_commit: as of [`CommittedText`].
-        strategy (`TokenStrategy`): of the prompt.
+        strategy (`TokenStrategy`): the method of the prompt.
 
     Attributes:
-        tails (`list[bytes]`): per member, the text that is not yet in its prefix.
-        speaks_main (`list[bool]`): per member, whether it has the main model's tokens.
+        tails (`list[bytes]`): per member, the end of the text that is not yet in its prefix.
     """
 
     author: ClassVar[int | None] = 0
@@ -55,8 +54,6 @@ class TokenText(CommittedText):
         self._strategy = strategy
         self.tails = [b""] * len(members)
         self._unshown: list[int] = []  # the main model's last tokens, while they end inside a character
-        main = members[0].vocabulary
-        self.speaks_main = [member.vocabulary.is_same_as(main) for member in members]
 
     def node(self, member_index: int) -> Node:
         """The end of the text in a member's tree; of its prefix, where the member cannot write the text."""
@@ -109,7 +106,7 @@ class TokenText(CommittedText):
             self._follow(k, ids, data)
 
     def _follow(self, member_index: int, ids: list[int], data: bytes) -> None:
-        if self.speaks_main[member_index]:
+        if self.members[member_index].has_main_tokenizer:
             self.members[member_index].commit(self.prompt.index, ids)
             return
         tail = self.tails[member_index]
@@ -142,12 +139,12 @@ T = TypeVar("T", bound=TokenText)
 @dataclass(eq=False)
 class TokenRound(Round[T]):
     """
-    The rounds of one prompt.
+    The rounds of one prompt: each fuses the members' next-token distributions.
 
     Args:
-        members (`list[Member]`): the main model first.
-        strategy (`TokenStrategy`): of the prompt.
-        weights (`list[float]`): of the members.
+        members (`list[Member]`): the members, the main model first.
+        strategy (`TokenStrategy`): the method of the prompt.
+        weights (`list[float]`): how much each member counts.
     """
 
     strategy: TokenStrategy
@@ -178,7 +175,7 @@ class TokenRound(Round[T]):
                 continue
             if missing := unread([node]):
                 yield ForwardRequest(k, missing)
-            distributions[k] = Distribution(member, node.reading)
+            distributions[k] = Distribution(member, node.logprobs)
         return distributions
 
     def score(self, cursor: T, pool: Pool) -> Requests[None]:
@@ -191,7 +188,7 @@ class TokenRound(Round[T]):
             if (yield from self._can_say(cursor, candidate)):
                 return candidate
         main = self.members[0]
-        token = cursor.node(0).reading.top[0]
+        token = cursor.node(0).logprobs.top[0]
         is_end = token in main.eos_ids
         own = NextToken(None if is_end else b"", [] if is_end else [token], 0.0, [None] * len(self.members))
         candidate = self._candidate(own)
@@ -211,7 +208,7 @@ class TokenRound(Round[T]):
         if needed := main.needed_to_score(prompt_index, [span]):
             yield ForwardRequest(0, needed)
         path = main.path(prompt_index, ids)
-        return not any(node.reading.forbids(token) for node, token in zip(path, ids, strict=False))
+        return not any(node.logprobs.forbids(token) for node, token in zip(path, ids, strict=False))
 
     def _candidate(self, one: NextToken) -> Candidate:
         """What may come next, as the trace shows it."""

@@ -1,11 +1,11 @@
 """Rounds in which the main model drafts tokens, the others verify them, and a token is fused where they disagree.
 
-A draft of three tokens in the tokens of a verifier with another tokenizer. At each of its places a token of the
-verifier begins where a drafted one does:
+A draft of three tokens in the tokens of a verifier with another tokenizer. There is a boundary where a token of the
+verifier begins where a drafted one does. The number of a boundary is that of the verifier's tokens before it:
 
-    draft      " pos" "ition" " is"
-    verifier   " position"    " is"
-    places     0      -       1
+    draft         " pos" "ition" " is"
+    verifier      " position"    " is"
+    boundaries        0      -       1
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..members.distributions import Distribution, split_character, tokens_of
+from ..members.passes import unread
 from ..trees.nodes import Node
 from .member_weights import shares
 from .pool import Candidate, Pool
@@ -47,20 +48,32 @@ class _Draft:
 
 
 @dataclass
-class _Reading:
+class _RetokenizedDraft:
     """
     A draft in a verifier's tokens.
 
     Args:
         ids (`list[int]`): the text that is not yet in its prefix, and the draft.
         nodes (`list[Node]`): the root and the nodes of the ids.
-        places (`list[int]`): per decision of the draft, how many of the ids are before it; `None` where no token of the
-            verifier begins, or it has none.
+        boundaries (`list[int]`): per decision of the draft, how many of the ids are before it; `None` where no token of
+            the verifier begins, or it has none.
     """
 
     ids: list[int]
     nodes: list[Node]
-    places: list[int | None]
+    boundaries: list[int | None]
+
+    def boundary(self, at: int) -> int | None:
+        """The number of ids before decision `at` of the draft; `None` where there is no boundary."""
+        return self.boundaries[at] if at < len(self.boundaries) else None
+
+    def node_before(self, at: int) -> Node:
+        """The node at the boundary before decision `at`, which has one."""
+        return self.nodes[self.boundaries[at] or 0]
+
+    def token(self, at: int) -> int:
+        """The verifier's own token that begins at decision `at`, which has a boundary."""
+        return self.ids[self.boundaries[at] or 0]
 
 
 class VerifiedText(TokenText):
@@ -84,7 +97,7 @@ class VerifiedText(TokenText):
     def own_ids(self, member_index: int, ids: list[int]) -> list[int]:
         """The text that is not yet in a verifier's prefix, and these tokens of the main model, in its own tokens; where
         they end inside a character of which it has no parts, up to that."""
-        if self.speaks_main[member_index]:
+        if self.members[member_index].has_main_tokenizer:
             return ids
         data = self.tails[member_index] + self.data(ids)
         vocabulary = self.members[member_index].vocabulary
@@ -147,15 +160,15 @@ class VerifiedRound(TokenRound[VerifiedText]):
         """Draft and verify: what is kept of the draft. After it a token is fused, unless all is kept."""
         draft = self._shortened(cursor, (yield from self._drafted(cursor)))
         verifiers = range(1, len(self.members))
-        readings = {k: self._reading(cursor, k, draft) for k in verifiers}
-        main = [Distribution(self.members[0], node.reading) for node in draft.nodes[: draft.num_decisions]]
-        asked = [at for at in range(draft.num_decisions) if self._is_asked(cursor, at, draft, main[at], readings)]
+        retokenized = {k: self._retokenized(cursor, k, draft) for k in verifiers}
+        main = [Distribution(self.members[0], node.logprobs) for node in draft.nodes[: draft.num_decisions]]
+        asked = [at for at in range(draft.num_decisions) if self._is_asked(cursor, at, draft, main[at], retokenized)]
         if asked:
             devices = [self.members[k].device_key for k in verifiers]
-            yield from of_each([self._read(k, readings[k], asked) for k in verifiers], devices)
+            yield from of_each([self._read(k, retokenized[k], asked) for k in verifiers], devices)
         for at in asked:
-            others = [self._distribution(k, readings[k], at) for k in verifiers]
-            if not self._keeps(at, draft, main[at], others, readings):
+            others = [self._distribution(k, retokenized[k], at) for k in verifiers]
+            if not self._keeps(at, draft, main[at], others, retokenized):
                 cursor.known = [main[at], *others]
                 return _Draft(draft.ids[:at], draft.nodes[: at + 1], ends=False)
         return draft
@@ -164,7 +177,7 @@ class VerifiedRound(TokenRound[VerifiedText]):
         """Drafted tokens as the winner of a round."""
         main = self.members[0]
         pairs = zip(draft.nodes, draft.ids, strict=False)
-        log_probs = [Distribution(main, node.reading).log_prob(token) for node, token in pairs]
+        log_probs = [Distribution(main, node.logprobs).log_prob(token) for node, token in pairs]
         nll = span_nll(log_probs) or 0.0
         candidate = Candidate(
             text="",  # it follows from how much is taken
@@ -177,7 +190,7 @@ class VerifiedRound(TokenRound[VerifiedText]):
             nlls={0: nll},
             score=nll,
             decided_by=[nll],
-            end_token=draft.nodes[-1].reading.top[0] if draft.ends else None,
+            end_token=draft.nodes[-1].logprobs.top[0] if draft.ends else None,
         )
         pool = Pool([member.vocabulary for member in self.members])
         pool.fill([candidate])
@@ -195,9 +208,9 @@ class VerifiedRound(TokenRound[VerifiedText]):
             most = max(1, min(most, prompt.max_length - len(prompt.ids)))
         nodes = [main.root(prompt.index)]
         while len(nodes) <= most and main.room_after(nodes[-1]) >= 1:
-            if nodes[-1].reading is None:
+            if nodes[-1].logprobs is None:
                 yield ForwardRequest(0, [nodes[-1]])
-            token = nodes[-1].reading.top[0]
+            token = nodes[-1].logprobs.top[0]
             if token in main.eos_ids:
                 return _Draft([node.token for node in nodes[1:]], nodes, ends=True)
             nodes.append(nodes[-1].add_child(token))
@@ -210,13 +223,13 @@ class VerifiedRound(TokenRound[VerifiedText]):
             ids = ids[:-1]
         return draft if ids == draft.ids else _Draft(ids, draft.nodes[: len(ids) + 1], ends=False)
 
-    def _reading(self, cursor: VerifiedText, member_index: int, draft: _Draft) -> _Reading:
+    def _retokenized(self, cursor: VerifiedText, member_index: int, draft: _Draft) -> _RetokenizedDraft:
         member, ids = self.members[member_index], cursor.own_ids(member_index, draft.ids)
         if not cursor.holds(member_index, ids):
             ids = []  # it has no boundaries, and is not asked
         nodes = member.path(cursor.prompt.index, ids)
-        if cursor.speaks_main[member_index]:
-            return _Reading(ids, nodes, [*range(len(ids) + 1)][: draft.num_decisions])
+        if member.has_main_tokenizer:
+            return _RetokenizedDraft(ids, nodes, [*range(len(ids) + 1)][: draft.num_decisions])
         tail = cursor.tails[member_index]
         whole, ends = tail + cursor.data(draft.ids), {0: 0}
         pieces = itertools.accumulate(map(member.vocabulary.piece, ids), initial=b"")
@@ -225,29 +238,33 @@ class VerifiedRound(TokenRound[VerifiedText]):
                 break
             ends.setdefault(len(written), number)
         starts = [len(tail + cursor.data(draft.ids[:at])) for at in range(draft.num_decisions)]
-        return _Reading(ids, nodes, [ends.get(start) for start in starts])
+        return _RetokenizedDraft(ids, nodes, [ends.get(start) for start in starts])
 
     def _is_asked(
-        self, cursor: VerifiedText, at: int, draft: _Draft, main: Distribution, readings: dict[int, _Reading]
+        self,
+        cursor: VerifiedText,
+        at: int,
+        draft: _Draft,
+        main: Distribution,
+        retokenized: dict[int, _RetokenizedDraft],
     ) -> bool:
         """Whether the verifiers are asked about a decision of the draft: where all have a boundary and a token after
         it, and what they say can change it."""
         is_end = at == len(draft.ids)
-        if not readings or not (is_end or cursor.data([draft.ids[at]])) or not self.strategy.asks(main):
+        if not retokenized or not (is_end or cursor.data([draft.ids[at]])) or not self.strategy.asks(main):
             return False
-        for reading in readings.values():
-            place = reading.places[at] if at < len(reading.places) else None
-            if place is None or (place == len(reading.ids)) != is_end:
+        for one in retokenized.values():
+            boundary = one.boundary(at)
+            if boundary is None or (boundary == len(one.ids)) != is_end:
                 return False
         return not self.strategy.keeps_alone(self._log_prob(main, None if is_end else draft.ids[at]), self.weights)
 
-    def _read(self, member_index: int, reading: _Reading, asked: Sequence[int]) -> Requests[None]:
-        nodes = {id(node): node for node in (reading.nodes[reading.places[at] or 0] for at in asked)}
-        if missing := [node for node in nodes.values() if node.reading is None]:
+    def _read(self, member_index: int, draft: _RetokenizedDraft, asked: Sequence[int]) -> Requests[None]:
+        if missing := unread(draft.node_before(at) for at in asked):
             yield ForwardRequest(member_index, missing)
 
-    def _distribution(self, member_index: int, reading: _Reading, at: int) -> Distribution:
-        return Distribution(self.members[member_index], reading.nodes[reading.places[at] or 0].reading)
+    def _distribution(self, member_index: int, draft: _RetokenizedDraft, at: int) -> Distribution:
+        return Distribution(self.members[member_index], draft.node_before(at).logprobs)
 
     def _keeps(
         self,
@@ -255,14 +272,14 @@ class VerifiedRound(TokenRound[VerifiedText]):
         draft: _Draft,
         main: Distribution,
         others: Sequence[Distribution],
-        readings: dict[int, _Reading],
+        retokenized: dict[int, _RetokenizedDraft],
     ) -> bool:
         """Whether a decision of the draft stays, of those about which the verifiers are asked."""
         is_end = at == len(draft.ids)
-        own = [None if is_end else reading.ids[reading.places[at] or 0] for reading in readings.values()]
+        own = [None if is_end else one.token(at) for one in retokenized.values()]
         pairs = list(zip(others, own, strict=True))
         log_probs = [self._log_prob(other, token) for other, token in pairs]
-        likeliest = [other.reading.top[0] in (other.eos_ids if token is None else [token]) for other, token in pairs]
+        likeliest = [other.logprobs.top[0] in (other.eos_ids if token is None else [token]) for other, token in pairs]
         first = self._log_prob(main, None if is_end else draft.ids[at])
         return self.strategy.keeps([first, *log_probs], likeliest, self.weights)
 

@@ -1,4 +1,4 @@
-"""What a word is. Strings and bytes only: knows no tokenizer, model or tensor.
+"""What a word is, for strings and bytes.
 
 A word is optional leading whitespace and then a maximal run of non-whitespace. These are words:
 
@@ -100,18 +100,18 @@ class WordSplitter:
         return self.word_boundary == "unicode" and bool(after) and _is_boundary(word, after)
 
 
-def word_starts(tokens: list[bytes | None], rule: WordSplitter) -> list[int]:
+def word_starts(tokens: list[bytes | None], splitter: WordSplitter) -> list[int]:
     """
     Where words start in a run of greedy tokens, given as their bytes (`None`: end of sequence). The first token starts
     one; the end `len(tokens)` is included when the last word is complete without looking further.
     """
     starts, data, count = [0], b"", 0
     for index, token in enumerate(tokens):
-        if count and rule.is_complete(data, token):
+        if count and splitter.is_complete(data, token):
             starts.append(index)
             data, count = b"", 0
         data, count = data + (token or b""), count + 1
-        if token is None or rule.is_closed(data, count):
+        if token is None or splitter.is_closed(data, count):
             starts.append(index + 1)
             data, count = b"", 0
     return list(dict.fromkeys(starts))

@@ -17,7 +17,7 @@ from ..ensemble import AdaFuseEnsemble
 from .data import DemoQuestion
 from .paired import paired
 
-Member = tuple[Any, Any]  # a model and its tokenizer
+ModelPair = tuple[Any, Any]  # a model and its tokenizer
 MAX_NEW_TOKENS = 24
 NUM_ALONE = 10
 
@@ -86,7 +86,7 @@ def methods(num_members: int) -> list[Method]:
 
 def answer(
     method: Method,
-    members: list[Member],
+    members: list[ModelPair],
     questions: list[DemoQuestion],
     batch_size: int = 64,
     num_alone: int = NUM_ALONE,
@@ -112,7 +112,7 @@ def answer(
     return _result(method, questions, answers, tally, seconds)
 
 
-def _answers(method: Method, members: list[Member], prompts: list[str], tally: _Tally) -> list[str]:
+def _answers(method: Method, members: list[ModelPair], prompts: list[str], tally: _Tally) -> list[str]:
     taking = [members[index] for index in method.members]
     if isinstance(method.how, AdaFuseConfig):
         return _fused(taking, prompts, method.how, tally)
@@ -145,7 +145,7 @@ def difference(one: Result, other: Result, rows: list[int]) -> tuple[float, floa
     return 100 * gained.value, 100 * gained.error
 
 
-def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
+def _greedy(member: ModelPair, prompts: list[str], tally: _Tally) -> list[str]:
     """A member's own answers."""
     model, tokenizer = member
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
@@ -157,7 +157,7 @@ def _greedy(member: Member, prompts: list[str], tally: _Tally) -> list[str]:
     return answers
 
 
-def _fused(members: list[Member], prompts: list[str], config: AdaFuseConfig, tally: _Tally) -> list[str]:
+def _fused(members: list[ModelPair], prompts: list[str], config: AdaFuseConfig, tally: _Tally) -> list[str]:
     output = fuse(members, prompts, config)
     sizes = [[len(committed.words) + committed.ends for committed in rounds] for rounds in output.rounds]
     if has_adaptive_spans(config.method):
@@ -167,6 +167,6 @@ def _fused(members: list[Member], prompts: list[str], config: AdaFuseConfig, tal
     return ["".join(committed.text for committed in rounds) for rounds in output.rounds]
 
 
-def fuse(members: list[Member], prompts: list[str], config: AdaFuseConfig) -> Any:
+def fuse(members: list[ModelPair], prompts: list[str], config: AdaFuseConfig) -> Any:
     """AdaFuse's output for a batch of prompts."""
     return AdaFuseEnsemble(members, config).output(prompts, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)

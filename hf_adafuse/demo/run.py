@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from .. import AdaFuseConfig
 from . import NAMES, data, load_members
 from .job_progress import Progress
-from .methods import NUM_ALONE, Member, Method, Result, answer, difference, fuse, methods
+from .methods import NUM_ALONE, Method, ModelPair, Result, answer, difference, fuse, methods
 from .tables import aligned
 from .threads import threads
 
@@ -62,7 +62,7 @@ def run_demo(
     return report
 
 
-def measure(members: list[Member], asked: list[data.DemoQuestion]) -> list[Result]:
+def measure(members: list[ModelPair], asked: list[data.DemoQuestion]) -> list[Result]:
     """Every method on every question, with progress on standard error."""
     lines = methods(len(members))
     bar, results = Progress(len(lines) * len(asked), "questions"), []
@@ -73,7 +73,7 @@ def measure(members: list[Member], asked: list[data.DemoQuestion]) -> list[Resul
     return results
 
 
-def choose_example(members: list[Member], asked: list[data.DemoQuestion]) -> dict[str, Any]:
+def choose_example(members: list[ModelPair], asked: list[data.DemoQuestion]) -> dict[str, Any]:
     """
     One question with the members' own answers and the rounds of AdaFuse. Of those given, the one that shows most:
     AdaFuse right, fewest members right alone, most rounds.

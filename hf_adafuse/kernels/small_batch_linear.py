@@ -163,17 +163,17 @@ def _part_rows(num_rows: int, num_columns: int, num_threads: int, part_bytes: in
     return min(equal or near, key=lambda number: abs(math.log(number / wanted)), default=None)
 
 
-class _SkinnyLinear(torch.nn.Linear):
+class _SmallBatchLinear(torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(input, self.weight, self.bias)
 
 
-class _SkinnyConv1D(Conv1D):
+class _SmallBatchConv1D(Conv1D):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight.t(), self.bias)
 
 
-_TWINS = {torch.nn.Linear: _SkinnyLinear, Conv1D: _SkinnyConv1D}
+_TWINS = {torch.nn.Linear: _SmallBatchLinear, Conv1D: _SmallBatchConv1D}
 
 
 def _twin(module: Any, known: dict[int, Any]) -> Any:

@@ -24,8 +24,8 @@ class AnswerFuser:
     Writes an answer of several.
 
     Args:
-        model (`PreTrainedModel`): sequence-to-sequence.
-        tokenizer (`PreTrainedTokenizerBase`)
+        model (`PreTrainedModel`): a sequence-to-sequence model.
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:

@@ -83,25 +83,26 @@ def chat_inputs(
     """
     The inputs of all members for a chat, each rendered with the member's own chat template.
 
-    A member whose tokenizer has none (a base model beside an instruct model) reads a plain rendering, and a warning
-    says so once. Of `[{"role": "user", "content": "Who wrote Faust?"}]` it is `"### User:\\nWho wrote Faust?\\n\\n###
-    Assistant:\\n"`.
+    A member whose tokenizer has no chat template (a base model beside an instruct model) reads a plain rendering, and a
+    warning says so once. `[{"role": "user", "content": "Who wrote Faust?"}]` is rendered as
+    `"### User:\\nWho wrote Faust?\\n\\n### Assistant:\\n"`.
 
     Args:
-        messages (`list[dict]` or `list[list[dict]]`): a conversation, or a batch of them; each message has a `role`.
+        messages (`list[dict]` or `list[list[dict]]`): a conversation, or a batch of them. Each message has a `role`.
         tokenizers (`list[PreTrainedTokenizerBase]`): one per member, the main model's first.
-        add_generation_prompt (`bool`, *optional*): open an answer behind the last message. By default unless that
-            message is continued.
-        continue_final_message (`bool` or `str`, *optional*): go on from the text of the last message, or from the field
-            of it that is named. By default where that message is the assistant's.
-        tools, documents (*optional*): for every member's `apply_chat_template`.
-        chat_template (`str`, *optional*): the name of one of the main tokenizer's templates, `"tool_use"` say: another
-            member whose tokenizer has a template of that name takes that one, all others take their default. Or the
-            text of a template: it is the main model's alone.
-        template_kwargs (*optional*): variables of the templates (`enable_thinking=False`), for every member. Of the
-            other arguments of `apply_chat_template`, those that ask for what is done here anyway are taken
-            (`tokenize=True`, `return_dict=True`, `return_tensors="pt"`, `padding=True`), and
-            `sanitize_control_tokens` where the installed transformers has it. The others are refused by name.
+        add_generation_prompt (`bool`, *optional*): whether an answer is opened behind the last message. By default it
+            is, unless that message is continued.
+        continue_final_message (`bool` or `str`, *optional*): whether the text goes on from that of the last message, or
+            the name of the field of that message from which it goes on. By default it does where that message is the
+            assistant's.
+        tools, documents (*optional*): passed to every member's `apply_chat_template`.
+        chat_template (`str`, *optional*): the name of one of the main tokenizer's templates, like `"tool_use"`. Another
+            member takes its own template of that name, or its default where it has none. It may also be the text of a
+            template, which the main model alone takes.
+        template_kwargs (*optional*): variables of the templates for every member, like `enable_thinking=False`. Of the
+            other arguments of `apply_chat_template` only those are taken that ask for what this function does anyway:
+            `tokenize=True`, `return_dict=True`, `return_tensors="pt"`, `padding=True`, and `sanitize_control_tokens`
+            where the installed transformers has it. The others are refused by name.
 
     Returns:
         `BatchEncoding`: `input_ids` and `attention_mask` of shape `(batch_size, sequence_length)`, padded on the left,

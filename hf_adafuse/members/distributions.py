@@ -19,45 +19,45 @@ class Distribution:
     A member's next-token distribution after a node.
 
     Args:
-        member (`Member`)
-        reading (`NodeLogprobs`): of the node after which it would be said.
+        member (`Member`): the member.
+        logprobs (`NodeLogprobs`): what the member has read off the node.
     """
 
-    def __init__(self, member: Member, reading: NodeLogprobs) -> None:
+    def __init__(self, member: Member, logprobs: NodeLogprobs) -> None:
         self.vocabulary = member.vocabulary
         self.eos_ids = member.eos_ids
         self.model = member.model
-        self.reading = reading
+        self.logprobs = logprobs
 
     def top(self, count: int) -> list[tuple[bytes | None, int, float]]:
         """The most likely tokens as (bytes, id, log-probability in nats). The bytes are `None` for an end of
         sequence."""
         ends = set(self.eos_ids)
         piece = self.vocabulary.piece
-        best = self.reading.best(count, lambda token: token in ends or bool(piece(token)))
+        best = self.logprobs.best(count, lambda token: token in ends or bool(piece(token)))
         return [(None if token in ends else piece(token), token, value) for token, value in best]
 
     def log_prob(self, token: int) -> float:
         """The log-probability of a token in nats; minus infinity where a processor forbids it."""
-        look_up([(self.reading, token)])
-        return self.reading.known[token] - self.reading.log_total
+        look_up([(self.logprobs, token)])
+        return self.logprobs.known[token] - self.logprobs.log_total
 
     @functools.cached_property
     def end_log_prob(self) -> float:
         """The log-probability (nats) that the text ends: the sum over all end-of-sequence ids."""
         if not self.eos_ids:
             return -math.inf
-        (value,) = span_log_probs([self.reading], [], self.eos_ids)
+        (value,) = span_log_probs([self.logprobs], [], self.eos_ids)
         return value
 
     @functools.cached_property
     def best_end(self) -> int:
         """The most likely of the member's end-of-sequence ids."""
-        return self.reading.best_of(self.eos_ids)
+        return self.logprobs.best_of(self.eos_ids)
 
     def probabilities(self) -> torch.Tensor:
         """The probabilities of all tokens, of shape `(vocab_size,)`, in float64 on the CPU."""
-        return (self.reading.scores.double().cpu() - self.reading.log_total).exp()
+        return (self.logprobs.scores.double().cpu() - self.logprobs.log_total).exp()
 
 
 def first_token(vocabulary: Vocabulary, data: bytes) -> int | None:

@@ -101,10 +101,10 @@ def assertions(schema: Mapping[str, Any], types: Iterable[str] | None = None) ->
     """The keywords of a schema that rule out some value, of these types where they are given."""
     known = {*_TYPES} if types is None else {*types}
     keywords = {"type", *FIRST, *_OF_ANY, *(one for kind in numbers_alike(known) for one in _OF_TYPE.get(kind, ()))}
-    return (keyword for keyword in schema if keyword in keywords and not _says_nothing(schema, keyword))
+    return (keyword for keyword in schema if keyword in keywords and not _allows_everything(schema, keyword))
 
 
-def _says_nothing(schema: Mapping[str, Any], keyword: str) -> bool:
+def _allows_everything(schema: Mapping[str, Any], keyword: str) -> bool:
     value = schema[keyword]
     if keyword == "if":
         return "then" not in schema and "else" not in schema

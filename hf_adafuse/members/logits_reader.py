@@ -25,7 +25,7 @@ class LogitsReader:
 
     Args:
         processors (`list[PromptProcessors]`): per prompt.
-        num_top (`int`): how many of the best tokens a reading holds.
+        num_top (`int`): how many of the best tokens a [`NodeLogprobs`] holds.
         ids_to (`Callable`): all ids of a node's prompt up to it.
         eos_ids (`list[int]`, *optional*): of the member; their scores are of use at the end of every candidate.
     """
@@ -46,7 +46,7 @@ class LogitsReader:
         self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
-        """Give nodes that have logits their `reading`. With `is_committed`, also those below forbidden tokens."""
+        """Give nodes that have logits their `logprobs`. With `is_committed`, also those below forbidden tokens."""
         most = len(nodes)
         if nodes and not self.has_processors:  # else nodes above and below each other are processed together
             assert nodes[0].logits is not None
@@ -65,7 +65,7 @@ class LogitsReader:
             # A node lives longer than the pass: it keeps its own row, and a second one only where processors made it.
             row = scores[index].clone() if index in processed else node.logits
             assert row is not None
-            node.reading = NodeLogprobs(row, *found[:3], states.get(node), node in forbidden, found[3])
+            node.logprobs = NodeLogprobs(row, *found[:3], states.get(node), node in forbidden, found[3])
 
     def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
         """Take the processors of further prompts."""
@@ -79,33 +79,38 @@ class LogitsReader:
             self._settled.pop(prompt_index, None)
 
     def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
-        """Those of these nodes that have not been read. A node that has been read has the log-probability of every
-        token after it."""
-        return [node for node in path if node.reading is None]
+        """Those of these nodes that have not been read, and those whose scores are gone while that of the next one of
+        `tokens`, from `start` on, is not known. Any other node has the log-probability of every token after it."""
+        known = [node.logprobs is not None for node in path]
+        for index, (node, token) in enumerate(zip(path, tokens, strict=False)):
+            if known[index] and index >= start and node.logprobs.is_forgotten:
+                known[index] = token in node.logprobs.known
+        return [node for node, is_known in zip(path, known, strict=True) if not is_known]
 
     def span_log_probs(self, path: list[Node], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
         """The log-probability (nats) of each id of a span, given the nodes before the ids, and of the end of the text
         after it."""
-        return span_log_probs([node.reading for node in path], ids, eos_ids)
+        return span_log_probs([node.logprobs for node in path], ids, eos_ids)
 
     def look_up(self, asked: Iterable[tuple[Node, int]]) -> None:
         """Copy the scores of these (node, token) pairs to the host, all together, before they are asked for one
         by one."""
-        look_up((node.reading, token) for node, token in asked)
+        look_up((node.logprobs, token) for node, token in asked)
 
     def best_of(self, node: Node, tokens: Sequence[int]) -> int:
         """The most likely of these tokens after a node that has been read. Of equally likely ones, the first."""
-        best: int = node.reading.best_of(tokens)
+        best: int = node.logprobs.best_of(tokens)
         return best
 
     def remember(self, path: list[Node]) -> None:
-        """A path becomes part of the prefix: keep the state of its processors, and note its nodes without a reading."""
+        """A path becomes part of the prefix: keep the state of its processors, and note its nodes without
+        `logprobs`."""
         prompt_index = path[0].prompt_index
         for above, node in pairwise(path):
-            if node.reading is None and above.reading is not None:
-                self._settled[prompt_index] = above.reading.states
+            if node.logprobs is None and above.logprobs is not None:
+                self._settled[prompt_index] = above.logprobs.states
         committed = {*self._committed.get(prompt_index, ()), *path}
-        self._committed[prompt_index] = {node for node in committed if node.reading is None}
+        self._committed[prompt_index] = {node for node in committed if node.logprobs is None}
 
     def _process(
         self, logits: torch.Tensor, nodes: list[Node], is_committed: bool
@@ -141,20 +146,19 @@ class LogitsReader:
         """The processed logits of one node, where the processors have a state: that of the node above goes on."""
         processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
         settled = self._settled.get(node.prompt_index)
-        before = settled if above is None else states.get(above) or above.reading.states
+        before = settled if above is None else states.get(above) or above.logprobs.states
         return processors.begin(ids, logits) if before is None else processors.advance(ids, logits, before)
 
 
 def _is_forbidden(
     node: Node, order: dict[int, int], logits: torch.Tensor, committed: set[Node], forbidden: set[Node]
 ) -> bool:
-    """Whether a token on the way to the node, but for committed ones, has been forbidden, here or in an earlier
-    reading; what is known of the node above it is not looked for again."""
+    """Whether a token on the way to the node, but for committed ones, has been forbidden, in this pass or an earlier
+    one. What is known of the node above it is not looked for again."""
     above = node.parent
     if above is None or node in committed:
         return False  # all before a committed token is committed
     is_new = id(above) in order
-    if above in forbidden if is_new else above.reading.is_forbidden:
+    if above in forbidden if is_new else above.logprobs.is_forbidden:
         return True
-    scores = logits[order[id(above)]] if is_new else above.reading.row
-    return bool(scores[node.token] == -math.inf)
+    return bool(logits[order[id(above)]][node.token] == -math.inf if is_new else above.logprobs.forbids(node.token))

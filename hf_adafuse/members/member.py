@@ -18,15 +18,12 @@ from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import room_in_tree
-from .drafts import Drafts
+from .ngram_drafts import NgramDrafts
 from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_nll import prompt_nll
 from .vocabulary import Vocabulary
-
-# In the place of scores that are not needed any more.
-_NO_SCORES = torch.empty(0, device="cpu")
 
 
 class MemberError(Exception):
@@ -38,8 +35,14 @@ class MemberError(Exception):
 
 
 class Span(NamedTuple):
-    """A candidate in one member's tokens: its ids, whether the text ends after it, and how many of the first ids are
-    read without being scored."""
+    """
+    A candidate in one member's tokens.
+
+    Args:
+        ids (`list[int]`): its ids below the member's prefix.
+        ends (`bool`): whether the text ends after it.
+        start (`int`, *optional*, defaults to 0): how many of the first ids are read without being scored.
+    """
 
     ids: list[int]
     ends: bool
@@ -51,22 +54,26 @@ class Member(ABC):
     One model in a call: it reads prompts, runs tree nodes, scores spans and commits.
 
     Args:
-        name (`str`): how errors and traces call it.
-        model (`PreTrainedModel`): never changed.
-        vocabulary (`Vocabulary`): its tokenizer.
-        eos_ids (`list[int]`): its end-of-sequence ids; with none, it gives the end of the text no probability.
-        max_length (`int`, *optional*): the most tokens it reads.
-        limit (`str`): of what that is the length.
-        device (`torch.device`): where its inputs go.
-        backend (`Backend`): its token trees, of the kind that suits the model.
+        name (`str`): its name in errors and traces.
+        model (`PreTrainedModel`): the model. Nothing of it is changed.
+        vocabulary (`Vocabulary`): what its tokenizer makes of text.
+        has_main_tokenizer (`bool`): whether that gives the same ids as the main model's tokenizer for every text, so
+            that the member takes the main model's ids as they are. `True` for the main model itself.
+        eos_ids (`list[int]`): its end-of-sequence ids. A member without any gives the end of the text no probability.
+        max_length (`int`, *optional*): the most tokens that it reads.
+        limit (`str`): what sets that limit, like `"the context"`.
+        device (`torch.device`): the device of its inputs.
+        backend (`Backend`): runs its token trees.
 
     Attributes:
-        runs_elsewhere (`bool`): whether its passes are made outside this process, and other members go on meanwhile.
-        costs (`PassCosts`): what its passes have cost so far.
-        num_proposals (`int`), num_wins (`int`): of this call.
-        prompt_nlls (`list[float]`): per prompt that has been read, where they were asked for; see [`prompt_nll`].
-        prompt_and_question_nlls (`list[tuple[float, float]]`): per prompt that has been read, where they were asked
-            for: its NLL (nats per byte) of the whole prompt, and of the prompt's last part.
+        runs_elsewhere (`bool`): whether its passes are made outside this process, while other members go on.
+        num_parameters (`int`): the number of the model's parameters. The cheapest member proposes first.
+        costs (`PassCosts`): how long its passes have taken so far, in seconds by their number of tokens.
+        num_proposals (`int`), num_wins (`int`): how many candidates it has proposed in this call, and how many won.
+        prompt_nlls (`list[float]`): per prompt that has been read, its NLL (nats per byte), where `start` was asked for
+            it; see [`prompt_nll`].
+        prompt_and_question_nlls (`list[tuple[float, float]]`): per prompt that has been read, its NLL (nats per byte)
+            of the whole prompt and of the prompt's last part, where `start` was asked for it.
     """
 
     runs_elsewhere: ClassVar[bool] = False
@@ -76,6 +83,7 @@ class Member(ABC):
         name: str,
         model: Any,
         vocabulary: Vocabulary,
+        has_main_tokenizer: bool,
         eos_ids: Iterable[int],
         max_length: int | None,
         limit: str,
@@ -85,6 +93,7 @@ class Member(ABC):
         self.name = name
         self.model = model
         self.vocabulary = vocabulary
+        self.has_main_tokenizer = has_main_tokenizer
         self.eos_ids = sorted(set(eos_ids))
         self.max_length = max_length
         self.limit = limit
@@ -110,10 +119,11 @@ class Member(ABC):
         Take the prompts of a call. `read_prompts` reads them.
 
         Args:
-            prompts, processors, cache, can_share: as of `MemberInputs`.
-            num_top (`int`): how many of the best tokens are read after each token.
-            weighting (`str`, *optional*): for which weights to keep `prompt_nlls`, as of [`prompt_nll`].
-            with_facts (`bool`, *optional*, defaults to `False`): whether to keep `prompt_and_question_nlls`.
+            prompts, processors, cache, can_share: as of [`MemberInputs`].
+            num_top (`int`): how many of the best tokens are read off each node.
+            weighting (`str`, *optional*): the value of `model_weights` for which `prompt_nlls` are kept. `None`: they
+                are not kept.
+            with_facts (`bool`, *optional*, defaults to `False`): whether `prompt_and_question_nlls` are kept.
         """
         self._reader = self._make_reader(processors, num_top)
         self._prompts = list(prompts)
@@ -121,7 +131,7 @@ class Member(ABC):
         self._weighting = weighting
         self._can_share = can_share
         self._with_facts = with_facts
-        self._drafts = Drafts(self.backend, self.eos_ids, self.room_after)
+        self._drafts = NgramDrafts(self.backend, self.eos_ids, self.room_after)
 
     def add_prompts(self, prompts: list[list[int]], processors: list[PromptProcessors]) -> None:
         """Take further prompts while others go on; as of `start`."""
@@ -136,10 +146,8 @@ class Member(ABC):
             MemberError: a forward pass failed.
         """
         trees, first, weighting = self.backend, len(self.backend.trees), self._weighting
-        prompts, with_log_probs = (
-            self._prompts[first : first + number],
-            weighting is not None or self._with_facts,
-        )
+        prompts = self._prompts[first : first + number]
+        with_log_probs = weighting is not None or self._with_facts
         options = with_log_probs, self._can_share
         self._drafts.add_texts(prompts)
         self._read(lambda: trees.admit(prompts, *options) if first else trees.prefill(prompts, self._cache, *options))
@@ -183,8 +191,8 @@ class Member(ABC):
 
     def entropy(self, prompt_index: int) -> float | None:
         """The entropy (nats) of the token after a prompt's prefix; `None` where it is not known in full."""
-        reading = self.root(prompt_index).reading
-        return entropy_of(reading) if isinstance(reading, NodeLogprobs) else None
+        logprobs = self.root(prompt_index).logprobs
+        return entropy_of(logprobs) if isinstance(logprobs, NodeLogprobs) else None
 
     def path(self, prompt_index: int, ids: Iterable[int]) -> list[Node]:
         """The root of a prompt's tree and the nodes of these ids below it, made where there are none."""
@@ -197,11 +205,14 @@ class Member(ABC):
 
     def needed_to_score(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
         """The nodes that the scores of these spans need and that have not been read. A span's last token needs no node
-        of its own, unless the text ends after it."""
+        of its own, unless the text ends after it. A node whose scores are gone is made one that has not been read,
+        where another token may come after it."""
         needed: dict[Node, None] = {}
         for span in spans:
             path = self.path(prompt_index, span.ids)[: None if span.ends else -1]
             needed.update(dict.fromkeys(self._reader.missing(path, span.ids, span.start)))
+        for node in needed:
+            self._read_again_if_forgotten(node)
         return list(needed)
 
     def ends_of(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
@@ -221,10 +232,27 @@ class Member(ABC):
 
     def forget_logits(self, prompt_index: int) -> None:
         """Free the logits below a prompt's prefix. The numbers that were copied to the host stay."""
-        for node in self.backend.trees[prompt_index].root.run_descendants():
-            node.logits = None
-            if isinstance(node.reading, NodeLogprobs):
-                node.reading.row = _NO_SCORES
+        _forget(self.root(prompt_index).computed_descendants())
+
+    def forget_passed(self, node: Node) -> None:
+        """Free the logits of a node that has been read, and of what hangs beside it; not those of the root."""
+        if node.parent is not None and node is not self.root(node.prompt_index):
+            _forget([node])
+            for other in node.parent.children.values():
+                if other is not node and other.is_computed:
+                    _forget([other, *other.computed_descendants()])
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether logits may be freed while further texts may come: a node is then run again where one goes on from it.
+        Logits processors look at what they have forbidden."""
+        return self.backend.can_run_again and not self.has_processors
+
+    def _read_again_if_forgotten(self, node: Node) -> None:
+        """Make a node whose scores are gone one that has not been read."""
+        if isinstance(node.logprobs, NodeLogprobs) and node.logprobs.is_forgotten:
+            node.is_computed, node.logits, node.logprobs = False, None, None
+            self.backend.forget(node)
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
         """The most likely end-of-sequence id after these ids, which have been scored with the end of the text."""
@@ -235,7 +263,7 @@ class Member(ABC):
         span ends the text."""
         nodes = self.path(prompt_index, span.ids)
         ends = [self.best_end(prompt_index, span.ids)] if span.ends and self.eos_ids else []
-        return [float(node.reading.row[token]) for node, token in zip(nodes, [*span.ids, *ends], strict=False)]
+        return [float(node.logprobs.row[token]) for node, token in zip(nodes, [*span.ids, *ends], strict=False)]
 
     def begin_pass(
         self, needs: Mapping[int, tuple[list[Node], list[Node]]], likely: Callable[[int], list[Node]]
@@ -244,11 +272,13 @@ class Member(ABC):
         Plan one forward pass, or one request to a server. It is not run yet.
 
         Args:
-            needs (`dict[int, tuple]`): of the prompts that wait: unread nodes they need, and nodes that are useful.
-            likely (`Callable`): what a prompt may need when this member is asked next.
+            needs (`dict[int, tuple]`): by the index of each prompt that waits, the unread nodes that it needs, and
+                nodes that are useful.
+            likely (`Callable`): `likely(prompt_index)` gives the nodes that a prompt may need when this member is asked
+                next.
 
         Returns:
-            the pass: it reads not all that is needed, where that is more than a pass should hold.
+            [`Pass`]. It leaves out some of the needed nodes where they are more than a pass should hold.
         """
         passed = planned_pass(self.backend, self.costs, needs, likely, self._drafts.after)
         return Pass(passed.work, lambda result: self._read(lambda: passed.finish(result)))
@@ -272,15 +302,17 @@ class Member(ABC):
         """Append ids to a prompt's prefix. Logits below a forbidden token are processed only now."""
         path = self.path(prompt_index, ids)
         was_forbidden = self.has_processors and any(
-            above.reading and above.reading.forbids(node.token) for above, node in pairwise(path)
+            above.logprobs and above.logprobs.forbids(node.token) for above, node in pairwise(path)
         )
         if was_forbidden:
             self._read(lambda: [node for node in path[1:] if node.logits is not None], is_committed=True)
+        self._read_again_if_forgotten(path[-1])
         self._reader.remember(path)
         self._drafts.add_end(prompt_index, ids)
         self.backend.commit(prompt_index, path[1:])
         if was_forbidden:
-            self._read(lambda: [node for node in self.root(prompt_index).run_descendants() if node.logits is not None])
+            below = self.root(prompt_index).computed_descendants()
+            self._read(lambda: [node for node in below if node.logits is not None])
 
     def read_to_end(self, prompts: Iterable[int]) -> None:
         """
@@ -300,7 +332,14 @@ class Member(ABC):
             nodes = forward()
             new = unread(nodes)
             self._reader.read(nodes, is_committed)
-            self._drafts.add_readings(new)
+            self._drafts.add_next_tokens(new)
             return nodes
         except (ForwardError, ProcessorError) as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
+
+
+def _forget(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        node.logits = None
+        if isinstance(node.logprobs, NodeLogprobs):
+            node.logprobs.forget()

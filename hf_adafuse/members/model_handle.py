@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -28,6 +28,7 @@ from ..trees.model_call import (
     max_length,
     trained_length,
 )
+from ..trees.model_facts import found_once
 from .local_member import LocalMember
 from .member import Member
 from .served_backend import ServedBackend
@@ -46,14 +47,37 @@ _WORSE_THAN_CHANCE = 1.0
 _WARNED_OF_DROPOUT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
+class _Lengths(NamedTuple):
+    """What a model's config says of lengths: the most tokens of a text, those beyond which its rotary frequencies are
+    others, and how many there are in all."""
+
+    most: int | None
+    switch: int | None
+    vocab_size: int | None
+
+
+@found_once
+def _lengths(model: Any) -> _Lengths:
+    config = model.config.get_text_config()
+    return _Lengths(max_length(config), frequency_switch(config), getattr(config, "vocab_size", None))
+
+
 @dataclass(frozen=True)
 class ModelHandle:
-    """A model with its tokenizer, checked. `name` stands in errors, like `"the main model"` or `"assistant 1
-    (gpt2)"`."""
+    """
+    A model with its tokenizer, checked.
+
+    Args:
+        name (`str`): stands in errors, like `"the main model"` or `"assistant 1 (gpt2)"`.
+        model (`PreTrainedModel`): the model, or an [`AdaptedModel`] or [`ServedModel`].
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        main (`ModelHandle`, *optional*): the main model's handle. `None`: this is the main model.
+    """
 
     name: str
     model: Any
     tokenizer: Any
+    main: ModelHandle | None = None
 
     @property
     def shown_name(self) -> str:
@@ -63,11 +87,16 @@ class ModelHandle:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return vocabulary_of(self.tokenizer, getattr(self.model.config.get_text_config(), "vocab_size", None))
+        return vocabulary_of(self.tokenizer, _lengths(base_model(self.model)).vocab_size)
+
+    @property
+    def has_main_tokenizer(self) -> bool:
+        """Whether the model's tokenizer gives the same ids as the main model's for every text."""
+        return self.main is None or self.vocabulary.is_same_as(self.main.vocabulary)
 
     @property
     def max_length(self) -> int | None:
-        return max_length(self.model.config.get_text_config())
+        return _lengths(base_model(self.model)).most
 
     @property
     def trained_length(self) -> int | None:
@@ -88,7 +117,7 @@ class ModelHandle:
     def frequency_switch(self) -> int | None:
         """The length at which a LongRoPE model changes its rotary frequencies, where its context goes beyond; see
         `model_call`."""
-        switch = frequency_switch(self.model.config.get_text_config())
+        switch = _lengths(base_model(self.model)).switch
         return None if switch is None or switch >= (self.max_length or math.inf) else switch
 
     @property
@@ -187,6 +216,7 @@ class ModelHandle:
             name=self.name,
             model=self.model,
             vocabulary=self.vocabulary,
+            has_main_tokenizer=self.has_main_tokenizer,
             eos_ids=eos_ids,
             max_length=max_length,
             limit=limit,

@@ -25,6 +25,8 @@ _MOST_DRAWS = 16
 _LARGE_VOCABULARY = 2**14
 _BLOCK = 512
 _MANY_BLOCKS = 4
+# In the place of scores that are not needed any more.
+_NO_SCORES = torch.empty(0, device="cpu")
 
 
 def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,16 +75,17 @@ class NodeLogprobs:
     The best tokens after one node, and the scores of all tokens.
 
     Args:
-        row (`torch.Tensor` of shape `(vocab_size,)`): as of `scores`, in any precision. The reading keeps it, so it
-            must not be a view of the logits of other nodes.
+        row (`torch.Tensor` of shape `(vocab_size,)`): the processed logits, in any precision. This object keeps the
+            tensor, so it must not be a view of the logits of other nodes.
 
     Attributes:
         scores (`torch.FloatTensor` of shape `(vocab_size,)`): processed logits in float32. Made of the row each time
             where that is in half precision.
         log_total (`float`): log of the sum of their exponentials.
         top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
-        known (`dict[int, float]`): by token, scores that have left the device.
-        states (`list`, *optional*): where the processors with a state are; `None` where there are none.
+        known (`dict[int, float]`): by token, the scores that have been copied to the host.
+        states (`list`, *optional*): the states of stateful logits processors after this node; `None` where there are no
+            such processors.
         is_forbidden (`bool`): whether a token on the way here has been forbidden and not committed.
     """
 
@@ -110,6 +113,15 @@ class NodeLogprobs:
     def scores(self) -> torch.Tensor:
         return self.row.float()
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the scores are gone, but for those that have left the device."""
+        return self.row is _NO_SCORES
+
+    def forget(self) -> None:
+        """Free the scores. What has left the device stays."""
+        self.row = _NO_SCORES
+
     def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
         """The `count` best tokens that are allowed and possible, with their log-probabilities."""
         scores = self.scores[None]
@@ -124,7 +136,9 @@ class NodeLogprobs:
             looked_at = min(4 * looked_at, vocab_size)
 
     def forbids(self, token: int) -> bool:
-        """Whether the processors rule a token out."""
+        """Whether the processors rule a token out. Scores are forgotten only where there are no processors."""
+        if self.is_forgotten and token not in self.known:
+            return False
         look_up([(self, token)])
         return self.known[token] == -math.inf
 
@@ -135,22 +149,22 @@ class NodeLogprobs:
 
 
 def look_up(asked: Iterable[tuple[NodeLogprobs, int]]) -> None:
-    """Copy the scores of these (reading, token) pairs to the host, all together."""
-    unknown = [(reading, token) for reading, token in asked if token not in reading.known]
+    """Copy the scores of these pairs of [`NodeLogprobs`] and token to the host, all together."""
+    unknown = [(logprobs, token) for logprobs, token in asked if token not in logprobs.known]
     if unknown:
-        scores = torch.stack([reading.row[token].float() for reading, token in unknown]).tolist()
-        for (reading, token), score in zip(unknown, scores, strict=True):
-            reading.known[token] = score
+        scores = torch.stack([logprobs.row[token].float() for logprobs, token in unknown]).tolist()
+        for (logprobs, token), score in zip(unknown, scores, strict=True):
+            logprobs.known[token] = score
 
 
-def entropy_of(reading: NodeLogprobs) -> float:
+def entropy_of(logprobs: NodeLogprobs) -> float:
     """The entropy (nats) of the next token."""
-    probabilities = (reading.scores.double() - reading.log_total).exp()
+    probabilities = (logprobs.scores.double() - logprobs.log_total).exp()
     return float(torch.special.entr(probabilities).sum())
 
 
 def draw_token(
-    reading: NodeLogprobs,
+    logprobs: NodeLogprobs,
     warp: Callable[[torch.Tensor], torch.Tensor] | None,
     numbers: Iterator[float],
     allow: Allow | None,
@@ -160,19 +174,19 @@ def draw_token(
     number. One that is not allowed is drawn again; after `_MOST_DRAWS` in vain, one of those that are is drawn.
 
     Args:
-        reading (`NodeLogprobs`): of the node.
+        logprobs (`NodeLogprobs`): of the node after which the token is drawn.
         warp (`Callable`, *optional*): gives the scores, of shape `(1, vocab_size)`, from which is drawn. `None`: the
             most likely token is taken.
         numbers (`Iterator[float]`): random ones from 0 to 1.
         allow (`Callable`, *optional*): which tokens are allowed, where one that is is possible.
     """
     if warp is None:
-        best = (reading.best(1, allow) if allow is not None else []) or reading.best(1)
-        return best[0][0] if best else reading.top[0]
-    probabilities = warp(reading.scores[None].clone())[0].double().softmax(-1)
+        best = (logprobs.best(1, allow) if allow is not None else []) or logprobs.best(1)
+        return best[0][0] if best else logprobs.top[0]
+    probabilities = warp(logprobs.scores[None].clone())[0].double().softmax(-1)
     bounds = probabilities.cumsum(0)
     if not bounds[-1] > 0:  # every token is forbidden
-        return reading.top[0]
+        return logprobs.top[0]
     for _ in range(_MOST_DRAWS):
         token = _reached(bounds, next(numbers))
         if allow is None or allow(token):
@@ -188,21 +202,21 @@ def _reached(bounds: torch.Tensor, number: float) -> int:
     return int(torch.minimum(reached, torch.searchsorted(bounds, bounds[-1])))
 
 
-def span_log_probs(readings: list[NodeLogprobs], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
+def span_log_probs(path: list[NodeLogprobs], ids: list[int], eos_ids: Sequence[int] | None) -> list[float]:
     """
     The log-probability (nats) of each id of a span, and of the end of the text after it.
 
     Args:
-        readings (`list[Reading]`): of the node before the span, and of those of its ids as far as they are needed.
+        path (`list[NodeLogprobs]`): of the node before the span, and of those of its ids as far as they are needed.
         ids (`list[int]`): the span.
         eos_ids (`list[int]`, *optional*): where the text ends after it, what may end it: their probabilities are
             summed.
     """
-    pairs = list(zip(readings, ids, strict=False))
-    look_up([*pairs, *[(readings[-1], token) for token in eos_ids or ()]])
-    log_probs = [reading.known[token] - reading.log_total for reading, token in pairs]
+    pairs = list(zip(path, ids, strict=False))
+    look_up([*pairs, *[(path[-1], token) for token in eos_ids or ()]])
+    log_probs = [logprobs.known[token] - logprobs.log_total for logprobs, token in pairs]
     if eos_ids is not None:
-        log_probs.append(log_sum([readings[-1].known[token] for token in eos_ids]) - readings[-1].log_total)
+        log_probs.append(log_sum([path[-1].known[token] for token in eos_ids]) - path[-1].log_total)
     return log_probs
 
 

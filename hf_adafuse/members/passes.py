@@ -37,10 +37,10 @@ def planned_pass(
     Plan a pass.
 
     Args:
-        backend (`Backend`), costs (`PassCosts`): of the member.
-        needs (`dict[int, tuple]`): of the prompts that wait: unread nodes they need, and nodes that are useful.
-        likely (`Callable`): what a prompt may need when the member is asked next.
-        drafted (`Callable`): what may come after nodes that are needed.
+        backend (`Backend`): the member's backend.
+        costs (`PassCosts`): how long the member's passes take.
+        needs (`dict[int, tuple]`), likely (`Callable`): as of [`Member`].begin_pass.
+        drafted (`Callable`): `drafted(nodes)` gives the draft nodes that may come after needed nodes.
     """
 
     def all_likely(prompt_index: int, needed: list[Node]) -> list[Node]:
@@ -70,5 +70,5 @@ def planned_pass(
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes among these that have no reading, each once."""
-    return list({id(node): node for node in nodes if node.reading is None}.values())
+    """The nodes among these without `logprobs`, each once."""
+    return list({id(node): node for node in nodes if node.logprobs is None}.values())

@@ -44,7 +44,7 @@ def assistant_prompts(
         if given is not None and given[index] is not None:
             rows = _given_rows(given[index], index, len(main_prompts) // repeats, assistant)
             rows = [row for row in rows for _ in range(repeats)]
-        elif assistant.vocabulary.is_same_as(main.vocabulary):
+        elif assistant.has_main_tokenizer:
             rows = [list(ids) for ids in main_prompts]
         else:
             texts = [main.vocabulary.prompt_text(ids) for ids in main_prompts]
@@ -83,7 +83,7 @@ def warn_of_damaged_prompts(
                 "`hf_adafuse.chat_inputs(messages, [tokenizer, *assistant_tokenizers])`, or use "
                 '`pipeline("adafuse-text-generation", ...)` (`hf_adafuse.AdaFusePipeline`).'
             )
-    if any(not handles[k].vocabulary.is_same_as(main.vocabulary) for k in unread):
+    if any(not handles[k].has_main_tokenizer for k in unread):
         lost = main.vocabulary.lost_in_prompts
         if not lost and any(map(main.vocabulary.has_unknown, main_prompts)):
             lost = ["characters that are not in its vocabulary"]

@@ -76,8 +76,9 @@ class RatingPrompts:
     answers say is encoded apart from it: special tokens that an answer spells out are characters.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`), vocabulary (`Vocabulary`): of the member.
-        rubric (`Rubric`)
+        tokenizer (`PreTrainedTokenizerBase`): the member's tokenizer.
+        vocabulary (`Vocabulary`): what that tokenizer makes of text.
+        rubric (`Rubric`): what the members are told of a good answer.
 
     Attributes:
         replies (`list[list[list[int]]]`): per rating from 1 on, its ids as a reply: as the tokenizer writes it with and

@@ -25,7 +25,7 @@ class ServedBackend(Backend):
     Attributes:
         num_top (`int`): how many of the most likely tokens are asked for; set by the member.
         wanted (`dict[Node, set[int]]`): tokens that are to be asked for after nodes; filled by the member.
-        make_reading (`Callable`): makes a node's reading of what is known; set by the member.
+        make_logprobs (`Callable`): makes the `logprobs` of a node of what is known; set by the member.
     """
 
     keeps_keys = can_prefetch = False
@@ -34,7 +34,7 @@ class ServedBackend(Backend):
         super().__init__(model, device)
         self.num_top = 2
         self.wanted: dict[Node, set[int]] = {}
-        self.make_reading: Callable[[Sequence[int], Mapping[int, float]], Any] = lambda top, log_probs: None
+        self.make_logprobs: Callable[[Sequence[int], Mapping[int, float]], Any] = lambda top, log_probs: None
 
     def prefill(
         self,
@@ -86,8 +86,8 @@ class ServedBackend(Backend):
                     node = node.add_child(steps[number - 1].chosen)
                 node.known_log_probs = {**node.known_log_probs, **step.log_probs}
                 if step.top:
-                    node.reading = self.make_reading(step.top, node.known_log_probs)
-                node.is_run = True
+                    node.logprobs = self.make_logprobs(step.top, node.known_log_probs)
+                node.is_computed = True
                 read.append(node)
         return read
 
@@ -95,7 +95,7 @@ class ServedBackend(Backend):
         tree = self.trees[node.prompt_index]
         ids, tokens = tree.ids_to(node), self.wanted.pop(node, None) or set()
         steps = 0
-        if node.reading is None and (node is tree.root or not tokens):
+        if node.logprobs is None and (node is tree.root or not tokens):
             steps = max(1, min(self._num_steps(node.position - tree.root.position), self.model.room(len(ids))))
         return Query(tuple(ids), tuple(sorted(tokens)), steps)
 

@@ -29,11 +29,11 @@ class ServedMember(Member):
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         self.backend.num_top = num_top
-        self.backend.make_reading = SparseReading
-        return SparseReader(self.eos_ids, self.backend.wanted)
+        self.backend.make_logprobs = ServedLogprobs
+        return ServedLogprobsReader(self.eos_ids, self.backend.wanted)
 
 
-class SparseReading:
+class ServedLogprobs:
     """
     Like [`NodeLogprobs`], with the log-probabilities that the server has returned.
 
@@ -57,7 +57,7 @@ class SparseReading:
         return False
 
 
-class SparseReader:
+class ServedLogprobsReader:
     """
     Answers for a served member what [`LogitsReader`] answers for a local one.
 
@@ -73,7 +73,7 @@ class SparseReader:
         self._wanted = wanted
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
-        """Nothing to do: the backend gives nodes their readings."""
+        """Nothing to do: the backend gives nodes their `logprobs`."""
 
     def remember(self, path: list[Node]) -> None:
         """Nothing to do: there are no processors whose state would be kept."""

@@ -105,7 +105,7 @@ class StatefulProcessor:
 
     def __init__(self, processor: Any) -> None:
         self._pristine = processor
-        self._processor: Any = fork(processor)
+        self._processor: Any = fork_processor(processor)
         self._ids: torch.Tensor | None = None  # of the last call
         self._num_prompt_tokens = 0  # of the ids of the first
         # The ids and scores of each call; `None` where it can be copied after them.
@@ -136,7 +136,7 @@ class StatefulProcessor:
         return longer, result
 
     def _fork(self) -> Any:
-        return fork(self._processor, None if self._ids is None else self._ids[:, self._num_prompt_tokens :])
+        return fork_processor(self._processor, None if self._ids is None else self._ids[:, self._num_prompt_tokens :])
 
     def _copied(self) -> Any:
         if not self._calls:
@@ -145,7 +145,7 @@ class StatefulProcessor:
             except Exception as error:  # whatever a part of it says
                 raise CopyError(f"cannot be copied any more ({type(error).__name__}: {error})") from error
         # What came to it with its first call cannot be copied: a pristine copy goes through all of them again.
-        processor = fork(self._pristine)
+        processor = fork_processor(self._pristine)
         for ids, scores in self._calls:
             processor(ids, scores.clone())
         return processor
@@ -163,7 +163,7 @@ class LiveCopy:
     def __init__(self, original: Any) -> None:
         self._original = original
         self._seen = dict(getattr(original, "__dict__", {}))
-        self._copy = fork(original)
+        self._copy = fork_processor(original)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         for name, value in getattr(self._original, "__dict__", {}).items():
@@ -178,7 +178,7 @@ def is_of_transformers(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "transformers"
 
 
-def fork(thing: T, walked: torch.Tensor | None = None) -> T:
+def fork_processor(thing: T, walked: torch.Tensor | None = None) -> T:
     """
     A copy that can be called while the original stays as it is. Models, tokenizers and compiled grammars are shared.
 
@@ -205,7 +205,7 @@ def check_copyable(things: list[Any], argument: str) -> None:
     """
     for thing in things:
         try:
-            fork(thing)
+            fork_processor(thing)
         except Exception as error:  # whatever a part of it says
             raise ValueError(
                 f"`{argument}` must be objects that can be copied, one for each branch, but a {type(thing).__name__} "

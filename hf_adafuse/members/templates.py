@@ -13,12 +13,12 @@ class PromptTemplate:
     A text with fields in braces, `Question: {question}`; `{{` and `}}` are braces.
 
     Args:
-        text (`str`)
+        text (`str`): the template.
         argument (`str`, *optional*, defaults to `"template"`): what an error calls it.
         read (`Callable`, *optional*): makes of the text between the fields what stands in the prompt.
 
     Attributes:
-        text (`str`)
+        text (`str`): the template.
         fields (`list[str]`): their names.
 
     Raises:

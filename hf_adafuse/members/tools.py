@@ -1,4 +1,4 @@
-"""Tools: what members are told of them, the grammar of the calls, and the calls in what members write. Values only.
+"""Tools: what members are told of them, the grammar of the calls, and the calls in what members write.
 
 All members are told of tools in one form, so that they can write a call together: that of Hermes and Qwen, in the
 system message. A call is `<tool_call>\\n{"name": "weather", "arguments": {"city": "Lima"}}\\n</tool_call>`, and what

@@ -16,6 +16,7 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
+from ..trees.model_facts import found_once
 from .mistral_tokenizers import MistralTokenizer, fast_interface
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -279,6 +280,7 @@ def _shared_start(one: str, other: str) -> int:
     )
 
 
+@found_once
 def vocabulary_of(tokenizer: Any, vocab_size: int | None = None) -> Vocabulary:
     """The `Vocabulary` of a tokenizer, made once for as long as the tokenizer lives, does not grow and puts the same
     special tokens around a text."""

@@ -1,7 +1,4 @@
-"""The rounds of a call as lists that know how to show themselves. Values only: knows no model.
-
-Printed they are text, in a notebook a table; otherwise they are lists: what takes a list takes them.
-"""
+"""The rounds of a call as lists that show themselves: as text where they are printed, and as a table in a notebook."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ class AdaFuseRounds(list[AdaFuseRound]):
     The rounds of one prompt.
 
     Args:
-        rounds (`Iterable[AdaFuseRound]`)
-        names (`list[str]`, *optional*): of the members, the main model first, as they are shown.
-        threshold (`float`, *optional*): the margin below which a word was uncertain; `None`: no word was.
-        finish_reason (`str`, *optional*): why the text ends: `"stop"` (an end-of-sequence token, a stop string or
-            another criterion), or `"length"` (the most tokens or seconds of the call, or a member's context).
+        rounds (`Iterable[AdaFuseRound]`): the rounds, in their order.
+        names (`list[str]`, *optional*): the members' names for the trace, the main model's first.
+        threshold (`float`, *optional*): the margin below which a word was uncertain. `None`: no word was.
+        finish_reason (`str`, *optional*): why the text ends. `"stop"`: by an end-of-sequence token, a stop string or
+            another criterion. `"length"`: by the most tokens or seconds of the call, or by a member's context.
 
     Attributes:
-        thoughts (`list[str]`, *optional*): what each member thought before the answer, which is no part of the text;
-            `None` of a member that did not think. `None` where the call knew of no thinking.
-        tool_calls (`list[ToolCall]`): the calls of tools that the text holds, where the call offered some.
+        thoughts (`list[str]`, *optional*): the text that each member thought before the answer. It is no part of
+            `text`. `None` stands for a member that did not think; the whole is `None` where the call was no chat.
+        tool_calls (`list[ToolCall]`): the calls of tools that the text holds, where the call offered tools.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The rounds of a text as HTML for notebooks. Strings and numbers only: knows no model.
+"""The rounds of a text as HTML for notebooks.
 
 Every style is inline and every colour a transparent tint, so that it reads on light and dark pages, and where style
 sheets are removed. Who proposed a span is told by colour and by number, never by colour alone.
@@ -11,7 +11,7 @@ from html import escape
 
 from ..outputs import AdaFuseRound
 from .trace_text import (
-    END,
+    END_MARK,
     decision,
     format_round,
     on_one_line,
@@ -126,7 +126,7 @@ def _marked_words(committed: AdaFuseRound, threshold: float | None) -> str:
         shown.append(f"{escape(space) if index else ''}{_styled(bare, ';'.join(styles))}")
     if committed.ends:
         style = f"{_END};{_UNCERTAIN}" if is_uncertain[len(shown)] else _END
-        shown.append(f"{' ' if shown else ''}{_styled(END, style)}")
+        shown.append(f"{' ' if shown else ''}{_styled(END_MARK, style)}")
     return "".join(shown)
 
 

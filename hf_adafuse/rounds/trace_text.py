@@ -1,4 +1,4 @@
-"""The rounds of a text, laid out to be read as plain text. Strings and numbers only: knows no model."""
+"""The rounds of a text, laid out to be read as plain text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..outputs import AdaFuseCandidate, AdaFuseRound, count_words
 
-END = "<end>"
+END_MARK = "<end>"
 _FOLDERS = re.compile(r"\((?=[^()]*\)$)[^()]*[/\\]")
 
 
@@ -74,7 +74,7 @@ def short_name(name: str) -> str:
 
 def format_round(number: int, committed: AdaFuseRound) -> str:
     """One round: what was committed, its candidates, the margins."""
-    span = bracketed(committed.text) + (f" {END}" if committed.ends else "")
+    span = bracketed(committed.text) + (f" {END_MARK}" if committed.ends else "")
     counts = f"{_count(len(committed.words), 'word')}, {_count(committed.num_tokens, 'token')}"
     weights = f", weights {' '.join(f'{weight:.2f}' for weight in committed.weights)}" if committed.weights else ""
     lines = [f"Round {number}  {span}  {counts}{weights}{show_rule(committed)}"]
@@ -147,7 +147,7 @@ def decision(committed: AdaFuseRound) -> tuple[float, float | None] | None:
 def show_candidate(candidate: AdaFuseCandidate) -> str:
     """`" Lima."`, with `<end>` after it where the text ends."""
     text = f'"{on_one_line(candidate.text)}"' if candidate.text else ""
-    return f"{text} {END if candidate.ends else ''}".strip(" ")
+    return f"{text} {END_MARK if candidate.ends else ''}".strip(" ")
 
 
 def show_proposers(candidate: AdaFuseCandidate) -> str:

@@ -98,6 +98,11 @@ class GrowingText:
                 left -= len(word)
         return words
 
+    @property
+    def num_sent(self) -> int:
+        """How many characters have been sent."""
+        return self._sent
+
     def _send(self, content: str) -> str:
         new, self._sent = content[self._sent :], max(self._sent, len(content))
         return new

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from .calls import as_api_error
 from .ensembles import ServedEnsemble
@@ -27,6 +29,7 @@ from .requests import ChatRequest, CompletionRequest
 from .service import ClientGoneError, Service
 
 T = TypeVar("T")
+R = TypeVar("R", ChatRequest, CompletionRequest)
 
 MOST_BODY_BYTES = 4 * 2**20
 # For the headers of a request, and as long again for its body.
@@ -34,6 +37,7 @@ MAX_REQUEST_SECONDS = 60.0
 # The page asks for the key itself.
 _OPEN_PATHS = ("/", "/health")
 _DONE = b"data: [DONE]\n\n"
+_JSON = re.compile(r"application/(?:[\w.-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 
 
 def create_app(
@@ -76,6 +80,16 @@ def create_app(
 def _add_paths(app: FastAPI, service: Service) -> None:
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
+    async def chat(request: Request) -> Response:
+        return await _answer(service, await _read(ChatRequest, request), request)
+
+    async def completions(request: Request) -> Response:
+        return await _answer(service, await _read(CompletionRequest, request), request)
+
+    # Routes of Starlette: those of FastAPI read a body by way of Python's objects, which takes longer.
+    app.add_route("/v1/chat/completions", chat, ["POST"])
+    app.add_route("/v1/completions", completions, ["POST"])
+
     @app.get("/", response_class=HTMLResponse)
     async def home() -> HTMLResponse:
         # The page is one file that asks nobody but this server.
@@ -112,14 +126,6 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         return _model(service.find(name))
 
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        return await _answer(service, body, request)
-
-    @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await _answer(service, body, request)
-
 
 def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
@@ -127,15 +133,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         _count(service, request, error.status)
         return JSONResponse(error.body, error.status, headers=error.headers)
 
-    @app.exception_handler(RequestValidationError)
-    async def explain(request: Request, error: RequestValidationError) -> JSONResponse:
-        return await refuse(request, _explained(error))
-
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == 400:  # FastAPI has not read the body: brackets too deep, a number of too many digits
-            message = "The body must be JSON without deep brackets or long numbers, but is other. Send simpler JSON."
-            return await refuse(request, ApiError(400, message, "invalid_json"))
         return await refuse(request, ApiError(error.status_code, f"{error.detail}. See `GET /v1/models`."))
 
     @app.exception_handler(ClientGoneError)
@@ -148,36 +147,56 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         return await refuse(request, as_api_error(error))
 
 
+async def _read(kind: type[R], request: Request) -> R:
+    """
+    The body of a request.
+
+    Raises:
+        ApiError: it is none of this kind.
+    """
+    # A page of another origin may send any text without asking first, but no JSON.
+    if not _JSON.match(request.headers.get("content-type", "")):
+        raise ApiError(400, "The `Content-Type` must be application/json, but is other. Send JSON.", "invalid_json")
+    try:
+        return kind.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
 async def _answer(service: Service, body: ChatRequest | CompletionRequest, request: Request) -> Response:
     request.state.model = body.model if body.model in service.served else "unknown"
     client = request.client.host if request.client else ""
-    if body.stream:
-        answer = await _unless_gone(service.begin(body, client), request)
-        return StreamingResponse(_events(service, answer, request), media_type="text/event-stream")
-    begun: list[Reply] = []
-
-    async def whole() -> dict[str, Any]:
-        begun.append(await service.begin(body, client))
-        return await service.whole(begun[0])
-
+    gone = asyncio.ensure_future(_disconnect(request))
     try:
-        made = await _unless_gone(whole(), request)
+        answer = await _unless(gone, service.begin(body, client))
+        # Also where nobody listens any more because a call has failed: the others are of no use.
+        gone.add_done_callback(lambda task: service.abandon(answer))
+        made = None if body.stream else await service.whole(answer)
     except BaseException:
-        for answer in begun:
-            service.abandon(answer)
+        gone.cancel()
         raise
+    if made is None:
+        return _EventStream(_events(service, answer, request, gone), media_type="text/event-stream")
+    gone.cancel()
     _count(service, request, 200)
     return JSONResponse(made)
 
 
-async def _events(service: Service, answer: Reply, request: Request) -> AsyncIterator[bytes]:
-    """Server-sent events of a streamed answer. When the client goes its calls are given up at once."""
-    gone = asyncio.ensure_future(_disconnect(request))
-    gone.add_done_callback(lambda task: None if task.cancelled() else service.abandon(answer))
+class _EventStream(StreamingResponse):
+    """A stream whose content itself notices that the client has gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
+
+
+async def _events(
+    service: Service, answer: Reply, request: Request, gone: asyncio.Future[None]
+) -> AsyncIterator[bytes]:
+    """Server-sent events of a streamed answer, until the client is `gone`."""
     is_whole = False
     try:
-        async for chunk in service.chunks(answer):
-            yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        async for chunks in service.chunks(answer):
+            yield b"".join(map(_event, chunks))
         is_whole = True
         _count(service, request, 200)
         yield _DONE
@@ -186,29 +205,32 @@ async def _events(service: Service, answer: Reply, request: Request) -> AsyncIte
     except ApiError as error:
         is_whole = True
         _count(service, request, error.status)
-        yield b"data: " + json.dumps(error.body).encode() + b"\n\n" + _DONE
+        yield _event(error.body) + _DONE
     finally:
-        gone.cancel()
         if not is_whole:  # also where the server has cancelled this, for the same reason
             service.metrics.disconnects += 1
-            service.abandon(answer)
+        gone.cancel()
 
 
-async def _unless_gone(work: Awaitable[T], request: Request) -> T:
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+async def _unless(gone: asyncio.Future[None], work: Awaitable[T]) -> T:
     """
     What the work gives, while the client waits for it.
 
     Raises:
         ClientGoneError: it does not.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
+    task = asyncio.ensure_future(work)
+    both: set[asyncio.Future[Any]] = {task, gone}
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGoneError
         return task.result()
     finally:
-        gone.cancel()
         task.cancel()
 
 
@@ -217,13 +239,13 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
-def _explained(error: RequestValidationError) -> ApiError:
+def _explained(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body, in a sentence."""
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith(("list[", "constrained-")))
-    reason = str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"The body must be JSON, but is not: {reason}.", "invalid_json")
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained-")))
+    reason = str(first["msg"]).removeprefix("Value error, ").removeprefix("Invalid JSON: ").removesuffix(".")
+    if first["type"] == "json_invalid":  # also where brackets are too deep
+        return ApiError(400, f"The body must be JSON that can be read, but is not: {reason}.", "invalid_json")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"`{param}` must be left out: it is not known here, or cannot be honoured.", None, param)
     return ApiError(400, f"`{param}` is not as it must be: {reason}." if param else f"{reason}.", None, param or None)
@@ -231,7 +253,7 @@ def _explained(error: RequestValidationError) -> ApiError:
 
 def _count(service: Service, request: Request, status: int) -> None:
     known = {"/v1/chat/completions", "/v1/completions", "/v1/models"}
-    path = request.url.path if request.url.path in known else "other"
+    path = request.scope["path"] if request.scope["path"] in known else "other"
     service.metrics.requests[path, getattr(request.state, "model", ""), status] += 1
 
 

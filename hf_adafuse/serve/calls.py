@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from transformers.utils import logging
 
 from ..call.answering import reason_of
 from ..call.plan import CallPlan
-from ..call.run import planning
+from ..call.planning import planning
 from ..config import AdaFuseConfig
 from ..decoding.progress import AdaFuseDecodingError, Prompt
 from ..members.structured import UnenforcedKeywordsError
@@ -31,6 +30,8 @@ from .turns import StoppedError, Turns, too_long
 
 # Of a request whose texts are tokenized beside others': some tokenizers take seconds for a word of so many.
 MANY_CHARACTERS = 20_000
+# Of a request whose texts are tokenized between two events of the server.
+FEW_CHARACTERS = 4_000
 
 logger = logging.get_logger(__name__)
 
@@ -97,14 +98,44 @@ class TokenLogProb:
     top: list[tuple[bytes, float]] = field(default_factory=list)
 
 
+class CallEvents:
+    """
+    What becomes of the calls of one reply, as an asyncio loop hears it from the engine's thread.
+
+    Args:
+        with_rounds (`bool`): whether rounds are told as they come; else the end of each call alone.
+    """
+
+    def __init__(self, with_rounds: bool) -> None:
+        self.with_rounds = with_rounds
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[Call, Any]] = asyncio.Queue()
+
+    def tell(self, call: Call, event: Any) -> None:
+        """Called in any thread. An event is a list of new rounds, an empty one where the text begins anew, `None` at
+        the end of the text, or the error by which it ends."""
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (call, event))
+        except RuntimeError:  # the loop is closed: nobody listens
+            call.is_cancelled = True
+
+    async def next(self) -> list[tuple[Call, Any]]:
+        """The events that have come, at least one."""
+        events = [await self._queue.get()]
+        while not self._queue.empty():
+            events.append(self._queue.get_nowait())
+        return events
+
+
 class Call(Job):
     """
-    A call whose rounds reach an asyncio loop as they are committed.
+    A call whose rounds reach an asyncio loop after the pass in which they are committed.
 
     Args:
         plan (`CallPlan`): of one prompt.
         served (`ServedEnsemble`): what it is a call of.
         num_top (`int`, *optional*): of how many tokens log-probabilities are wanted at each token; `None`: of none.
+        events (`CallEvents`): who hears of it.
         client (`str`): who waits for it.
 
     Attributes:
@@ -112,7 +143,9 @@ class Call(Job):
         log_probs (`list[TokenLogProb]`): as far as they are wanted.
     """
 
-    def __init__(self, plan: CallPlan, served: ServedEnsemble, num_top: int | None, client: str = "") -> None:
+    def __init__(
+        self, plan: CallPlan, served: ServedEnsemble, num_top: int | None, events: CallEvents, client: str = ""
+    ) -> None:
         super().__init__(plan, client)
         self.served = served
         self.rounds: Any = None
@@ -120,54 +153,43 @@ class Call(Job):
         self.num_prompt_tokens = len(plan.inputs.prompts[0])
         self.num_tokens = 0
         self._num_top = num_top
+        self._events = events
+        self._new: list[Any] = []
         self._num_seen = 0
-        self._vocabulary = plan.members[0].handle.vocabulary
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def events(self) -> AsyncIterator[list[Any]]:
-        """
-        New rounds as they come; an empty list where the text begins anew.
-
-        Raises:
-            ApiError: there is no further text.
-        """
-        while (event := await self._events.get()) is not None:
-            if isinstance(event, Exception):
-                raise event
-            yield event
-
-    def abandon(self, error: Exception) -> None:
-        """End the events: nobody listens any more. Called in the loop."""
-        self._events.put_nowait(error)
 
     def restart(self) -> None:
         super().restart()
         self._num_seen = 0
+        self._new = []
         self.log_probs = []
-        self._tell([])
+        self._events.tell(self, [])
 
-    def on_rounds(self, prompt: Prompt) -> None:
-        new, self._num_seen = prompt.rounds[self._num_seen :], len(prompt.rounds)
+    def on_round(self, prompt: Prompt) -> None:
         if self._num_top is not None:
             self._keep_log_probs(prompt, self._num_top)
+        if self._events.with_rounds:
+            self._new += prompt.rounds[self._num_seen :]
+            self._num_seen = len(prompt.rounds)
+
+    def on_pass(self) -> None:
+        new, self._new = self._new, []
         if new:
-            self._tell(new)
+            self._events.tell(self, new)
 
     def on_end(self, rounds: Any) -> None:
         if self.plan.on_answer is not None:
             self.plan.on_answer(0, rounds)  # it knows the thoughts
         self.rounds = rounds
         self.num_tokens = sum(one.num_tokens for one in rounds)
-        self._tell(None)
+        self._events.tell(self, None)
 
     def on_error(self, error: Exception) -> None:
-        self._tell(as_api_error(error))
+        self._events.tell(self, as_api_error(error))
 
     def _keep_log_probs(self, prompt: Prompt, num_top: int) -> None:
         rows, prompt.scores, prompt.logits = prompt.logits, [], []
         ids = prompt.ids[len(prompt.ids) - len(rows) :]
-        piece = self._vocabulary.piece
+        piece = self.plan.members[0].handle.vocabulary.piece
         for token, row in zip(ids, rows, strict=True):
             if token in self.plan.members[0].eos_ids:
                 continue
@@ -177,12 +199,6 @@ class Call(Job):
             found = [(piece(one), value) for one, value in pairs if value > -math.inf]
             self.log_probs.append(TokenLogProb(piece(token), float(values[token]), found))
 
-    def _tell(self, event: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-        except RuntimeError:  # the loop is closed: nobody listens
-            self.is_cancelled = True
-
 
 def make_plan(
     served: ServedEnsemble,
@@ -190,7 +206,7 @@ def make_plan(
     request: ChatRequest | CompletionRequest,
     seed: int,
     default_tokens: int,
-    turns: Turns,
+    turns: Turns | None = None,
 ) -> CallPlan:
     """
     The plan of one prompt of a request. Members that think write their thoughts here, in turn with the engine.
@@ -201,10 +217,11 @@ def make_plan(
         request (`ChatRequest` or `CompletionRequest`)
         seed (`int`): of what is sampled.
         default_tokens (`int`): the most new tokens where the request names no number.
-        turns (`Turns`): in which members think.
+        turns (`Turns`, *optional*): in which members think. `None`: plan at once, from the plan of an earlier request.
 
     Raises:
         ApiError: it cannot be done.
+        UnknownPlanError: there is no such plan.
         CancelledError, StoppedError: nobody waits for it, or the engine stops.
     """
     options = request.options
@@ -221,12 +238,14 @@ def make_plan(
             inputs = torch.tensor([prompt], device="cpu")
         else:
             inputs = [prompt]
-        turns.most_tokens = max(served.lengths)
         seeded = Seeded(seed) if call["do_sample"] else None
-        if seeded is not None:
+        if turns is not None:
+            turns.most_tokens = max(served.lengths)
+        if turns is not None and seeded is not None:
             turns.hold = seeded.hold
             turns.resume = seeded.resume
-        with planning() as plans, thinking_at(turns), seeded or nullcontext():
+        thinking = nullcontext() if turns is None else thinking_at(turns)
+        with planning(served.known_plans, turns is None) as plans, thinking, seeded or nullcontext():
             served.ensemble.output(inputs, **call)
     except (ValueError, ImportError, AdaFuseDecodingError, ServerError) as error:
         raise as_api_error(error) from error
@@ -235,6 +254,12 @@ def make_plan(
         if (number := len(member.prompts[0])) > most:
             raise as_api_error(too_long(name, number, most))
     return plan
+
+
+def may_be_at_once(served: ServedEnsemble, request: ChatRequest | CompletionRequest, samples: bool) -> bool:
+    """Whether a plan takes no time worth mentioning where an earlier request was like this one. Where tokens are drawn,
+    the generator of random numbers may have to be waited for."""
+    return not samples and request.num_characters <= FEW_CHARACTERS and not takes_long(served, request)
 
 
 def takes_long(served: ServedEnsemble, request: ChatRequest | CompletionRequest) -> bool:

@@ -303,7 +303,7 @@ class Engine:
 
     def _step(self, lane: JobBatch) -> None:
         try:
-            lane.batch.step()
+            lane.step()
             self.num_passes += 1
         except Exception as error:
             # Without the traceback, which holds on to what the pass that failed has allocated.

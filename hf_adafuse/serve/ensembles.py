@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from ..call.planning import KnownPlans
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import STRATEGIES, make_strategy
 from ..ensemble import AdaFuseEnsemble
@@ -43,6 +44,9 @@ class ServedEnsemble:
         pair (`tuple`, *optional*): the model and the tokenizer of a member alone.
         lengths (`list[int]`): the most tokens of a prompt, for each member.
         servers (`frozenset[str]`): the addresses of the servers behind which members are.
+
+    Attributes:
+        known_plans (`KnownPlans`): of requests so far.
     """
 
     name: str
@@ -55,6 +59,7 @@ class ServedEnsemble:
     lengths: list[int] = field(default_factory=list)
     servers: frozenset[str] = frozenset()
     created: int = field(default_factory=lambda: int(time.time()))
+    known_plans: KnownPlans = field(default_factory=KnownPlans)
 
     @property
     def is_chat(self) -> bool:

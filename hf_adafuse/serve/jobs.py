@@ -30,8 +30,11 @@ class Job:
         self.is_cancelled = False
         self._streams = copy.deepcopy(plan.streams)  # random numbers are used up
 
-    def on_rounds(self, prompt: Prompt) -> None:
+    def on_round(self, prompt: Prompt) -> None:
         """A round has been committed."""
+
+    def on_pass(self) -> None:
+        """A pass is over in which rounds were committed and the text has not ended."""
 
     def on_end(self, rounds: Any) -> None:
         """The text has ended."""
@@ -51,13 +54,21 @@ class JobBatch:
         self.jobs: dict[int, Job] = {0: job}
         self.is_alone = is_alone
         self._on_leave = on_leave
-        self.batch = RunningBatch(job.plan, self._on_rounds, self._on_end)
+        self._moved_on: set[int] = set()
+        self.batch = RunningBatch(job.plan, self._on_round, self._on_end)
 
     def takes(self, plan: CallPlan) -> bool:
         return not self.is_alone and self.batch.num_calls < MOST_CALLS and self.batch.takes(plan)
 
     def add(self, job: Job) -> None:
         self.jobs[self.batch.add(job.plan)] = job
+
+    def step(self) -> None:
+        """Run one pass, and tell the jobs what it has brought."""
+        self.batch.step()
+        for number in sorted(self._moved_on & self.jobs.keys()):
+            self.jobs[number].on_pass()
+        self._moved_on.clear()
 
     def cancel(self, job: Job) -> bool:
         number = next(number for number, one in self.jobs.items() if one is job)
@@ -66,9 +77,10 @@ class JobBatch:
         del self.jobs[number]
         return True
 
-    def _on_rounds(self, number: int) -> None:
+    def _on_round(self, number: int) -> None:
         if number in self.jobs:
-            self.jobs[number].on_rounds(self.batch.prompt(number))
+            self.jobs[number].on_round(self.batch.prompt(number))
+            self._moved_on.add(number)
 
     def _on_end(self, number: int, rounds: Any) -> None:
         job = self.jobs.pop(number)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..rounds.plain_json import with_nulls
 from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
-from .calls import Call
+from .calls import Call, CallEvents, TokenLogProb
 from .ensembles import ServedEnsemble
 from .requests import ChatRequest, CompletionRequest
 
@@ -29,6 +29,21 @@ class ReplyChoice:
     prompt: str
     call: Call
     text: GrowingText
+    _num_log_probs: int = 0  # that have been sent
+
+    def take(self, event: list[Any] | None) -> str:
+        """Take an event of the call, as of [`CallEvents`]. Returns the text that may be sent."""
+        if event is None:
+            return self.text.end(self.call.rounds)
+        if not event:
+            self.text.restart()
+        return self.text.add(event)
+
+    def new_log_probs(self) -> list[TokenLogProb]:
+        """Those that this has not returned yet."""
+        new = self.call.log_probs[self._num_log_probs :]
+        self._num_log_probs += len(new)
+        return new
 
 
 @dataclass
@@ -41,6 +56,7 @@ class Reply:
         request (`ChatRequest` or `CompletionRequest`), served (`ServedEnsemble`): what was asked of what.
         choices (`list[ReplyChoice]`)
         alone (`list[ReplyChoice]`): of each member by itself, where they were asked for.
+        events (`CallEvents`): of the calls of all these.
         began (`float`): when the request came.
     """
 
@@ -50,6 +66,7 @@ class Reply:
     served: ServedEnsemble
     choices: list[ReplyChoice]
     alone: list[ReplyChoice]
+    events: CallEvents
     began: float
 
     @property
@@ -62,54 +79,78 @@ def head(answer: Reply, suffix: str) -> dict[str, Any]:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.served.name}
 
 
-def chunk(answer: Reply, choice: dict[str, Any]) -> dict[str, Any]:
-    usage = {"usage": None} if answer.request.includes_usage else {}
-    return {**head(answer, ".chunk"), "choices": [choice], **usage}
-
-
-def whole_choice(answer: Reply, choice: ReplyChoice, index: int) -> dict[str, Any]:
-    content, reason = choice.text.content, _reason(choice)
-    found: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
-    adafuse = _adafuse(answer, choice)
+def whole_choices(answer: Reply, choice: ReplyChoice) -> list[dict[str, Any]]:
+    """The choices of a whole reply with one text."""
+    content = choice.text.content
+    found: dict[str, Any] = {"finish_reason": _reason(choice), "logprobs": None}
     if isinstance(answer.request, ChatRequest):
         if answer.request.num_top is not None:
-            found["logprobs"] = chat_log_probs(choice.call.log_probs, content)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "adafuse": adafuse}
+            found["logprobs"] = with_nulls(chat_log_probs(choice.call.log_probs, content))
+        message = {"role": "assistant", "content": content, "refusal": None, "adafuse": _adafuse(answer, choice)}
         if choice.text.calls:
             message |= {"content": content or None, "tool_calls": [call.body for call in choice.text.calls]}
-        return {**found, "message": message}
-    if answer.request.num_top is not None:
-        found["logprobs"] = text_log_probs(choice.call.log_probs, content, len(choice.prompt))
-    return {**found, "text": choice.prompt + content, "adafuse": adafuse}
-
-
-def part(
-    answer: Reply, choice: ReplyChoice, index: int, start: int, text: str, words: list[Any], log_probs: list[Any]
-) -> dict[str, Any]:
-    """The choice of a chunk with new text, `start` characters into the answer."""
-    found: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
-    more = {"adafuse": {"words": words}} if answer.request.options.stream_words else {}
-    if isinstance(answer.request, ChatRequest):
+        found["message"] = message
+    else:
         if answer.request.num_top is not None:
-            found["logprobs"] = chat_log_probs(log_probs)
-        return {**found, "delta": {"content": text, **more}}
-    if answer.request.num_top is not None:
-        found["logprobs"] = text_log_probs(log_probs, None, len(choice.prompt) + start)
-    return {**found, "text": (choice.prompt if start == 0 else "") + text, **more}
+            found["logprobs"] = with_nulls(text_log_probs(choice.call.log_probs, content, len(choice.prompt)))
+        found |= {"text": choice.prompt + content, "adafuse": _adafuse(answer, choice)}
+    return [{"index": index, **found} for index in choice.indices]
 
 
-def last_part(answer: Reply, choice: ReplyChoice, index: int) -> dict[str, Any]:
-    adafuse = _adafuse(answer, choice)
-    found = {"index": index, "finish_reason": _reason(choice), "logprobs": None, "adafuse": adafuse}
+def opening_chunks(answer: Reply) -> list[dict[str, Any]]:
+    """The chunks that a stream of a chat begins with."""
+    opening = {"finish_reason": None, "delta": {"role": "assistant", "content": ""}}
+    return [made for one in answer.choices for made in _chunks(answer, one, opening)]
+
+
+def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str, Any]]:
+    """The chunks with a text that has just been taken; none where it is empty and says nothing of earlier words."""
+    if choice not in answer.choices:
+        return []
+    has_words = answer.request.options.stream_words
+    words = with_nulls(choice.text.new_words()) if has_words else []
+    if not text and not words:
+        return []
+    more = {"adafuse": {"words": words}} if has_words else {}
+    found: dict[str, Any] = {"finish_reason": None, "logprobs": None}
+    has_log_probs = answer.request.num_top is not None
     if isinstance(answer.request, ChatRequest):
-        return {**found, "delta": {"adafuse": adafuse}}
-    return {**found, "text": "" if choice.text.content else choice.prompt}
+        if has_log_probs:
+            found["logprobs"] = with_nulls(chat_log_probs(choice.new_log_probs()))
+        return _chunks(answer, choice, {**found, "delta": {"content": text, **more}})
+    start = choice.text.num_sent - len(text)
+    if has_log_probs:
+        found["logprobs"] = with_nulls(text_log_probs(choice.new_log_probs(), None, len(choice.prompt) + start))
+    return _chunks(answer, choice, {**found, "text": (choice.prompt if start == 0 else "") + text, **more})
 
 
-def _adafuse(answer: Reply, choice: ReplyChoice) -> dict[str, Any]:
+def last_chunks(answer: Reply) -> list[dict[str, Any]]:
+    """The chunks that a stream ends with."""
+    is_chat, made = isinstance(answer.request, ChatRequest), []
+    for one in answer.choices:
+        if one.text.calls:
+            calls = [{"index": number, **call.body} for number, call in enumerate(one.text.calls)]
+            made += _chunks(answer, one, {"finish_reason": None, "delta": {"tool_calls": calls}})
+        adafuse = _adafuse(answer, one)
+        found = {"finish_reason": _reason(one), "logprobs": None, "adafuse": adafuse}
+        text = "" if one.text.content else one.prompt
+        made += _chunks(answer, one, found | ({"delta": {"adafuse": adafuse}} if is_chat else {"text": text}))
+    if answer.request.includes_usage:
+        made.append({**head(answer, ".chunk"), "choices": [], "usage": usage(answer)})
+    return made
+
+
+def _chunks(answer: Reply, choice: ReplyChoice, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """A chunk for each index of a choice."""
+    more = {"usage": None} if answer.request.includes_usage else {}
+    kind = head(answer, ".chunk")
+    return [{**kind, "choices": [{"index": index, **found}], **more} for index in choice.indices]
+
+
+def _adafuse(answer: Reply, choice: ReplyChoice) -> Any:
     alone = {one.call.served.name: one.text.content for one in answer.alone} if answer.request.options.alone else None
     rounds, served = choice.call.rounds, answer.served
-    return adafuse_field(choice.text, served.members, rounds, answer.request.options.rounds, alone)
+    return with_nulls(adafuse_field(choice.text, served.members, rounds, answer.request.options.rounds, alone))
 
 
 def _reason(choice: ReplyChoice) -> str:
@@ -122,9 +163,3 @@ def usage(answer: Reply) -> dict[str, int]:
     read = sum(call.num_prompt_tokens for call in calls)
     written = sum(one.call.num_tokens * len(one.indices) for one in answer.choices)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def plain(value: dict[str, Any]) -> dict[str, Any]:
-    """The value with infinities and NaN as `null`, for JSON."""
-    made: dict[str, Any] = with_nulls(value)
-    return made

@@ -39,6 +39,8 @@ from .request_parts import (
     _unicode,
 )
 
+_NO_OPTIONS = AdaFuseOptions()
+
 
 class GenerationRequest(_Model):
     """The fields that chat and completion requests share."""
@@ -68,7 +70,7 @@ class GenerationRequest(_Model):
 
     @property
     def options(self) -> AdaFuseOptions:
-        return self.adafuse or AdaFuseOptions()
+        return self.adafuse or _NO_OPTIONS
 
     @property
     def stops(self) -> list[str]:

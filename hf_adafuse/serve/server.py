@@ -47,6 +47,37 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+class _Joining:
+    """A transport that sends together what is written until the loop goes on: headers with a body, the last event with
+    the end of the stream."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def write_eof(self) -> None:
+        self._send()
+        self._transport.write_eof()
+
+    def _send(self) -> None:
+        if self._written:
+            self._transport.write(b"".join(self._written))
+            self._written = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _Connection(H11Protocol):
     """A connection that is closed where the headers of a request take too long to come: uvicorn waits for ever. What
     comes after a request that is none, or whose headers do not end, is read and dropped, so that the answer arrives."""
@@ -56,7 +87,7 @@ class _Connection(H11Protocol):
     _num_left: int | None = None  # how many bytes more are dropped, once there has been such a request
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:

@@ -6,22 +6,25 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..call.plan import CallPlan
+from ..call.planning import UnknownPlanError
 from ..trees.model_facts import unchanged_models
 from .answers import GrowingText
-from .calls import Call, as_api_error, make_plan, takes_long
+from .calls import Call, CallEvents, as_api_error, make_plan, may_be_at_once, takes_long
 from .engine import Engine, QueueFullError
 from .ensembles import ServedEnsemble
 from .errors import ApiError
 from .fairness import FairPool
 from .metrics import Metrics
-from .replies import Reply, ReplyChoice, Request, chunk, head, last_part, part, plain, usage, whole_choice
+from .replies import Reply, ReplyChoice, Request, head, last_chunks, opening_chunks, text_chunks, usage, whole_choices
 from .requests import ChatRequest, CompletionRequest
 from .turns import StoppedError, Turns
 
@@ -52,6 +55,7 @@ class Service:
         self.engine = engine
         self.default_tokens = default_tokens
         self.metrics = Metrics()
+        self._name, self._numbers = secrets.token_hex(8), itertools.count()
         for one in served:
             engine.of(one.servers)
         # Others do not wait for members that think, for grammars that are compiled, and for servers.
@@ -84,17 +88,20 @@ class Service:
         is_chat = isinstance(request, ChatRequest)
         prompts: list[Any] = [request] if is_chat else list(request.prompts)  # type: ignore[union-attr]
         number, samples = request.n or 1, self._samples(request, served)
-        seed = secrets.randbelow(2**31) if request.seed is None else request.seed
+        seed = request.seed or 0
+        if samples and request.seed is None:
+            seed = secrets.randbelow(2**31)
         targets = []
         for row, prompt in enumerate(prompts):
             alike = [[row * number + k] for k in range(number)]
             for k, indices in enumerate(alike if samples else [[index for one in alike for index in one]]):
                 targets.append((served, prompt, seed + k, indices))
         alone = [(one, prompts[0], seed, [0]) for one in served.alone] if request.options.alone else []
-        choices = await self._submit(request, client, [*targets, *alone])
-        name = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        events = CallEvents(bool(request.stream))
+        choices = await self._submit(request, client, [*targets, *alone], samples, events)
+        name = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._name}{next(self._numbers):08x}"
         parts = choices[: len(targets)], choices[len(targets) :]
-        return Reply(name, int(time.time()), request, served, *parts, began)
+        return Reply(name, int(time.time()), request, served, *parts, events, began)
 
     async def whole(self, answer: Reply) -> dict[str, Any]:
         """
@@ -103,64 +110,62 @@ class Service:
         Raises:
             ApiError: a call has failed.
         """
-        await asyncio.gather(*(_finish(one) for one in (*answer.choices, *answer.alone)))
+        async for _ in self._texts(answer):
+            pass
         self._count(answer)
-        choices = [whole_choice(answer, one, index) for one in answer.choices for index in one.indices]
-        body = {**head(answer, ""), "choices": sorted(choices, key=lambda one: one["index"]), "usage": usage(answer)}
-        return plain(body)
+        choices = [one for choice in answer.choices for one in whole_choices(answer, choice)]
+        choices.sort(key=lambda one: int(one["index"]))
+        return {**head(answer, ""), "choices": choices, "usage": usage(answer)}
 
-    async def chunks(self, answer: Reply) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, answer: Reply) -> AsyncIterator[list[dict[str, Any]]]:
         """
-        The chunks of a streamed reply.
+        The chunks of a streamed reply; those together that are there at the same time.
 
         Raises:
             ApiError: a call has failed.
         """
-        is_chat = isinstance(answer.request, ChatRequest)
-        queue: asyncio.Queue[Any] = asyncio.Queue()
-        everyone = [_finish(one) for one in answer.alone] + [_stream(one, queue) for one in answer.choices]
-        tasks = [asyncio.ensure_future(one) for one in everyone]
-        for task in tasks:
-            task.add_done_callback(lambda task: queue.put_nowait(task))
-        left = len(tasks)
+        if isinstance(answer.request, ChatRequest):
+            yield opening_chunks(answer)
         is_first = True
-        try:
-            if is_chat:
-                opening = {"role": "assistant", "content": ""}
-                for one in answer.choices:
-                    for index in one.indices:
-                        yield chunk(answer, {"index": index, "delta": opening, "finish_reason": None})
-            while left:
-                event = await queue.get()
-                if isinstance(event, asyncio.Task):
-                    event.result()
+        async for texts, is_over in self._texts(answer):
+            ready = [made for choice, text in texts.items() for made in text_chunks(answer, choice, text)]
+            if ready and is_first:
+                self.metrics.first_token.add(time.monotonic() - answer.began)
+                is_first = False
+            if is_over:
+                self._count(answer)
+                ready += last_chunks(answer)
+            if ready:
+                yield ready
+
+    async def _texts(self, answer: Reply) -> AsyncIterator[tuple[dict[ReplyChoice, str], bool]]:
+        """
+        New text by choice, as it comes, and whether it is the last; with the end of a text also an empty one.
+
+        Raises:
+            ApiError: a call has failed.
+        """
+        choices = {one.call: one for one in (*answer.choices, *answer.alone)}
+        left = len(choices)
+        while left:
+            texts = dict[ReplyChoice, str]()
+            for call, event in await answer.events.next():
+                if isinstance(event, Exception):
+                    if texts:
+                        yield texts, False
+                    raise event
+                choice = choices[call]
+                texts[choice] = texts.get(choice, "") + choice.take(event)
+                if event is None:
                     left -= 1
-                    continue
-                choice, start, text, words, log_probs = event
-                if is_first:
-                    self.metrics.first_token.add(time.monotonic() - answer.began)
-                    is_first = False
-                for index in choice.indices:
-                    yield plain(chunk(answer, part(answer, choice, index, start, text, words, log_probs)))
-        finally:
-            for task in tasks:
-                task.cancel()
-        self._count(answer)
-        for choice in answer.choices:
-            calls = [{"index": number, **call.body} for number, call in enumerate(choice.text.calls)]
-            for index in choice.indices:
-                if calls:
-                    yield chunk(answer, {"index": index, "delta": {"tool_calls": calls}, "finish_reason": None})
-                yield plain(chunk(answer, last_part(answer, choice, index)))
-        if answer.request.includes_usage:
-            yield {**head(answer, ".chunk"), "choices": [], "usage": usage(answer)}
+            yield texts, left == 0
 
     def abandon(self, answer: Reply) -> None:
         """The client is gone: cancel its calls."""
         for call in answer.calls:
             if call.rounds is None:
                 self.engine.of(call.served.servers).cancel(call)
-                call.abandon(ClientGoneError())
+                answer.events.tell(call, ClientGoneError())
 
     def _samples(self, request: Request, served: ServedEnsemble) -> bool:
         try:
@@ -170,28 +175,39 @@ class Service:
         return request.samples or (request.temperature is None and bool(config.do_sample))
 
     async def _submit(
-        self, request: Request, client: str, targets: Sequence[tuple[ServedEnsemble, Any, int, list[int]]]
+        self,
+        request: Request,
+        client: str,
+        targets: Sequence[tuple[ServedEnsemble, Any, int, list[int]]],
+        samples: bool,
+        events: CallEvents,
     ) -> list[ReplyChoice]:
         most = self.engine.max_batch_size + self.engine.max_waiting
         engines = Counter(self.engine.of(served.servers) for served, *_ in targets)
         if (number := max(engines.values())) > most:
             raise ApiError(400, f"A request must be of at most {most} texts here, but is of {number}. Ask for less.")
         _reserve(engines, client)
-        choices, turns = list[ReplyChoice](), Turns(self.engine)
+        choices, turns = list[ReplyChoice](), None
         try:
             for served, prompt, seed, indices in targets:
-                is_long = takes_long(served, request)
-                planner = self._long[self.engine.of(served.servers)] if is_long else self._quick
-                work = functools.partial(self._plan, served, prompt, request, seed, self.default_tokens, turns)
-                plan = await asyncio.wrap_future(planner.submit(client, work))
+                plan, work = None, functools.partial(self._plan, served, prompt, request, seed, self.default_tokens)
+                if may_be_at_once(served, request, samples):
+                    with suppress(UnknownPlanError):
+                        plan = work()
+                if plan is None:
+                    turns = turns or Turns(self.engine)
+                    is_long = takes_long(served, request)
+                    planner = self._long[self.engine.of(served.servers)] if is_long else self._quick
+                    plan = await asyncio.wrap_future(planner.submit(client, functools.partial(work, turns)))
                 echo = ""
                 if isinstance(request, CompletionRequest) and request.echo:
                     echo = prompt if isinstance(prompt, str) else served.ensemble.tokenizers[0].decode(prompt)
-                call = Call(plan, served, request.num_top, client)
+                call = Call(plan, served, request.num_top, events, client)
                 offer = request.offer if isinstance(request, ChatRequest) else None
                 choices.append(ReplyChoice(indices, echo, call, GrowingText(request.stops, served.members, offer)))
         except BaseException:
-            turns.cancel()
+            if turns is not None:
+                turns.cancel()
             _release(engines, client)
             raise
         for choice in choices:
@@ -230,31 +246,3 @@ def _reserve(engines: Counter[Engine], client: str) -> None:
 def _release(engines: Counter[Engine], client: str) -> None:
     for engine, number in engines.items():
         engine.release(number, client)
-
-
-async def _finish(choice: ReplyChoice) -> None:
-    async for rounds in choice.call.events():
-        _take(choice, rounds)
-    choice.text.end(choice.call.rounds)
-
-
-async def _stream(choice: ReplyChoice, queue: asyncio.Queue[Any]) -> None:
-    """Put the text of a choice into a queue, as it comes."""
-    start = num_log_probs = 0
-    async for rounds in choice.call.events():
-        text = _take(choice, rounds)
-        if text:
-            log_probs = choice.call.log_probs[num_log_probs:]
-            queue.put_nowait((choice, start, text, choice.text.new_words(), log_probs))
-            start, num_log_probs = start + len(text), num_log_probs + len(log_probs)
-    text = choice.text.end(choice.call.rounds)
-    words = choice.text.new_words()
-    if text or words:
-        queue.put_nowait((choice, start, text, words, choice.call.log_probs[num_log_probs:]))
-
-
-def _take(choice: ReplyChoice, rounds: list[Any]) -> str:
-    if not rounds:
-        choice.text.restart()
-        return ""
-    return choice.text.add(rounds)

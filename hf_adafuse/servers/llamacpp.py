@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .api import ServerApi, ServerInfo
-from .queries import BadAnswer, GreedyStep, Query, ServerError, make_step
+from .queries import BadAnswer, GreedyStep, Query, ServerError, json_object, make_step
 from .transport import request_gate
 
 # Tokens asked for at first: most of what other members propose is among them, and an answer stays small.
@@ -57,8 +57,8 @@ class LlamaCppApi(ServerApi):
     _vocab_size, _letter, _context = 0, 0, _Context()
 
     def about(self) -> ServerInfo:
-        props = self.connection.get("/props", _mapping)
-        models = self.connection.get("/v1/models", _mapping)
+        props = self.connection.get("/props", json_object)
+        models = self.connection.get("/v1/models", json_object)
         try:
             entry = models["data"][0]
             name, self._vocab_size = str(entry["id"]), int((entry.get("meta") or {})["n_vocab"])
@@ -209,9 +209,3 @@ def _named(body: dict[str, Any], request_id: str) -> dict[str, Any]:
 
 def _seed(request_id: str) -> int:
     return int(request_id[:7], 16)
-
-
-def _mapping(answer: Any) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise BadAnswer("it says nothing of the model")
-    return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 class ServerError(OSError):
@@ -12,7 +13,7 @@ class ServerError(OSError):
     A server gave no usable answer, however often it was asked. The text says why, without API keys.
 
     Args:
-        message (`str`)
+        message (`str`): why, without API keys.
         status (`int`, *optional*): with which it refused the request.
         is_away (`bool`, *optional*, defaults to `False`): whether it answers nothing at all, whatever it is asked.
     """
@@ -51,9 +52,9 @@ class Query:
 
     Args:
         ids (`tuple[int]`): the text, at least one token.
-        tokens (`tuple[int]`, *optional*): whose log-probabilities are wanted.
-        num_steps (`int`, *optional*, defaults to 1): of the most likely tokens, so many steps greedily on, as far as
-            the text goes; 0: they are not wanted.
+        tokens (`tuple[int]`, *optional*): the tokens whose log-probabilities are wanted.
+        num_steps (`int`, *optional*, defaults to 1): over how many greedy steps the most likely tokens are wanted, as
+            far as the text goes. 0: they are not wanted.
     """
 
     ids: tuple[int, ...]
@@ -81,6 +82,13 @@ class GreedyStep:
 def difference(one: float, other: float) -> float:
     """The difference of two log-probabilities (nats); 0 where both tokens have a probability below 0.0001."""
     return abs(one - other) if max(one, other) > math.log(1e-4) else 0.0
+
+
+def json_object(answer: Any) -> dict[str, Any]:
+    """What a server says of its model. Raises `BadAnswer` where that is no JSON object."""
+    if not isinstance(answer, dict):
+        raise BadAnswer("it says nothing of the model")
+    return answer
 
 
 def check_log_probs(values: Iterable[float]) -> None:

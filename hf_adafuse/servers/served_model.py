@@ -39,29 +39,33 @@ class ServedModel(PreTrainedModel, GenerationMixin):
     A model behind a server, as the main model or an assistant.
 
     Args:
-        url (`str`): of the server, like `http://localhost:8000`.
-        kind (`str`, *optional*, defaults to `"vllm"`): `"vllm"`, `"sglang"` or `"llamacpp"`.
-        model (`str`, *optional*): its name at the server; by default the one that is served.
-        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*): the model's, or its Hub name or folder; by default
-            that of the name from which the server loaded the model. The generation config beside it counts, as for a
-            model here.
-        eos_token_id (`int` or `list[int]`, *optional*): where texts end; by default as the generation config says.
+        url (`str`): the server's address, like `http://localhost:8000`.
+        kind (`str`, *optional*, defaults to `"vllm"`): the program that serves: `"vllm"`, `"sglang"` or `"llamacpp"`.
+        model (`str`, *optional*): the model's name at the server. By default the model that it serves.
+        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*): the model's tokenizer, or its Hub name or folder. By
+            default the one of the name from which the server loaded the model. The generation config beside it counts,
+            as for a model in this process.
+        eos_token_id (`int` or `list[int]`, *optional*): the ids that end a text. By default those of the generation
+            config.
         api_key_env (`str`, *optional*): the environment variable that holds the key. The key itself is kept nowhere.
-        allow_http (`bool`, *optional*, defaults to `False`): whether another host than this one may be asked without
+        allow_http (`bool`, *optional*, defaults to `False`): whether a server on another host may be asked without
             encryption.
-        timeout (`float`, *optional*, defaults to 60), deadline (`float`, *optional*, defaults to 300): seconds without
-            a byte, and for a request with all its attempts: so long a server is waited for that is away or busy.
-        retries (`int`, *optional*, defaults to 5): attempts after answers that cannot be right, and after a first
-            question without an answer.
-        num_parameters (`int`, *optional*): of the model; members propose in the order of their sizes.
-        num_steps (`int`, *optional*, defaults to 4): how many tokens a greedy walk asks for at first: more of them
-            save requests, fewer save tokens that are read in vain. One that has gone on for twice as many asks for
-            twice as many at a time.
-        most_difference (`float`, *optional*, defaults to 0.05): nats by which the server may differ from itself, asked
-            in another shape, without a warning.
+        timeout (`float`, *optional*, defaults to 60): in seconds. An attempt has failed when no byte has come for this
+            long.
+        deadline (`float`, *optional*, defaults to 300): in seconds. A request has failed when all its attempts have
+            taken this long, while the server was away or busy.
+        retries (`int`, *optional*, defaults to 5): how often a request is repeated after an answer that cannot be
+            right, or after a first question without an answer.
+        num_parameters (`int`, *optional*): the number of the model's parameters. Members propose in the order of their
+            sizes.
+        num_steps (`int`, *optional*, defaults to 4): how many tokens a greedy walk asks for in its first requests. A
+            larger number saves requests, a smaller one saves tokens that nobody needs. A walk of twice as many tokens
+            asks for twice as many at a time.
+        most_difference (`float`, *optional*, defaults to 0.05): in nats. The server's log-probabilities may differ by
+            this much between requests of different shapes before a warning says so.
 
     Raises:
-        ValueError: an argument that cannot be used.
+        ValueError: an argument cannot be used.
         ServerError: the server does not answer.
         ImportError: httpx is not installed.
     """

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from .api import GREEDY, ServerApi, ServerInfo
-from .queries import BadAnswer, GreedyStep, Query, ServerError, check_log_probs, make_step
+from .queries import BadAnswer, GreedyStep, Query, ServerError, check_log_probs, json_object, make_step
 
 
 class SglangApi(ServerApi):
     """[`ServerApi`] of SGLang."""
 
     def about(self) -> ServerInfo:
-        info = self.connection.get("/get_model_info", _mapping)
+        info = self.connection.get("/get_model_info", json_object)
         source = str(info.get("tokenizer_path") or info.get("model_path") or "")
         name = str(info.get("served_model_name") or info.get("model_path") or source)
         if self.model is not None and self.model not in (name, source):
             raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
-        settings = self.connection.get("/get_server_info", _mapping)
+        settings = self.connection.get("/get_server_info", json_object)
         return ServerInfo(
             self.model or name, source, settings.get("max_req_input_len") or settings.get("context_length")
         )
@@ -68,12 +68,6 @@ class SglangApi(ServerApi):
         cached = sum(int(info.get("cached_tokens") or 0) for info in infos)
         self.traffic.count(sum(len(query.ids) for query in group), cached)
         return steps
-
-
-def _mapping(answer: Any) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise BadAnswer("it says nothing of the model")
-    return answer
 
 
 def _name_requests(body: dict[str, Any], request_id: str) -> dict[str, Any]:

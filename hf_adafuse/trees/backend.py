@@ -25,22 +25,24 @@ class Backend:
     them.
 
     Args:
-        model (`PreTrainedModel`): called as it is; nothing of it is changed.
-        device (`torch.device`): where its inputs go.
+        model (`PreTrainedModel`): the model. Nothing of it is changed.
+        device (`torch.device`): the device of its inputs.
 
     Attributes:
-        trees (`list[TokenTree]`): one per prompt.
+        trees (`list[TokenTree]`): one tree per prompt.
         first_index (`int`): the index of the first prompt that `prefill` reads.
         active (`list[int]`): the indices of the prompts that still need passes.
-        num_forwards (`int`), num_tokens (`int`): what has been run so far.
-        prompt_log_probs (`list[list[float]]`): per prompt that was read last, the log-probability (nats) of each of its
-            last ids given those before, as far as that was asked for and both have been read.
+        num_forwards (`int`), num_tokens (`int`): how many forward passes have been run so far, over how many tokens.
+        prompt_log_probs (`list[list[float]]`): per prompt of the last call of `prefill` or `admit`, the log-probability
+            (nats) of each id given those before it. It is kept with `with_log_probs`, and begins where the model's own
+            reading began.
         policy (`type[Policy]`): the constants for its device.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
+        can_run_again (`bool`): whether a node can be run a second time while nodes below it stay; see `forget`.
     """
 
-    keeps_keys = can_prefetch = True
+    keeps_keys = can_prefetch = can_run_again = True
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model = model
@@ -106,6 +108,9 @@ class Backend:
         run. Of a member behind a server, the work touches no tree, so that another thread may do it."""
         return lambda: self.run(nodes), list
 
+    def forget(self, node: Node) -> None:
+        """A node below a prefix is to be run again: free what is kept of it."""
+
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         self.trees[prompt_index].commit(path)
@@ -132,7 +137,7 @@ class Backend:
         logits = logits if logits.dtype in (torch.bfloat16, torch.float16) else logits.float()
         for node, node_logits in zip(nodes, logits, strict=True):
             node.logits = node_logits.clone()
-            node.is_run = True
+            node.is_computed = True
         return nodes
 
 

@@ -33,7 +33,7 @@ class BranchRowsBackend(KVCacheBackend):
         missing = missing_nodes(wanted)
         if not missing:
             return []
-        chains = [[node for node in leaf.lineage() if not node.is_run] for leaf in leaves_of(missing)]
+        chains = [[node for node in leaf.lineage() if not node.is_computed] for leaf in leaves_of(missing)]
         pasts = [self._columns_above(chain[0]) for chain in chains]
         width, length = max(map(len, pasts)), max(map(len, chains))
         fork = make_cache(list(self.cache.gather([[(_ROW, c) for c in [0] * (width - len(p)) + p] for p in pasts])))
@@ -47,15 +47,15 @@ class BranchRowsBackend(KVCacheBackend):
         logits = self._forward(to_device(ids, self.device), positions, None if all(map(all, rows)) else mask, fork)
         self.num_tokens += sum(map(len, chains))
         found = _places(missing, chains)
-        columns = self.columns.allocate(missing)
-        self.cache.append(fork, [(row, width + offset) for row, offset in found], columns, self.columns.width)
+        columns = self.slots.allocate(missing)
+        self.cache.append(fork, [(row, width + offset) for row, offset in found], columns, self.slots.width)
         entries, offsets = to_device(found, logits.device).unbind(1)
         return self._store(missing, logits[entries, offsets])
 
     def _columns_above(self, node: Node) -> list[int]:
         """The columns of all that a node sees before it, in order."""
-        below = self.columns.above(node.parent) if node.parent is not None else []
-        return self.columns.prefix[node.prompt_index] + [column for column, _ in below]
+        below = self.slots.above(node.parent) if node.parent is not None else []
+        return self.slots.prefix[node.prompt_index] + [column for column, _ in below]
 
     def _shares_row(self, num_columns: int) -> bool:
         return True

@@ -59,12 +59,12 @@ class KVCacheBackend(Backend):
             start = len(shared.ids) - (shared.log_probs is not None)
         self._plant(prompts)
         num_shared = 0 if shared is None else len(shared.ids)
-        self.columns = KVSlots(len(prompts), num_shared)
+        self.slots = KVSlots(len(prompts), num_shared)
         self.cache = TreeCache(len(prompts))
         self.cache.fill(_left_padded(shared, pads, start) if shared is not None and start else cache or [], width)
         for row, (prompt_index, pad) in enumerate(zip(self.active, pads, strict=True)):
-            taken = self.columns.take(row, width)
-            self.columns.add_prompt(prompt_index, row, taken[pad:])
+            taken = self.slots.take(row, width)
+            self.slots.add_prompt(prompt_index, row, taken[pad:])
         logits = self._read_prompts(ids, positions, mask if any(pads) else None, start, with_log_probs)
         if with_log_probs:
             known = [] if shared is None else shared.log_probs or []
@@ -73,20 +73,20 @@ class KVCacheBackend(Backend):
             self.prompt_log_probs = [head + row[pad + len(head) :] for head, row, pad in rows]
         self.num_tokens += sum(width - pad - max(num_shared, start - pad) for pad in pads)
         for row, pad in enumerate(pads):
-            self.columns.release(row, range(pad))
+            self.slots.release(row, range(pad))
         if can_share:
             self._keep(prompts[0], pads[0], with_log_probs)
-        if len(prompts) > 1 and self._shares_row(self.columns.num_distinct):
+        if len(prompts) > 1 and self._shares_row(self.slots.num_distinct):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
 
     def _take_in(self, newcomers: KVCacheBackend) -> None:
         if not self.active:
-            self.columns = newcomers.columns
+            self.slots = newcomers.slots
             self.cache = newcomers.cache
             return
         ids = [self.trees[index].ids for index in (self.active[0], newcomers.active[0])]
-        self.columns.take_in(newcomers.columns, common_length(ids))
+        self.slots.take_in(newcomers.slots, common_length(ids))
         self.cache.take_in(newcomers.cache)
         self._rearrange([*self.active, *newcomers.active])
 
@@ -143,7 +143,7 @@ class KVCacheBackend(Backend):
         is_alone = len(self.trees) == 1
         if kept is None or not (is_alone or kept.keeps_all):
             return
-        ids = self.trees[prompt_index].ids[: len(self.columns.prefix[prompt_index])]
+        ids = self.trees[prompt_index].ids[: len(self.slots.prefix[prompt_index])]
         log_probs = self.prompt_log_probs[0] if is_alone and self.prompt_log_probs else None
         is_known = kept.keeps_all and any(one.covers(SharedPrefix(ids, None, log_probs)) for one in kept.of(self.model))
         if len(ids) >= self.policy.least_shared_tokens and not is_known:
@@ -175,16 +175,20 @@ class KVCacheBackend(Backend):
             self.prompt_log_probs = [[*first, *row] for row in torch.cat(found, dim=1).tolist()]
         return logits
 
+    def forget(self, node: Node) -> None:
+        """Free the column of a node below a prefix."""
+        self.slots.free(node)
+
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         tree = self.trees[prompt_index]
         settled = tree.commit(path)
-        self.columns.promote(prompt_index, settled, tree.unsettled())
+        self.slots.promote(prompt_index, settled, tree.unsettled())
 
     def keys_values(self, prompt_index: int) -> KeysValues:
         """A copy of the keys and values of a prompt's committed tokens, as far as they have been run."""
-        row = self.columns.row_of[prompt_index]
-        return list(self.cache.gather([[(row, column) for column in self.columns.prefix[prompt_index]]]))
+        row = self.slots.row_of[prompt_index]
+        return list(self.cache.gather([[(row, column) for column in self.slots.prefix[prompt_index]]]))
 
     def drop(self, finished: set[int]) -> None:
         """Free the columns of these finished prompts."""
@@ -194,14 +198,14 @@ class KVCacheBackend(Backend):
         for prompt_index in leaving:
             if self._can_share:
                 self._keep_text(prompt_index)
-            self.columns.drop(prompt_index)
+            self.slots.drop(prompt_index)
         super().drop(finished)
         if not self.active:
             self._leave_cache()
         elif self._is_sparse():
             self._rearrange()
         else:
-            self.cache.num_sharing = self.columns.num_sharing
+            self.cache.num_sharing = self.slots.num_sharing
 
     def _leave_cache(self) -> None:
         """Nothing of it is needed any more."""
@@ -209,7 +213,7 @@ class KVCacheBackend(Backend):
 
     def _is_sparse(self) -> bool:
         """Whether the columns should be laid out anew when prompts have left."""
-        return self.columns.num_rows > 1 or 2 * self.columns.num_used < self.columns.width
+        return self.slots.num_rows > 1 or 2 * self.slots.num_used < self.slots.width
 
     def _shares_row(self, num_columns: int) -> bool:
         """Whether prompts that hold so many columns share a row of the cache."""
@@ -218,10 +222,10 @@ class KVCacheBackend(Backend):
     def _rearrange(self, prompts: list[int] | None = None) -> None:
         """Lay all columns out anew, without holes: in one row, or one for each prompt."""
         prompts = self.active if prompts is None else prompts
-        is_one = self._shares_row(self.columns.num_distinct)
+        is_one = self._shares_row(self.slots.num_distinct)
         rows = [prompts] if is_one else [[prompt_index] for prompt_index in prompts]
-        sources = self.columns.rearrange(rows)
-        self.cache.num_sharing = self.columns.num_sharing
+        sources = self.slots.rearrange(rows)
+        self.cache.num_sharing = self.slots.num_sharing
         self.cache.rearrange(sources)
 
     def _forward(

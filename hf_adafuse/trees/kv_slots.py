@@ -20,12 +20,12 @@ class KVSlots:
     Allocates the columns of a KV cache.
 
     Args:
-        num_rows (`int`)
-        num_shared (`int`, *optional*, defaults to 0): how many first tokens are the same in all prompts; in one row
-            they have the same columns.
+        num_rows (`int`): the number of rows of the cache.
+        num_shared (`int`, *optional*, defaults to 0): how many first tokens are the same in all prompts. Prompts in one
+            row share the columns of these tokens.
 
     Attributes:
-        num_rows (`int`), width (`int`): of the cache, as far as it holds something.
+        num_rows (`int`), width (`int`): the number of rows and columns of the cache that hold something.
         row_of (`dict[int, int]`): the row of each prompt.
         prefix (`dict[int, list[int]]`): per prompt, the columns of its settled tokens, in order.
     """
@@ -89,6 +89,10 @@ class KVSlots:
         for node, column in zip(nodes, columns, strict=True):
             self._below[node.prompt_index][node] = column
         return columns
+
+    def free(self, node: Node) -> None:
+        """Free the column of a node below the prefix."""
+        self.release(self.row_of[node.prompt_index], [self._below[node.prompt_index].pop(node)])
 
     def above(self, node: Node) -> list[tuple[int, Node]]:
         """The columns of `node` and of its ancestors below the prefix."""

@@ -1,4 +1,4 @@
-"""Facts that follow from a model alone, found once where the caller promises that models stay as they are.
+"""Facts that follow from a model or a tokenizer alone, found once where the caller promises that it stays as it is.
 
 `hf-adafuse serve` promises it for its own members. Elsewhere a user may move a model, hook it or change its config
 between two calls of `generate()`, so each call looks again.
@@ -38,8 +38,8 @@ _facts: ContextVar[ModelFacts | None] = ContextVar("unchanged_models", default=N
 @contextmanager
 def unchanged_models(facts: ModelFacts) -> Iterator[None]:
     """
-    Within this context the caller promises not to change the models: functions under [`found_once`] run once for each
-    model.
+    Within this context the caller promises not to change the models and their tokenizers: functions under
+    [`found_once`] run once for each.
 
     Args:
         facts (`ModelFacts`): where it is kept: another such context, in another thread too, goes on with it.
@@ -52,8 +52,8 @@ def unchanged_models(facts: ModelFacts) -> Iterator[None]:
 
 
 def found_once(function: Callable[..., T]) -> Callable[..., T]:
-    """A function of a model and hashable arguments, whose result follows from the model as it is now: within
-    [`unchanged_models`] it runs once for each model."""
+    """A function of a model, or a tokenizer, and hashable arguments, whose result follows from the model as it is now:
+    within [`unchanged_models`] it runs once for each model."""
 
     @functools.wraps(function)
     def find(model: Any, *args: Any) -> T:

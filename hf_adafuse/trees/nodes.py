@@ -19,19 +19,31 @@ class Node:
     Attributes:
         prompt_index (`int`): the prompt whose tree it is in.
         position (`int`): the number of tokens before it.
-        is_run (`bool`): whether the model has read it, here or behind a server.
+        is_computed (`bool`): whether a forward pass has computed it, here or behind a server. Its logits may be freed
+            again.
         logits (`torch.Tensor` of shape `(vocab_size,)`): of the token after it, once it has been run; in the model's
             half precision, or in float32. The tensor is the node's own.
-        reading: what its member made of the logits.
+        logprobs (`NodeLogprobs` or `ServedLogprobs`): what its member has read off the logits: log-probabilities and
+            the best tokens. `None` where it has read none yet.
         ends_candidate (`bool`): whether a candidate ends here, so that the next round may begin here.
-        snapshot: of a recurrent model, its state after this token, where the backend keeps it.
+        recurrent_state: under `RecurrentBackend`, what the model remembers of the text up to this token, where a chain
+            of tokens ended here.
         known_log_probs (`dict[int, float]`): of a served member, the log-probabilities (nats) that the
             server has returned of tokens after this one, by token.
     """
 
     __slots__ = (
-        "children", "ends_candidate", "is_run", "known_log_probs", "logits", "parent", "position", "prompt_index",
-        "reading", "snapshot", "token",
+        "children",
+        "ends_candidate",
+        "is_computed",
+        "known_log_probs",
+        "logits",
+        "logprobs",
+        "parent",
+        "position",
+        "prompt_index",
+        "recurrent_state",
+        "token",
     )  # fmt: skip
 
     def __init__(self, token: int, parent: Node | None, prompt_index: int, position: int) -> None:
@@ -39,12 +51,12 @@ class Node:
         self.parent = parent
         self.prompt_index = prompt_index
         self.position = position
-        self.is_run = False
+        self.is_computed = False
         self.ends_candidate = False
         self.children: dict[int, Node] = {}
         self.logits: torch.Tensor | None = None
-        self.reading: Any = None
-        self.snapshot: Any = None
+        self.logprobs: Any = None
+        self.recurrent_state: Any = None
         self.known_log_probs: Mapping[int, float] = _NONE_KNOWN
 
     def add_child(self, token: int) -> Node:
@@ -71,11 +83,11 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
-    def run_descendants(self) -> list[Node]:
+    def computed_descendants(self) -> list[Node]:
         """The descendants of this node that have been run, parents before children."""
-        nodes = [child for child in self.children.values() if child.is_run]
+        nodes = [child for child in self.children.values() if child.is_computed]
         for node in nodes:  # grows as it goes
-            nodes.extend(child for child in node.children.values() if child.is_run)
+            nodes.extend(child for child in node.children.values() if child.is_computed)
         return nodes
 
 
@@ -101,8 +113,8 @@ class TokenTree:
 
     def unsettled(self) -> list[Node]:
         """The nodes that have been run and are not settled in the prefix, parents before children."""
-        is_pending = bool(self.pending) and self.top.is_run
-        return ([self.top] if is_pending else []) + self.top.run_descendants()
+        is_pending = bool(self.pending) and self.top.is_computed
+        return ([self.top] if is_pending else []) + self.top.computed_descendants()
 
     def ids_to(self, node: Node) -> list[int]:
         """All ids up to a node."""
@@ -129,7 +141,7 @@ class TokenTree:
         self.pending.extend(path)
         self.root = path[-1] if path else self.root
         num_settled = 0
-        while num_settled < len(self.pending) and self.pending[num_settled].is_run:
+        while num_settled < len(self.pending) and self.pending[num_settled].is_computed:
             num_settled += 1
         settled, self.pending = self.pending[:num_settled], self.pending[num_settled:]
         kept = self.top
@@ -142,7 +154,7 @@ class TokenTree:
         """The prompt is finished: take all nodes below the prefix apart."""
         _take_apart(self.top)
         for node in {*self.pending, self.root}:  # they stay in the tree, which lasts as long as the call
-            node.logits = node.reading = None
+            node.logits = node.logprobs = None
 
 
 def _take_apart(top: Node, kept: Node | None = None) -> None:
@@ -155,7 +167,7 @@ def _take_apart(top: Node, kept: Node | None = None) -> None:
 
 def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
     """The nodes among these and their ancestors that have not been run, each once, parents first."""
-    missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_run}
+    missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_computed}
     return list(missing.values())
 
 

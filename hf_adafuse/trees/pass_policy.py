@@ -26,14 +26,16 @@ class Policy:
     # Longest draft from n-gram lookup: at most `longest_draft` tokens are proposed by repeating what followed the same
     # n-gram earlier, and only by n-grams of a length by which at least the share `least_right` of the guesses was
     # right. The same command, with a pair of models that agree little: --model A --assistant B.
-    longest_draft, least_right = 4, 0.5
+    longest_draft = 4
+    least_right = 0.5
     # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
     # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
     most_held_nodes = 14
     tokens_per_held_node = 12
     # In a batch each prompt may have so many nodes more than it needs. hf-adafuse bench --parameters 80M --batch 8
     batch_extra = 1
-    # Where shorter rows are filled up, a pass costs by the token from here on; a prompt has so many at least.
+    # Where shorter rows are filled up, a pass costs by the token from here on. A prompt has so many at least, and as
+    # many as half of the prompts that wait need: whole answers are read in few passes.
     padded_pass_tokens = 32
     padded_width = 4
     # With more columns than this each prompt has a row of the cache of its own: more costs attention to other prompts'.
@@ -43,18 +45,21 @@ class Policy:
     most_shared_columns = 3072
     # A compiled model is run with few shapes: so many columns, or 2, 4, 8 ... times as many; if filled up, 1, 2, 4 ...
     # tokens in each row. hf-adafuse bench --compile --batch 4
-    least_static_columns, is_filled_up = 128, False
+    least_static_columns = 128
+    is_filled_up = False
     # What prompts begin with is read once for all where that saves so many tokens: a pass more costs about as much.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 8
     least_shared_tokens = 64
     # A member goes on while more than this share of the waiting prompts waits for it. Each counts by this power of the
     # tokens that it has left to do. hf-adafuse bench --batch 8,16
-    keeping_share, urgency_power = 0.4, 2
+    keeping_share = 0.4
+    urgency_power = 2
     # The most rounds that the first member proposes ahead.
     max_rounds_ahead = 2
     # How many passes a member takes to propose, and the share of its proposals that another member has proposed before
     # it in the same round. Both are means over the traces of the README's pair of models.
-    passes_to_propose, agreement = 2.0, 0.5
+    passes_to_propose = 2.0
+    agreement = 0.5
 
 
 class AcceleratorPolicy(Policy):
@@ -62,7 +67,8 @@ class AcceleratorPolicy(Policy):
     of passes counts. No accelerator was at hand. The values were found by counting passes on CPU, at such prices."""
 
     prefetched_tokens = 32
-    longest_draft, least_right = 8, 0.25
+    longest_draft = 8
+    least_right = 0.25
     most_held_nodes = 64
     batch_extra = 4
     padded_pass_tokens = 2**30  # no bound
@@ -80,15 +86,15 @@ def policy_for(device: torch.device) -> type[Policy]:
 @dataclass(frozen=True)
 class PromptNeeds:
     """
-    The nodes of one prompt that a pass could read.
+    The nodes of one prompt that a pass could compute.
 
     Args:
         needed (`list`): the nodes that somebody waits for, each once.
         useful (`list`, *optional*): nodes that may soon be needed: ends of candidates, drafts.
-        likely (`Callable`, *optional*): nodes that may be needed when the member is asked next; asked where there is
-            room.
-        num_held (`int`, *optional*): the nodes that its tree holds already.
-        prefix_length (`int`, *optional*): tokens of its prefix.
+        likely (`Callable`, *optional*): gives nodes that may be needed when the member is asked next. It is called
+            where there is room for them.
+        num_held (`int`, *optional*): how many nodes the prompt's tree holds already.
+        prefix_length (`int`, *optional*): how many tokens the prompt's prefix has.
     """
 
     needed: list[Any]
@@ -120,15 +126,19 @@ def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLi
     The nodes of one pass.
 
     Args:
-        needs (`dict[int, PromptNeeds]`): of every prompt that is not finished, by its index.
-        costs (`PassCosts`): of the model.
-        limits (`PassLimits`): of the backend.
+        needs (`dict[int, PromptNeeds]`): by the index of each prompt that is not finished, the nodes that it needs.
+        costs (`PassCosts`): how long passes of the model take.
+        limits (`PassLimits`): what the backend can do.
 
     Returns:
         per prompt, the nodes to run: first what is needed, not all of it where that is more than a pass should hold.
     """
     is_alone, policy = len(needs) == 1, limits.policy
-    most = max(policy.padded_width, policy.padded_pass_tokens // len(needs)) if limits.is_padded else None
+    most = None
+    if limits.is_padded:
+        lengths = sorted(len(prompt.needed) for prompt in needs.values() if prompt.needed) or [0]
+        of_half = lengths[(len(lengths) - 1) // 2]
+        most = max(policy.padded_width, policy.padded_pass_tokens // len(needs), of_half)
     planned = {prompt_index: prompt.needed[:most] for prompt_index, prompt in needs.items()}
     longest = max(map(len, planned.values()))
     for prompt_index, prompt in needs.items():
@@ -172,10 +182,10 @@ def urgency(num_left: int | None, policy: type[Policy]) -> int:
     return 1 if num_left is None else max(1, num_left) ** policy.urgency_power
 
 
-def next_member(waiting: list[int], current: int, policy: type[Policy]) -> int:
-    """The member whose pass is next, given the weights of the prompts that wait for each: `current` while many wait for
-    it, else the most wanted."""
-    if waiting[current] > policy.keeping_share * sum(waiting):
+def next_member(waiting: list[int], current: int, keeping_share: float) -> int:
+    """The member whose pass is next, given the weights of the prompts that wait for each: `current` while more than
+    `keeping_share` of them waits for it, else the most wanted."""
+    if waiting[current] > keeping_share * sum(waiting):
         return current
     return waiting.index(max(waiting))
 
@@ -192,7 +202,7 @@ def pays_ahead(odds: float, turn_cost: float, saved: float) -> bool:
     return odds * saved - (1 - odds) * turn_cost > 0
 
 
-def pays_side_by_side(places: Sequence[Sequence[float]], policy: type[Policy]) -> bool:
+def pays_side_by_side(seconds: Sequence[Sequence[float]], policy: type[Policy]) -> bool:
     """
     Whether members should propose at the same time, instead of each after it has scored what the others propose.
 
@@ -200,15 +210,15 @@ def pays_side_by_side(places: Sequence[Sequence[float]], policy: type[Policy]) -
     would have proposed the same; one after another it is scored with the pass that begins its own proposal.
 
     Args:
-        places (`list[list[float]]`): per place, the seconds of a pass of one token of each member there, in the order
-            of their turns. Members in one place work one after another.
+        seconds (`list[list[float]]`): per device, how long a pass of one token takes each member there, in the order
+            of their turns. Members on one device work one after another.
         policy (`type[Policy]`): of the device of the member that goes first.
     """
     proposing, scoring = policy.passes_to_propose, 1.0
-    seconds = [second for of_place in places for second in of_place]
+    in_order = [one for of_device in seconds for one in of_device]
     later = scoring + (1 - policy.agreement) * proposing
-    in_turn = proposing * seconds[0] + later * sum(seconds[1:]) + scoring * sum(seconds[:-1])
-    together = (proposing + scoring) * max(map(sum, places))
+    in_turn = proposing * in_order[0] + later * sum(in_order[1:]) + scoring * sum(in_order[:-1])
+    together = (proposing + scoring) * max(map(sum, seconds))
     return together < in_turn
 
 

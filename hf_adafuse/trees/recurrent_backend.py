@@ -1,8 +1,8 @@
-"""Token trees of recurrent and hybrid models, and of those whose cache cannot be padded: a snapshot of the model's
-state at each node where a chain of tokens ends.
+"""Token trees of recurrent and hybrid models, and of those whose cache cannot be padded: the model's
+recurrent state is kept at each node where a chain of tokens ends.
 
 Sequences are never padded: chains of equal length go together in one forward pass. A node inside a chain has no
-snapshot. To go on from there, the model reads again from the nearest node above that has one.
+such state. To go on from there, the model reads again from the nearest node above that has one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .backend import Backend, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
+from .recurrent_state import fork_state, grows, join, split
 from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
-from .snapshots import fork, grows, join, split
 
 _Below = dict[int, list[Node]]  # by a node's id: the nodes to read after it
 
 
-class SnapshotTree(TokenTree):
-    """One prompt's tree; `snapshot` is what the model remembers of its first `num_read` ids, all committed."""
+class RecurrentTree(TokenTree):
+    """One prompt's tree; `recurrent_state` is what the model remembers of its first `num_read` ids, all committed."""
 
-    def __init__(self, prompt_index: int, ids: list[int], snapshot: Any) -> None:
+    def __init__(self, prompt_index: int, ids: list[int], state: Any) -> None:
         super().__init__(prompt_index, ids)
-        self.snapshot = self.root.snapshot = snapshot
+        self.recurrent_state = self.root.recurrent_state = state
         self.num_read = len(ids)
 
 
@@ -36,19 +36,19 @@ class Chain:
     Tokens to read one after the other, up to a node after which chains branch, or nothing comes.
 
     Args:
-        tree (`SnapshotTree`): what it belongs to.
+        tree (`RecurrentTree`): what it belongs to.
         first (`Node`): its first node; tokens of the prefix that are to be read again come before it.
         below (`dict`): the nodes to read after each node.
     """
 
-    def __init__(self, tree: SnapshotTree, first: Node, below: _Below) -> None:
+    def __init__(self, tree: RecurrentTree, first: Node, below: _Below) -> None:
         again: list[int] = []
         if first.parent is None:
-            self.snapshot = tree.snapshot
+            self.recurrent_state = tree.recurrent_state
             self.num_read = tree.num_read
             again = tree.ids[tree.num_read : first.position]
         else:
-            self.snapshot = first.parent.snapshot
+            self.recurrent_state = first.parent.recurrent_state
             self.num_read = first.position
         self.nodes = [first]
         while len(following := below.get(id(self.nodes[-1]), [])) == 1:
@@ -56,16 +56,16 @@ class Chain:
         self.following = following
         self.tokens = again + [node.token for node in self.nodes]
 
-    def advance(self, count: int, snapshot: Any) -> list[tuple[int, Node]]:
-        """Take `count` tokens as read and `snapshot` as what it gave; returns the nodes read, with their offsets."""
+    def advance(self, count: int, state: Any) -> list[tuple[int, Node]]:
+        """Take `count` tokens as read and `state` as what it gave; returns the nodes read, with their offsets."""
         num_again = len(self.tokens) - len(self.nodes)
         read = list(enumerate(self.nodes[: max(0, count - num_again)], start=num_again))
         self.tokens = self.tokens[count:]
         self.nodes = self.nodes[len(read) :]
-        self.snapshot = snapshot
+        self.recurrent_state = state
         self.num_read = self.num_read + count
         if read:
-            read[-1][1].snapshot = snapshot
+            read[-1][1].recurrent_state = state
         return read
 
 
@@ -79,7 +79,7 @@ class RecurrentBackend(Backend):
         max_rows (`int`, *optional*): the most sequences a pass; 1 where several at a time go wrong.
     """
 
-    keeps_keys = can_prefetch = False
+    keeps_keys = can_prefetch = can_run_again = False
 
     def __init__(
         self, model: Any, device: torch.device, max_tokens: int | None = None, max_rows: int | None = None
@@ -88,7 +88,7 @@ class RecurrentBackend(Backend):
         self._call = ModelCall(model)
         self._max_tokens = max_tokens
         self._max_rows = max_rows
-        self.trees: list[SnapshotTree] = []
+        self.trees: list[RecurrentTree] = []
 
     @torch.no_grad()
     def prefill(
@@ -104,7 +104,7 @@ class RecurrentBackend(Backend):
         can_share = can_share and not with_log_probs and self._max_tokens is None
         shared = self._shared_prefix(prompts) if can_share else None
         num_shared = 0 if shared is None else len(shared.ids)
-        trees: dict[int, SnapshotTree] = {}
+        trees: dict[int, RecurrentTree] = {}
         log_probs: dict[int, list[float]] = {}
         while waiting := [index for index in range(len(prompts)) if index not in trees]:
             batch = [index for index in waiting if len(prompts[index]) == len(prompts[waiting[0]])][: self._max_rows]
@@ -115,7 +115,7 @@ class RecurrentBackend(Backend):
                 values = log_probs_of(logits[:, :-1], torch.tensor(rows, device="cpu")[:, 1:]).tolist()
                 log_probs.update(zip(batch, values, strict=True))
             for index, part in zip(batch, parts, strict=True):
-                trees[index] = SnapshotTree(self.first_index + index, list(prompts[index]), part)
+                trees[index] = RecurrentTree(self.first_index + index, list(prompts[index]), part)
             self._store([trees[index].root for index in batch], logits[:, -1])
         self.trees = [trees[index] for index in sorted(trees)]
         self.active = [self.first_index + index for index in sorted(trees)]
@@ -123,8 +123,8 @@ class RecurrentBackend(Backend):
         return [tree.root for tree in self.trees]
 
     def _shared_prefix(self, prompts: list[list[int]]) -> SharedPrefix | None:
-        """What all prompts begin with, read; `None` where that is not worth it. A snapshot cannot be cut: what was kept
-        is of use where all of it is at the beginning of all prompts."""
+        """What all prompts begin with, read; `None` where that is not worth it. A recurrent state cannot be cut: what
+        was kept is of use where all of it is at the beginning of all prompts."""
         fitting = [one for one in kept_prefixes(self.model) if all(_begins_with(ids, one.ids) for ids in prompts)]
         known = max(fitting, key=lambda one: len(one.ids), default=None)
         number = worth_sharing(prompts, 0 if known is None else len(known.ids), self.policy)
@@ -134,7 +134,7 @@ class RecurrentBackend(Backend):
         if number == 0 or (known is not None and number == len(known.ids)):
             return known if number else None
         ids, start = prompts[0][:number], 0 if known is None else len(known.ids)
-        _, (memory,) = self._forward([ids[start:]], [start], None if known is None else fork(known.memory), True)
+        _, (memory,) = self._forward([ids[start:]], [start], None if known is None else fork_state(known.memory), True)
         shared = SharedPrefix(ids, memory, can_be_cut=False)
         if kept is not None:
             kept.add(self.model, shared)
@@ -158,8 +158,8 @@ class RecurrentBackend(Backend):
         """Make `path`, empty or not, part of a prompt's prefix. What hangs below its end stays, all else goes."""
         tree = self.trees[prompt_index]
         for node in tree.commit(path):
-            if node.snapshot is not None:
-                tree.snapshot = node.snapshot
+            if node.recurrent_state is not None:
+                tree.recurrent_state = node.recurrent_state
                 tree.num_read = node.position + 1
 
     def drop(self, finished: set[int]) -> None:
@@ -168,15 +168,15 @@ class RecurrentBackend(Backend):
             tree, kept = self.trees[prompt_index], kept_now()
             is_long = tree.num_read >= self.policy.least_shared_tokens and self._max_tokens is None
             if kept is not None and is_long and (len(self.trees) == 1 or kept.keeps_all):  # it may be gone on with
-                prefix = SharedPrefix(tree.ids[: tree.num_read], tree.snapshot, can_be_cut=False)
+                prefix = SharedPrefix(tree.ids[: tree.num_read], tree.recurrent_state, can_be_cut=False)
                 kept.add(self.model, prefix, is_text=True)
-            tree.snapshot = tree.root.snapshot = None
+            tree.recurrent_state = tree.root.recurrent_state = None
         super().drop(finished)
 
     def _next_pass(self, chains: list[Chain]) -> tuple[list[Chain], int]:
         """The chains that go together, those that are behind first, and the number of tokens that each reads."""
         count = min(len(chain.tokens) for chain in chains)
-        if grows(chains[0].snapshot):
+        if grows(chains[0].recurrent_state):
             lengths = sorted({chain.num_read for chain in chains})
             chains = [chain for chain in chains if chain.num_read == lengths[0]]
             count = min(len(chain.tokens) for chain in chains)
@@ -186,12 +186,12 @@ class RecurrentBackend(Backend):
 
     def _read(self, chains: list[Chain], count: int) -> None:
         tokens, starts = [chain.tokens[:count] for chain in chains], [chain.num_read for chain in chains]
-        logits, snapshots = self._forward(tokens, starts, join([chain.snapshot for chain in chains]))
+        logits, states = self._forward(tokens, starts, join([chain.recurrent_state for chain in chains]))
         new = [
             (node, entry, offset)
-            for entry, (chain, snapshot) in enumerate(zip(chains, snapshots, strict=True))
-            for offset, node in chain.advance(count, snapshot)
-            if not node.is_run
+            for entry, (chain, state) in enumerate(zip(chains, states, strict=True))
+            for offset, node in chain.advance(count, state)
+            if not node.is_computed
         ]
         if new:
             entries, offsets = to_device([place for _, *place in new], logits.device).unbind(1)
@@ -215,11 +215,12 @@ def _begins_with(ids: list[int], first: list[int]) -> bool:
 
 
 def _plan(missing: list[Node]) -> tuple[list[Node], _Below]:
-    """Where reading starts, and what is read after each node: what is missing, and what leads to it from a snapshot."""
+    """Where reading starts, and what is read after each node: what is missing, and what leads to it from a node whose
+    state is kept."""
     reads = {id(node): node for node in missing}
     for node in missing:
         above = node.parent
-        while above is not None and above.snapshot is None and id(above) not in reads:
+        while above is not None and above.recurrent_state is None and id(above) not in reads:
             reads[id(above)] = above
             above = above.parent
     below: _Below = {}

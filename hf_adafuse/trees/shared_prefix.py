@@ -14,7 +14,7 @@ from typing import Any
 from .adapters import base_model, model_state
 from .kv_cache import common_length
 from .pass_policy import Policy
-from .snapshots import num_bytes
+from .recurrent_state import num_bytes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SharedPrefix:
 
     Args:
         ids (`list[int]`)
-        memory (`KeysValues` or a snapshot): what the model remembers of them, as a batch of one.
+        memory (`KeysValues` or a recurrent state): what the model remembers of them, as a batch of one.
         log_probs (`list[float]`, *optional*): of those after the first (nats), as far as they are known; `None` where
             nobody asked.
         can_be_cut (`bool`, *optional*, defaults to `True`): whether the memory of its first ids is a part of it.
@@ -112,12 +112,13 @@ _kept: ContextVar[KeptPrefixes | None] = ContextVar("prefix_caching", default=No
 @contextmanager
 def prefix_caching(kept: KeptPrefixes | None = None) -> Iterator[None]:
     """
-    Within this context each member keeps what it has read of the last prompts, and calls of `generate()` whose prompts
-    begin alike do not read that again: of a conversation each call reads the new message. The models must not be
-    changed within it. It costs the keys and values of two prompts per member.
+    Within this context each member keeps the keys and values of the last prompts. Calls of `generate()` whose prompts
+    begin alike do not compute that beginning again: in a conversation each call reads the new message only. The models
+    must not be changed within the context. It costs the memory of two prompts per member.
 
     Args:
-        kept (`KeptPrefixes`, *optional*): where it is kept: another such context goes on with it.
+        kept (`KeptPrefixes`, *optional*): holds what is kept. A later context that is given the same object goes on
+            with it.
 
     Example:
 

@@ -20,26 +20,26 @@ from .adapters import base_model
 from .tree_cache import TreeCache
 
 # Tensors of so many shapes are kept for a model; with widths and rows that double, the largest may be half of all.
-_MOST_HOMES = 8
+_MOST_SHAPES = 8
 
 
 @dataclass
-class _Home:
-    """Tensors of one shape, the keys and values of each layer; and the cache that is in them, if any."""
+class _StaticTensors:
+    """Tensors of one shape, the keys and values of each layer; and the cache that they hold, if any."""
 
-    likeness: Any
+    layout: Any
     tensors: list[torch.Tensor]
-    tenant: Callable[[], TreeCache | None]
+    holder: Callable[[], TreeCache | None]
 
 
 class StaticMemory:
     """The tensors that hold the KV caches of one compiled model, kept as long as the model lives."""
 
     def __init__(self) -> None:
-        self._homes: list[_Home] = []  # last used last
+        self._held: list[_StaticTensors] = []  # last used last
         self._lock = threading.Lock()
 
-    def house(self, cache: TreeCache, width: int) -> int:
+    def hold(self, cache: TreeCache, width: int) -> int:
         """
         Move what a cache holds into tensors of so many columns, unless it is in such or wider ones already.
 
@@ -50,25 +50,25 @@ class StaticMemory:
         if not own:
             return width
         with self._lock:
-            before = next((home for home in self._homes if home.tenant() is cache), None)
+            before = next((static for static in self._held if static.holder() is cache), None)
             if before is not None and _is_in(before, own) and own[0].shape[2] >= width:
                 return own[0].shape[2]
-            likeness = _likeness(own, width)
-            fitting = [home for home in self._homes if home.likeness == likeness and home.tenant() in (None, cache)]
-            home = fitting[-1] if fitting else _Home(likeness, _make(own, width), _nobody)
-            cache.move(home.tensors)
+            layout = _layout(own, width)
+            fitting = [static for static in self._held if static.layout == layout and static.holder() in (None, cache)]
+            static = fitting[-1] if fitting else _StaticTensors(layout, _make(own, width), _no_cache)
+            cache.move(static.tensors)
             if before is not None:  # left once it has been copied out of
-                before.tenant = _nobody
-            home.tenant = weakref.ref(cache)
-            self._homes = [*(other for other in self._homes if other is not home), home][-_MOST_HOMES:]
+                before.holder = _no_cache
+            static.holder = weakref.ref(cache)
+            self._held = [*(other for other in self._held if other is not static), static][-_MOST_SHAPES:]
         return width
 
-    def leave(self, cache: TreeCache) -> None:
+    def release(self, cache: TreeCache) -> None:
         """Free the tensors of this cache for others."""
         with self._lock:
-            for home in self._homes:
-                if home.tenant() is cache:
-                    home.tenant = _nobody
+            for static in self._held:
+                if static.holder() is cache:
+                    static.holder = _no_cache
 
 
 def memory_of(model: Any, is_kept: bool) -> StaticMemory | None:
@@ -117,13 +117,13 @@ class _Uncompiled:
 uncompiled = _Uncompiled()
 
 
-def _is_in(home: _Home, tensors: list[torch.Tensor]) -> bool:
+def _is_in(static: _StaticTensors, tensors: list[torch.Tensor]) -> bool:
     """Whether these are the tensors there, and may be written into as things are."""
-    is_same = all(one is other for one, other in zip(home.tensors, tensors, strict=True))
+    is_same = all(one is other for one, other in zip(static.tensors, tensors, strict=True))
     return is_same and tensors[0].is_inference() == torch.is_inference_mode_enabled()
 
 
-def _likeness(tensors: list[torch.Tensor], width: int) -> Any:
+def _layout(tensors: list[torch.Tensor], width: int) -> Any:
     """What tensors of so many columns must be like, to take the place of these."""
     shapes = [(*tensor.shape[:2], width, tensor.shape[3], tensor.dtype, tensor.device) for tensor in tensors]
     return torch.is_inference_mode_enabled(), shapes  # what is made within cannot be written into outside
@@ -136,5 +136,5 @@ def _make(like: list[torch.Tensor], width: int) -> list[torch.Tensor]:
     return tensors
 
 
-def _nobody() -> None:
+def _no_cache() -> None:
     return None

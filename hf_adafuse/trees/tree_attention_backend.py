@@ -29,7 +29,7 @@ class TreeAttentionBackend(KVCacheBackend):
 
     @property
     def is_padded(self) -> bool:
-        return self.columns.num_rows > 1
+        return self.slots.num_rows > 1
 
     @torch.no_grad()
     def run(self, wanted: Iterable[Node]) -> list[Node]:
@@ -37,15 +37,15 @@ class TreeAttentionBackend(KVCacheBackend):
         missing = missing_nodes(wanted)
         if not missing:
             return []
-        if not self.is_padded and len(self.active) > 1 and not self._shares_row(self.columns.num_used):
+        if not self.is_padded and len(self.active) > 1 and not self._shares_row(self.slots.num_used):
             self._rearrange()
-        batch: list[list[Node]] = [[] for _ in range(self.columns.num_rows)]
+        batch: list[list[Node]] = [[] for _ in range(self.slots.num_rows)]
         for node in missing:
-            batch[self.columns.row_of[node.prompt_index]].append(node)
+            batch[self.slots.row_of[node.prompt_index]].append(node)
         filler = self._fill_up(batch)
         queries = [node for nodes in batch for node in nodes]
         asking = {node.prompt_index for node in queries}
-        numbers = self._masks.place({index: self.columns.prefix[index] for index in asking}, self.cache.width)
+        numbers = self._masks.place({index: self.slots.prefix[index] for index in asking}, self.cache.width)
         # Contiguous each, also of one token: a compiled model is compiled anew for other strides.
         ids, positions, prompts = torch.tensor(
             [
@@ -72,19 +72,19 @@ class TreeAttentionBackend(KVCacheBackend):
         filler = Node(0, None, self.active[0], 0)  # sees what any prompt sees: nobody looks at it
         columns, spare = [], []
         for row, nodes in enumerate(batch):
-            taken, num_missing = self.columns.allocate(nodes), num_queries - len(nodes)
+            taken, num_missing = self.slots.allocate(nodes), num_queries - len(nodes)
             if num_missing:
                 nodes += [filler] * num_missing
-                unused = self.columns.take(row, 1)
+                unused = self.slots.take(row, 1)
                 spare.append((row, unused))
                 taken = taken + unused * num_missing
             columns.append(taken)
-        width = self.columns.width
+        width = self.slots.width
         if self._memory is not None:
-            width = self._memory.house(self.cache, static_size(width, self.policy.least_static_columns))
+            width = self._memory.hold(self.cache, static_size(width, self.policy.least_static_columns))
         self.cache.open(columns, width)
         for row, unused in spare:
-            self.columns.release(row, unused)
+            self.slots.release(row, unused)
         return filler
 
     def _seen(self, queries: list[Node]) -> list[tuple[int, int, int]]:
@@ -92,17 +92,17 @@ class TreeAttentionBackend(KVCacheBackend):
         return [
             (number, column, node.position - above.position)
             for number, node in enumerate(queries)
-            for column, above in self.columns.above(node)
+            for column, above in self.slots.above(node)
         ]
 
     def _leave_cache(self) -> None:
         if self._memory is not None:
-            self._memory.leave(self.cache)
+            self._memory.release(self.cache)
         super()._leave_cache()
 
     def _is_sparse(self) -> bool:
         # Where shapes are to be few, rows stay until half of them are empty.
-        is_full = self._is_filled and 2 * len(self.active) > self.columns.num_rows > 1
+        is_full = self._is_filled and 2 * len(self.active) > self.slots.num_rows > 1
         return not is_full and super()._is_sparse()
 
     def _take_in(self, newcomers: KVCacheBackend) -> None:

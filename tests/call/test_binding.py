@@ -175,9 +175,9 @@ def test_an_assistant_without_an_end_and_flags_about_the_end():
 
 
 def test_unicode_words_after_an_emoji():
-    rule = WordSplitter(word_boundary="unicode")
-    assert not rule.is_complete("😀a".encode(), b"b") and rule.is_complete("x😀".encode(), b"y")
-    assert rule.is_complete("😀今天".encode(), "天气".encode())
+    splitter = WordSplitter(word_boundary="unicode")
+    assert not splitter.is_complete("😀a".encode(), b"b") and splitter.is_complete("x😀".encode(), b"y")
+    assert splitter.is_complete("😀今天".encode(), "天气".encode())
 
 
 def test_a_vocabulary_with_gaps():

@@ -12,7 +12,8 @@ from support.stand_in import StandIn, serving
 from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, ServedModel
-from hf_adafuse.call.run import planning
+from hf_adafuse.call.plan import plan_call
+from hf_adafuse.call.planning import KnownPlans, planning
 from hf_adafuse.call.running_batch import RunningBatch
 from hf_adafuse.trees.backend import ForwardError
 from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
@@ -48,8 +49,8 @@ def ask(ensemble, prompt, call):
     return ensemble.rounds([prompt], **call)
 
 
-def planned(ensemble, prompt, call):
-    with planning() as plans:
+def planned(ensemble, prompt, call, known=None):
+    with planning(known) as plans:
         call = {"do_sample": False, **call}
         torch.manual_seed(call.pop("seed"))
         inputs = ensemble.encode([prompt])
@@ -133,6 +134,36 @@ def test_each_call_gets_what_it_gets_alone(number):
         if rounds is not None:
             alone = ask(ensemble, prompt, call)[0]
             assert shown(rounds) == shown(alone), (prompt, call)
+
+
+@pytest.mark.parametrize("number", range(7000, 7012))
+def test_a_call_like_an_earlier_one_is_planned_from_its_plan(number, monkeypatch):
+    """Whatever its prompt and seed; but calls with processors or grammars are planned in full."""
+    rng = random.Random(number)
+    ensemble, known, in_full = ensemble_of(random_case(number)), KnownPlans(), []
+    monkeypatch.setattr("hf_adafuse.generation.plan_call", lambda *args: in_full.append(args) or plan_call(*args))
+    kinds = [{}, {"stop_strings": ["a"]}, {"do_sample": True, "top_k": 5}, {"repetition_penalty": 1.5}]
+    calls = [{"max_new_tokens": 6, "seed": rng.randrange(99), **rng.choice(kinds)} for _ in range(NUM_CALLS)]
+    asked = [(rng.choice(PROMPTS) + " she" * rng.randrange(3), call) for call in calls]
+    plans = [planned(ensemble, *one, known) for one in asked]
+    once = {str(call | {"seed": 0}) for call in calls if "repetition_penalty" not in call}
+    assert len(in_full) == len(once) + sum("repetition_penalty" in call for call in calls)
+    found = run_at_random(rng, plans)
+    for (prompt, call), rounds in zip(asked, found, strict=True):
+        if rounds is not None:
+            assert shown(rounds) == shown(ask(ensemble, prompt, call)[0]), (prompt, call)
+
+
+def test_a_prompt_that_is_too_long_is_refused_like_an_earlier_one():
+    known = KnownPlans()
+    ensemble = AdaFuseEnsemble([(tiny_model("gpt2", "characters"), TOKENIZERS["characters"]())])
+    call, longest = {"max_new_tokens": 4, "seed": 0}, "she " * 2000
+    with pytest.raises(ValueError, match="must be at most") as first:
+        planned(ensemble, longest, call, known)
+    assert planned(ensemble, PROMPTS[0], call, known).config == planned(ensemble, PROMPTS[1], call, known).config
+    with pytest.raises(ValueError, match="must be at most") as later:
+        planned(ensemble, longest, call, known)
+    assert str(first.value) == str(later.value)
 
 
 METHODS = ["unite", "specfuse", "rerank", "gac"]

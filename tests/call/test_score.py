@@ -136,12 +136,12 @@ def test_logits_that_are_not_needed_any_more_are_dropped(monkeypatch):
 
     def looked_at(self, finished):
         for index in finished:
-            kept.extend(node for node in self.trees[index].root.run_descendants())
+            kept.extend(node for node in self.trees[index].root.computed_descendants())
         leave(self, finished)
 
     monkeypatch.setattr(KVCacheBackend, "drop", looked_at)
     AdaFuseEnsemble([(tiny_model(), TOKENIZERS["byte_level"]())]).score(PROMPTS[0], ANSWERS)
-    assert kept and all(node.logits is None and len(node.reading.scores) == 0 for node in kept)
+    assert kept and all(node.logits is None and len(node.logprobs.scores) == 0 for node in kept)
 
 
 def test_logits_processors_and_sampling_play_no_part():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import types
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 import hf_adafuse
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.cli import _parser, main
-from hf_adafuse.cli.arguments import adafuse_config, as_flags
+from hf_adafuse.cli.config_flags import adafuse_config, given_settings, take_members
 from hf_adafuse.config import PRESETS
 from hf_adafuse.lab.evaluation.candidates import RULES
 
@@ -29,6 +30,26 @@ REQUIRED = {
 STORED = types.SimpleNamespace(
     generation_config=types.SimpleNamespace(adafuse_config={"max_words": 7, "horizon": True, "switch_margin": 9.0})
 )
+
+
+# Where a setting's flag has another name than its field.
+RENAMED = {
+    "margin_threshold": "threshold", "num_branches": "branches", "model_weights": "weights",
+    "certainty_gate": "gate", "do_sample": "sample",
+}  # fmt: skip
+
+
+def as_flags(settings):
+    """The fields of a config as somebody would type them, over the paper's preset."""
+    flags = ["--preset", "paper"]
+    for name, value in settings.items():
+        if name == "method_options":
+            flags += [part for one, given in value.items() for part in ("--option", f"{one}={json.dumps(given)}")]
+            continue
+        flags.append(f"--{RENAMED.get(name, name).replace('_', '-')}")
+        if value is not True:  # a switch stands alone
+            flags.append(",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+    return flags
 
 
 def read(command, *flags):
@@ -63,6 +84,8 @@ def test_escapes_are_documented_and_an_empty_text_is_refused(command, capsys):
         {"switch_margin": math.inf, "certainty_gate": 1.0, "max_word_tokens": 12345678},
         {"commitment": "fixed", "nll_normalization": "byte", "do_sample": True},
         {"exploration": "beam", "method_options": {"length_exponent": 0.5}},
+        {"method": "unite", "method_options": {"top_k": 3}},
+        {},
     ],
     ids=str,
 )
@@ -70,6 +93,20 @@ def test_settings_as_flags_give_the_settings_back(settings):
     for command in ("generate", "run", "eval"):
         args = read(command, *as_flags(settings))
         assert adafuse_config(args, STORED) == AdaFuseConfig(**settings)
+
+
+def test_a_file_of_settings_is_read_once(tmp_path, monkeypatch):
+    """For its members, its settings, and the record of what a job was asked with."""
+    path, opened = tmp_path / "adafuse.json", []
+    path.write_text(json.dumps({"adafuse_config": {"preset": "paper", "max_words": 2}, "members": ["A", "B"]}))
+    from_file = AdaFuseConfig.from_file
+    monkeypatch.setattr(AdaFuseConfig, "from_file", lambda given: opened.append(given) or from_file(given))
+    args = read("run", "--adafuse", str(path))
+    take_members(args)
+    assert (args.model, args.assistant) == ("A", ["B"])
+    assert adafuse_config(args, STORED) == adafuse_config(args) == AdaFuseConfig(max_words=2)
+    assert given_settings(args)["adafuse"] == AdaFuseConfig(max_words=2).to_dict()
+    assert opened == [str(path)]
 
 
 @pytest.mark.parametrize("command", ["run", "fit", "eval"])

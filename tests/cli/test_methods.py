@@ -8,7 +8,7 @@ import pytest
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.cli import main
-from hf_adafuse.cli.arguments import adafuse_config, add_config_arguments, as_flags
+from hf_adafuse.cli.config_flags import adafuse_config, add_config_arguments
 
 
 def parsed(*flags):
@@ -41,13 +41,6 @@ def test_flags_go_over_stored_settings_of_the_same_method_alone():
     }  # fmt: skip
     assert adafuse_config(parsed("--method", "gac"), stored) == AdaFuseConfig(method="gac")
     assert adafuse_config(parsed("--method", "gac"), Stored({"method": "words"})) == AdaFuseConfig(method="gac")
-
-
-@pytest.mark.parametrize(
-    "values", [{"method": "unite", "method_options": {"top_k": 3}}, {"num_branches": 2}, {}], ids=str
-)
-def test_flags_of_settings_give_them_back(values):
-    assert adafuse_config(parsed(*as_flags(values))) == AdaFuseConfig(**values)
 
 
 @pytest.mark.parametrize(

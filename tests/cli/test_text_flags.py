@@ -15,7 +15,7 @@ from support.saved_members import CONFIG, PROMPT, expected, flags
 
 from hf_adafuse import AdaFuseConfig, demo
 from hf_adafuse.cli import main, members
-from hf_adafuse.cli.arguments import STRUCTURED
+from hf_adafuse.cli.text_flags import STRUCTURED
 from hf_adafuse.members.structured import KINDS
 
 SCHEMA = {"type": "object", "properties": {"cat": {"type": "boolean"}}, "required": ["cat"]}

@@ -173,7 +173,7 @@ def test_what_is_prefetched_keeps_the_cache_small(monkeypatch, look_ahead):
 
     def watched_pass(self, needs, likely):
         tree = self.backend.trees[0]
-        num_before, num_due = len(tree.unsettled()), len({id(node) for node in needs[0][0] if node.reading is None})
+        num_before, num_due = len(tree.unsettled()), len({id(node) for node in needs[0][0] if node.logprobs is None})
         passed = begin(self, needs, likely)
 
         def finish(result):
@@ -268,14 +268,14 @@ def test_each_column_holds_one_token_and_is_given_back(number, most_shared, monk
 
     def watched_run(self, wanted):
         nodes = run_tree(self, wanted)
-        columns = [(self.columns.row_of[index], column) for index in self.active for column in self.columns.held(index)]
-        assert len(columns) == len(set(columns)) == self.columns.num_used
+        columns = [(self.slots.row_of[index], column) for index in self.active for column in self.slots.held(index)]
+        assert len(columns) == len(set(columns)) == self.slots.num_used
         for index in self.active:
             tree = self.trees[index]
-            assert len(self.columns.prefix[index]) == len(tree.ids) - len(tree.pending)
+            assert len(self.slots.prefix[index]) == len(tree.ids) - len(tree.pending)
             below = tree.unsettled()
-            assert set(below) == {other for node in below for _, other in self.columns.above(node)}
-        seen.append(self.columns.num_rows)
+            assert set(below) == {other for node in below for _, other in self.slots.above(node)}
+        seen.append(self.slots.num_rows)
         trees.add(self)
         return nodes
 

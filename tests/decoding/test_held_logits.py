@@ -130,13 +130,24 @@ def assert_bounded(seen, per_node, per_token=0):
     assert all(size <= per_node * num_held + per_token * num_new for size, num_held, num_new in seen), seen
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["majority", "select"])
+def test_whole_answers_hold_a_few_rows_however_long_they_are(watched, method):
+    """Not one for each token: three prompts and two members, each with its root, the end of an answer and the last
+    tokens that were read."""
+    seen, known = watched
+    generate(known, config=dict(method=method), max_new_tokens=60)
+    assert len(seen) >= 16
+    assert all(size <= 4 * 3 * 2 * 4 for size, _, _ in seen), seen
+
+
 def test_a_prompt_that_leaves_holds_nothing():
     """In a batch that runs on, its tree stays; the logits of its last tokens, committed or not, do not."""
     tree = TokenTree(0, [1, 2])
     tree.commit(tree.root.add_path([3, 4]))
     nodes = [*tree.pending, tree.root.add_child(5)]
     for node in nodes:  # read before the next commit
-        node.is_run, node.logits = True, torch.zeros(SIZE)
+        node.is_computed, node.logits = True, torch.zeros(SIZE)
     assert len(nodes) == 3
     alive = [weakref.ref(node.logits) for node in nodes]
     del node, nodes

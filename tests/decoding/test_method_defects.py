@@ -237,7 +237,7 @@ class Tokens(TokenStrategy):
             Narrow,
             r"`cls\.choose` must take \(self, candidates, weights, main_index\), but that of Narrow does not: too",
         ),
-        (Proposes, r"`cls\.make_proposer` must take \(self, member_index, members, rule\), but that of Proposes"),
+        (Proposes, r"`cls\.make_proposer` must take \(self, member_index, members, splitter\), but that of Proposes"),
         (Tokens, r"`cls\.choose` must be a method, but is None in Tokens"),
     ],
 )

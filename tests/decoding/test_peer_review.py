@@ -25,7 +25,7 @@ from test_methods_oracle import assert_equals_the_oracle, case_of
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, chat_inputs, enable_adafuse, export_adafuse
-from hf_adafuse.call.run import planning
+from hf_adafuse.call.planning import planning
 from hf_adafuse.call.running_batch import RunningBatch
 from hf_adafuse.cli import main
 from hf_adafuse.confidence import Calibration

@@ -113,6 +113,24 @@ def test_the_member_goes_on_while_many_wait_for_it_then_the_most_wanted():
     ]
 
 
+def test_in_turns_a_member_goes_on_until_no_prompt_waits_for_it():
+    prompts = {
+        0: prompt((0, "a"), (0, "b"), (0, "c"), (1, "d")),
+        1: prompt((0, "e"), (1, "f")),
+        2: prompt((0, "g"), (1, "h")),
+    }
+    log = []
+    Scheduler([FakeMember("A", log), FakeMember("B", log)], [None, None], lambda ready: {}, is_in_turns=True).run(
+        prompts
+    )
+    assert log == [
+        ("A", {0: ["a"], 1: ["e"], 2: ["g"]}),
+        ("A", {0: ["b"]}),
+        ("A", {0: ["c"]}),
+        ("B", {1: ["f"], 2: ["h"], 0: ["d"]}),
+    ]
+
+
 def test_a_member_for_which_half_of_them_wait_goes_on():
     prompts = {0: prompt((0, "a"), (0, "b")), 1: prompt((0, "d"), (1, "e"))}
     assert run(prompts) == [("A", {0: ["a"], 1: ["d"]}), ("A", {0: ["b"]}), ("B", {1: ["e"]})]

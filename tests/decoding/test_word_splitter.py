@@ -54,11 +54,11 @@ def test_not_complete(data, following):
 
 
 def test_closed_whatever_follows():
-    rule = WordSplitter(max_word_tokens=3)
-    assert rule.is_closed(b"was ", 1) and not rule.is_closed(b"was", 1) and not rule.is_closed(b"  ", 1)
-    assert rule.is_closed(b"abc", 3)
-    assert not rule.is_closed(b"ab\xe4", 3) and not rule.is_closed(b"a\xe4\xbb", 4)
-    assert rule.is_closed("a今".encode(), 4) and rule.is_closed(b"\xe4\xe4\xe4\xe4\xe4\xe4", 6)
+    splitter = WordSplitter(max_word_tokens=3)
+    assert splitter.is_closed(b"was ", 1) and not splitter.is_closed(b"was", 1) and not splitter.is_closed(b"  ", 1)
+    assert splitter.is_closed(b"abc", 3)
+    assert not splitter.is_closed(b"ab\xe4", 3) and not splitter.is_closed(b"a\xe4\xbb", 4)
+    assert splitter.is_closed("a今".encode(), 4) and splitter.is_closed(b"\xe4\xe4\xe4\xe4\xe4\xe4", 6)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_closed_whatever_follows():
     ],
 )
 def test_unicode_boundaries(word, following, complete):
-    rule = WordSplitter(word_boundary="unicode")
-    assert rule.is_complete(word.encode(), following.encode()) == complete
+    splitter = WordSplitter(word_boundary="unicode")
+    assert splitter.is_complete(word.encode(), following.encode()) == complete
 
 
 def test_unicode_needs_its_library(monkeypatch):

@@ -22,7 +22,7 @@ from support.calls import arguments, assert_refused, inputs_of
 from support.hosts import ensemble
 from support.tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse.members.stateful_processors import StatefulProcessor, check_copyable, fork
+from hf_adafuse.members.stateful_processors import StatefulProcessor, check_copyable, fork_processor
 
 BYTES = TOKENIZERS["byte_level"]()
 
@@ -84,7 +84,7 @@ SETTING_SOURCES = {
 @pytest.mark.parametrize("name", SHARED)
 def test_copies_share_what_is_large_or_anothers_handle(name):
     part = SHARED[name]()
-    copied = fork(Holder(part=part, own=[1]))
+    copied = fork_processor(Holder(part=part, own=[1]))
     assert copied.part is part and copied.own == [1]
 
 
@@ -92,12 +92,14 @@ def test_copies_share_what_is_large_or_anothers_handle(name):
 def test_what_is_shared_is_found_wherever_it_is_held(place):
     make, find = SETTING_SOURCES[place]
     original = make(BYTES)
-    copied = fork(original)
+    copied = fork_processor(original)
     assert copied is not original and find(copied) is BYTES
 
 
 def test_a_method_of_something_shared_is_shared():
-    copied = fork(Holder(decode=BYTES.decode, later=functools.partial(BYTES.encode, add_special_tokens=False)))
+    copied = fork_processor(
+        Holder(decode=BYTES.decode, later=functools.partial(BYTES.encode, add_special_tokens=False))
+    )
     assert copied.decode.__self__ is BYTES and copied.later.func.__self__ is BYTES
 
 
@@ -125,7 +127,7 @@ def state_of(part):
 def test_copies_have_a_state_of_their_own(name):
     make, change = MINE[name]
     original = Holder(part=make(), parts=[make()])
-    copied = fork(original)
+    copied = fork_processor(original)
     for part, own in ((original.part, copied.part), (original.parts[0], copied.parts[0])):
         assert str(state_of(own)) == str(state_of(part))
         before = str(state_of(part))
@@ -138,7 +140,7 @@ def test_what_is_one_object_stays_one():
     original = Holder(one=ids, other={"same": ids})
     original.itself = original
     original.call = original.method
-    copied = fork(original)
+    copied = fork_processor(original)
     assert copied.one is copied.other["same"] is not ids
     assert copied.itself is copied and copied.call() is copied
 
@@ -166,17 +168,17 @@ class WithDeepCopy(Matcher):
 @pytest.mark.parametrize("cls", [WithFork, WithDeepCopy])
 def test_what_knows_how_to_copy_itself_does(cls):
     original = Holder(matchers=[cls([1]), cls([2])])
-    copied = fork(original)
+    copied = fork_processor(original)
     copied.matchers[0].ids.append(3)
     assert [matcher.ids for matcher in copied.matchers] == [[1, 3], [2]]
     assert [matcher.ids for matcher in original.matchers] == [[1], [2]]
-    alone = fork(original.matchers[1])
+    alone = fork_processor(original.matchers[1])
     assert alone is not original.matchers[1] and alone.ids == [2]
 
 
 def test_xgrammars_matcher_goes_its_own_way():
     original = Holder(matcher=xgrammar.GrammarMatcher(compiled()[2]))
-    copied = fork(original)
+    copied = fork_processor(original)
     letter = BYTES.convert_tokens_to_ids("q")
     assert copied.matcher.accept_token(letter) and copied.matcher.accept_token(letter)
     bitmasks = [xgrammar.allocate_token_bitmask(1, len(BYTES)) for _ in range(2)]
@@ -226,7 +228,7 @@ def test_guides_whose_way_is_not_known_are_copied():
     original.guides = [outlines_core.Guide(original.index)]
     original.guides[0].advance(3)
     for walked in (None, torch.tensor([[3]]), torch.tensor([[3, 1]]), torch.tensor([[3], [3]])):
-        copied = fork(original, walked)
+        copied = fork_processor(original, walked)
         copied.guides[0].advance(1)
         assert sorted(copied.guides[0].get_tokens()) == [2] and sorted(original.guides[0].get_tokens()) == [1, 2, 3]
 

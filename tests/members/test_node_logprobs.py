@@ -46,7 +46,7 @@ class Tree:
 
     def read(self, *nodes, **kwargs):
         for node in nodes:
-            node.is_run, node.logits = True, torch.arange(SIZE, dtype=torch.float32) + node.token
+            node.is_computed, node.logits = True, torch.arange(SIZE, dtype=torch.float32) + node.token
         self.reader.read(list(nodes), **kwargs)
 
     def commit(self, *ids):
@@ -57,7 +57,7 @@ class Tree:
 
 
 def is_processed(node):
-    return node.reading.forbids(0) and not node.reading.forbids(1)
+    return node.logprobs.forbids(0) and not node.logprobs.forbids(1)
 
 
 @pytest.fixture(params=[Odd, OddWithoutState])
@@ -110,10 +110,10 @@ def test_many_nodes_are_read_in_parts(num_rows, monkeypatch):
     )
     nodes, logits = tree.root.add_path([3, 4, 5, 6, 7]), torch.randn(5, SIZE)
     for node, row in zip(nodes, logits):
-        node.is_run, node.logits = True, row
+        node.is_computed, node.logits = True, row
     LogitsReader([PromptProcessors([], len(PROMPT))], 2, tree.ids_to).read(nodes)
     assert sum(widths) == 5 and max(widths) == min(num_rows, 5)
     for node, row in zip(nodes, logits):
         expected = row.log_softmax(-1).topk(2)
-        assert node.reading.top == expected.indices.tolist()
-        assert node.reading.top_log_probs == pytest.approx(expected.values.tolist(), abs=1e-6)
+        assert node.logprobs.top == expected.indices.tolist()
+        assert node.logprobs.top_log_probs == pytest.approx(expected.values.tolist(), abs=1e-6)

@@ -10,6 +10,7 @@ from support.calls import BYTES, CHARS, LEFT, PROMPT, arguments, assert_refused,
 from support.tiny import eos_ids, tiny_model
 
 from hf_adafuse import disable_adafuse, enable_adafuse
+from hf_adafuse.call.run import make_members, planning
 
 pytestmark = pytest.mark.fast
 
@@ -208,3 +209,14 @@ def test_integers_of_any_size_are_ids(dtype):
     expected = main.generate(**arguments(input_ids=ids, attention_mask=LEFT, assistant_inputs=[{"input_ids": ids}]))
     given = arguments(input_ids=ids, attention_mask=LEFT, assistant_inputs=[{"input_ids": ids.to(dtype)}])
     assert torch.equal(main.generate(**given), expected)
+
+
+def test_members_are_told_whether_they_have_the_main_tokenizer():
+    """Another object with the same vocabulary and rules counts as the same tokenizer."""
+    model = enable_adafuse(own())
+    others = [own(seed=2), own("gpt2", "characters"), own(seed=3)]
+    tokenizers = [BYTES, CHARS, copy.deepcopy(BYTES)]
+    with planning() as plans:
+        model.generate(**inputs_of(BYTES, PROMPT), tokenizer=BYTES, assistant_models=others,
+                       assistant_tokenizers=tokenizers, max_new_tokens=1)  # fmt: skip
+    assert [member.has_main_tokenizer for member in make_members(plans[0])] == [True, True, False, True]

@@ -30,7 +30,7 @@ class Counting:
 
 def backend_of(model, prompts=((7, 8),)):
     backend = ServedBackend(model, torch.device("cpu"))
-    backend.make_reading = lambda top, log_probs: top
+    backend.make_logprobs = lambda top, log_probs: top
     backend.prefill([list(prompt) for prompt in prompts])
     return backend
 
@@ -39,9 +39,9 @@ def walk(backend, length):
     """Greedily on, node by node, until so many below the prefix have been read; returns them."""
     node, path = backend.trees[0].root, []
     while len(path) < length:
-        if node.reading is None:
+        if node.logprobs is None:
             backend.run([node])
-        node = node.add_child(node.reading[0])
+        node = node.add_child(node.logprobs[0])
         path.append(node)
     return path
 

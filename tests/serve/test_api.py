@@ -229,6 +229,56 @@ def test_settings_of_one_request(client):
     assert answer.choices[0].message.content == expected.text
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_members_rate_answers_where_a_request_asks_for_it(client, is_streamed):
+    """With settings of its own, beside others in one batch."""
+    chats, numbers = [QUESTION, LONGER, QUESTION], [8, 12, 5]
+    settings = {"method": "peer-review", "rubric": "Rate.", "max_score": 3}
+
+    def ask(chat, number, more):
+        body = {"model": MODEL, "messages": chat, "max_tokens": number}
+        made = client.chat.completions.create(**body, stream=is_streamed, extra_body={"adafuse": {**more, **options}})
+        if not is_streamed:
+            return made.choices[0].message.content, made.choices[0].message.adafuse
+        chunks = list(made)
+        return "".join(one.choices[0].delta.content or "" for one in chunks), chunks[-1].choices[0].adafuse
+
+    options = {"rounds": True}
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(ask, chats * 2, numbers * 2, [settings] * 3 + [{}] * 3))
+    for (text, adafuse), chat, number in zip(found[:3], chats, numbers, strict=False):
+        call = {"max_new_tokens": number, "adafuse_config": CONFIG.changed(settings)}
+        expected = alone(chat, call)
+        assert text == expected.text == words_of(adafuse)
+        assert [one["criterion"] for one in adafuse["rounds"]] == ["mean rating"] * len(expected)
+        scores = [[one.score for one in each.candidates] for each in expected]
+        made = [[one["score"] for one in each["candidates"]] for each in adafuse["rounds"]]
+        assert made == [pytest.approx(each, abs=1e-4) for each in scores]
+    for (text, _), chat, number in zip(found[3:], chats, numbers, strict=True):
+        assert text == alone(chat, {"max_new_tokens": number}).text
+
+
+def test_a_request_like_an_earlier_one_is_planned_at_once(monkeypatch):
+    """Without a thread of the plans; what is drawn may have to wait for the random numbers there."""
+    with running() as (service, client):
+        submit, clients = service._quick.submit, []
+        monkeypatch.setattr(service._quick, "submit", lambda client, work: clients.append(1) or submit(client, work))
+
+        def ask(chat, **more):
+            made = client.chat.completions.create(**{**CHAT, "messages": chat, **more})
+            return made.choices[0].message.content, len(clients)
+
+        expected = [alone(chat, {"max_new_tokens": 8}).text for chat in (QUESTION, LONGER)]
+        assert [ask(QUESTION), ask(LONGER), ask(QUESTION)] == [(expected[k], 1) for k in (0, 1, 0)]
+        assert ask(LONGER, max_tokens=9) == (alone(LONGER, {"max_new_tokens": 9}).text, 2)
+        drawn = {"do_sample": True, "temperature": 1.2, "max_new_tokens": 8}
+        for number, seed in ((3, 1), (4, 2)):
+            found = ask(QUESTION, temperature=1.2, seed=seed)
+            assert found == (alone(QUESTION, {**drawn, "seed": seed}).text, number)
+        with pytest.raises(openai.BadRequestError, match="must be at most 512 tokens"):
+            ask([{"role": "user", "content": "a cat " * 600}])
+
+
 @pytest.mark.parametrize(
     ("change", "status", "match"),
     [
@@ -293,6 +343,16 @@ def test_requests_that_cannot_be_honoured(post, change, status, match):
 def test_bodies_that_are_none(post, content, status):
     answer = post(content)
     assert answer.status_code == status and set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "multipart/form-data", "application/jsonl"])
+def test_a_body_that_is_not_said_to_be_json(client, kind):
+    """A page of another origin may send such a body unasked."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = httpx.post(f"{client.base_url}chat/completions", content=json.dumps(CHAT), headers=headers)
+    assert answer.status_code == 400 and "Content-Type" in answer.json()["error"]["message"]
+    right = {"Content-Type": "application/json; charset=utf-8"}
+    assert httpx.post(f"{client.base_url}chat/completions", content=json.dumps(CHAT), headers=right).is_success
 
 
 def test_a_body_without_a_length_is_cut_off():

@@ -63,7 +63,8 @@ def test_rows_score_all_candidates_of_a_round_in_one_pass(monkeypatch):
 
 @pytest.mark.parametrize("name", ["bloom", "qwen3_next"])
 def test_what_was_committed_is_not_read_again(name):
-    """Alone and without branches, a model reads each token once; with snapshots, a few after the last one twice."""
+    """Alone and without branches, a model reads each token once. One with a recurrent state reads a few after the last
+    one twice."""
     case = case_of(model_of(name), n=16, branches=1, batch=1, margin_threshold=0.0)
     case.models, case.tokenizers = case.models[:1], case.tokenizers[:1]
     output = case.fast()

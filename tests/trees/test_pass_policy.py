@@ -207,7 +207,8 @@ def test_padded_rows_are_at_least_as_wide_as_their_share():
 
 @pytest.mark.parametrize(
     ("num_prompts", "expected"),
-    [(1, 32), (2, 16), (3, 10), (8, 4), (16, 4)],  # 32 tokens a pass, but four for each at least
+    # 32 tokens a pass, but four for each at least; a prompt alone is no reason to pad.
+    [(1, 40), (2, 16), (3, 10), (8, 4), (16, 4)],
 )
 @pytest.mark.parametrize("can_prefetch", [True, False])
 def test_what_exceeds_a_padded_pass_on_cpu_waits(num_prompts, expected, can_prefetch):
@@ -228,7 +229,23 @@ def test_what_waited_goes_in_the_next_passes():
         planned = plan_pass({row: PromptNeeds(left) for row, left in waiting.items()}, FLAT, PADDED)
         passes.append([len(planned[row]) for row in range(2)])
         waiting = {row: [node for node in left if node not in planned[row]] for row, left in waiting.items()}
-    assert passes == [[16, 16], [16, 4], [5, 0]]
+    assert passes == [[20, 20], [17, 0]]
+
+
+@pytest.mark.parametrize(
+    ("needed", "expected"),
+    [
+        ([40, 40, 40, 40], [40, 40, 40, 40]),  # nothing is padded
+        ([40, 30, 20, 1], [20, 20, 20, 1]),  # half of them need no more
+        ([40, 30, 1, 1], [8, 8, 1, 1]),  # 32 / 4
+        ([40, 30, 20], [30, 30, 20]),
+        ([40, 0, 0], [40, 0, 0]),  # only one waits
+    ],
+)
+def test_what_half_of_the_prompts_need_goes_in_one_pass(needed, expected):
+    needs = {row: PromptNeeds(nodes(number)) for row, number in enumerate(needed)}
+    planned = plan_pass(needs, FLAT, PassLimits(Policy, can_prefetch=False, is_padded=True))
+    assert [len(of_row) for of_row in planned.values()] == expected
 
 
 # In general
@@ -259,7 +276,9 @@ def test_what_is_needed_comes_first_and_nothing_comes_twice(seed):
         can_prefetch=rng.random() < 0.8, is_padded=rng.random() < 0.5, policy=rng.choice([Policy, Accelerator])
     )
     planned = plan_pass(needs, rng.choice([FLAT, STEEP, RISING]), limits)
-    most = max(4, 32 // len(needs)) if limits.is_padded and limits.policy is Policy else 30
+    lengths = sorted(len(prompt.needed) for prompt in needs.values() if prompt.needed) or [0]
+    of_half = lengths[(len(lengths) - 1) // 2]
+    most = max(4, 32 // len(needs), of_half) if limits.is_padded and limits.policy is Policy else 30
     assert planned.keys() == needs.keys()
     for row, prompt in needs.items():
         first = prompt.needed[:most]
@@ -289,7 +308,7 @@ def test_urgency(num_left, expected):
     ],
 )
 def test_next_member(num_waiting, current, expected):
-    assert next_member(num_waiting, current, Policy) == expected
+    assert next_member(num_waiting, current, keeping_share=0.4) == expected
 
 
 # What pays ahead

@@ -329,7 +329,7 @@ def test_a_text_that_has_ended_does_not_drive_out_a_prefix(name):
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "lfm2"])
-def test_a_snapshot_of_a_text_that_has_ended_is_gone_on_with(name):
+def test_the_state_of_a_text_that_has_ended_is_gone_on_with(name):
     first, message = list(range(20, 60)), [70, 71, 72]
     with hf_adafuse.prefix_caching():
         backend = RecurrentBackend(model_of(name), CPU)

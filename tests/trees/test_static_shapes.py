@@ -134,7 +134,7 @@ def test_what_fills_a_pass_up_holds_no_columns(accelerator):
     backend = TreeAttentionBackend(case.models[0], CPU)
     (root,) = backend.prefill([[5, 6, 7]])
     backend.run(root.add_path([8, 9, 10]))
-    assert (backend.columns.num_used, backend.num_tokens) == (6, 6)
+    assert (backend.slots.num_used, backend.num_tokens) == (6, 6)
 
 
 def test_rows_go_when_half_of_them_are_empty(accelerator, monkeypatch):
@@ -148,7 +148,7 @@ def test_rows_go_when_half_of_them_are_empty(accelerator, monkeypatch):
             one.drop(finished)
             nodes = [roots[index].add_path([20 + len(numbers), 30])[-1] for index in one.active]
             one.run(nodes)
-            rows.append(one.columns.num_rows)
+            rows.append(one.slots.num_rows)
             numbers.append(torch.stack([node.logits for node in nodes]))
         found.append((rows, numbers))
     assert [rows for rows, _ in found] == [[4, 4, 2, 1], [4, 3, 2, 1]]
@@ -198,29 +198,29 @@ def assert_holds(cache, cells):
 
 def test_a_cache_moves_into_tensors_of_the_width():
     cache, memory = cache_of([[1, 2, 3], [4, 5, 6]]), StaticMemory()
-    assert memory.house(cache, 8) == 8
+    assert memory.hold(cache, 8) == 8
     assert {tensor.shape for tensor in cache.tensors()} == {(2, 2, 8, 3)} and all(map(is_static, cache.tensors()))
     assert_holds(cache, [[1, 2, 3], [4, 5, 6]])
 
 
 def test_a_cache_stays_where_it_is_until_it_needs_more():
     cache, memory = cache_of([[1, 2, 3]]), StaticMemory()
-    memory.house(cache, 8)
+    memory.hold(cache, 8)
     tensors = cache.tensors()
     for width in (8, 4):
-        assert memory.house(cache, width) == 8 and cache.tensors()[0] is tensors[0]
-    assert memory.house(cache, 16) == 16
+        assert memory.hold(cache, width) == 8 and cache.tensors()[0] is tensors[0]
+    assert memory.hold(cache, 16) == 16
     assert cache.tensors()[0] is not tensors[0]
     assert_holds(cache, [[1, 2, 3]])
 
 
 def test_a_cache_laid_out_anew_moves_back():
     cache, memory = cache_of([[1, 2, 3]]), StaticMemory()
-    memory.house(cache, 8)
+    memory.hold(cache, 8)
     tensors = cache.tensors()
     cache.rearrange([[(0, 2), (0, 0)]])
     assert cache.tensors()[0] is not tensors[0]
-    memory.house(cache, 8)
+    memory.hold(cache, 8)
     assert [id(tensor) for tensor in cache.tensors()] == [id(tensor) for tensor in tensors]
     assert_holds(cache, [[3, 1]])
 
@@ -230,11 +230,11 @@ def test_the_next_cache_has_the_tensors_of_one_that_is_gone():
     gc.disable()
     try:
         cache, memory = cache_of([[1, 2, 3]]), StaticMemory()
-        memory.house(cache, 8)
+        memory.hold(cache, 8)
         addresses = [tensor.data_ptr() for tensor in cache.tensors()]
         cache.tensors()[0].fill_(torch.nan)
         cache = cache_of([[7]])
-        memory.house(cache, 8)
+        memory.hold(cache, 8)
         assert [tensor.data_ptr() for tensor in cache.tensors()] == addresses
         assert_holds(cache, [[7]])
     finally:
@@ -243,10 +243,10 @@ def test_the_next_cache_has_the_tensors_of_one_that_is_gone():
 
 def test_the_next_cache_has_the_tensors_of_one_that_has_left():
     memory, caches = StaticMemory(), [cache_of([[1, 2, 3]]), cache_of([[7]])]
-    memory.house(caches[0], 8)
-    memory.leave(caches[1])  # nobody's
-    memory.leave(caches[0])
-    memory.house(caches[1], 8)
+    memory.hold(caches[0], 8)
+    memory.release(caches[1])  # nobody's
+    memory.release(caches[0])
+    memory.hold(caches[1], 8)
     assert caches[1].tensors()[0] is caches[0].tensors()[0]
     assert_holds(caches[1], [[7]])
 
@@ -254,8 +254,8 @@ def test_the_next_cache_has_the_tensors_of_one_that_has_left():
 def test_nobody_moves_in_before_all_is_out(monkeypatch):
     """Two threads with one model: one outgrows its tensors while the other looks for some."""
     memory, caches, move = StaticMemory(), [cache_of([[1, 2]]), cache_of([[3, 4]])], TreeCache.move
-    memory.house(caches[0], 8)
-    other = threading.Thread(target=memory.house, args=(caches[1], 8))
+    memory.hold(caches[0], 8)
+    other = threading.Thread(target=memory.hold, args=(caches[1], 8))
 
     def slow_move(cache, tensors):
         if cache is caches[0]:
@@ -264,7 +264,7 @@ def test_nobody_moves_in_before_all_is_out(monkeypatch):
         move(cache, tensors)
 
     monkeypatch.setattr(TreeCache, "move", slow_move)
-    memory.house(caches[0], 16)
+    memory.hold(caches[0], 16)
     other.join()
     assert_holds(caches[0], [[1, 2]])
     assert_holds(caches[1], [[3, 4]])
@@ -273,8 +273,8 @@ def test_nobody_moves_in_before_all_is_out(monkeypatch):
 def test_what_was_made_in_inference_mode_is_left_outside():
     memory, cache = StaticMemory(), cache_of([[1, 2]])
     with torch.inference_mode():
-        memory.house(cache, 8)
-    memory.house(cache, 8)
+        memory.hold(cache, 8)
+    memory.hold(cache, 8)
     cache.open([[2]], 8)
     cache.update(torch.ones(1, 2, 1, 3), torch.ones(1, 2, 1, 3), 0)
     assert cache.tensors()[0][0, 0, :3, 0].tolist() == [1, 2, 1]
@@ -282,43 +282,43 @@ def test_what_was_made_in_inference_mode_is_left_outside():
 
 def test_a_cache_that_holds_nothing_needs_no_tensors():
     memory, cache = StaticMemory(), TreeCache(1)
-    assert [memory.house(cache, 8) for _ in range(2)] == [8, 8]
+    assert [memory.hold(cache, 8) for _ in range(2)] == [8, 8]
 
 
 def test_two_caches_never_share_tensors():
     memory, caches = StaticMemory(), [cache_of([[1, 2]]), cache_of([[3, 4]])]
     for _ in range(2):
         for cache in caches:
-            memory.house(cache, 8)
+            memory.hold(cache, 8)
     assert_holds(caches[0], [[1, 2]])
     assert_holds(caches[1], [[3, 4]])
 
 
 def test_tensors_fit_in_all_but_their_width():
     memory, cache = StaticMemory(), cache_of([[1, 2]])
-    memory.house(cache, 8)
+    memory.hold(cache, 8)
     first = cache.tensors()[0].data_ptr()
     del cache
     for other in (cache_of([[1], [2]]), cache_of([[1, 2]], num_layers=3)):
-        memory.house(other, 8)
+        memory.hold(other, 8)
         assert other.tensors()[0].data_ptr() != first
     with torch.inference_mode():  # whose tensors cannot be written outside
         other = cache_of([[5]])
-        memory.house(other, 8)
+        memory.hold(other, 8)
         assert other.tensors()[0].data_ptr() != first
     del other
-    memory.house(again := cache_of([[6]]), 8)
+    memory.hold(again := cache_of([[6]]), 8)
     assert again.tensors()[0].data_ptr() == first
 
 
 def test_tensors_of_few_shapes_are_kept():
     memory, cache = StaticMemory(), cache_of([[1]])
-    memory.house(cache, 1)
+    memory.hold(cache, 1)
     tensors, shapes = [cache.tensors()[0]], range(2, 12)
     for width in shapes:
-        memory.house(cache, width)
+        memory.hold(cache, width)
         tensors.append(cache.tensors()[0])
-    kept = [any(tensor is home.tensors[0] for home in memory._homes) for tensor in tensors]
+    kept = [any(tensor is static.tensors[0] for static in memory._held) for tensor in tensors]
     assert kept == [False] * 3 + [True] * 8
 
 

@@ -5,5 +5,5 @@
 
 A method over spans says how a member proposes (`drafting` has the ways) and which candidate is committed; one over
 tokens says what comes next from the members' distributions. All else, the loop, batches, caches and traces, is the
-decoder's. This room must not know models, caches, other prompts, or who runs the passes.
+decoder's.
 """

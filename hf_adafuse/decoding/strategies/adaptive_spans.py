@@ -16,19 +16,19 @@ from ..proposer import Proposal, Proposer
 from ..requests import Requests
 from ..scoring import first_lowest
 from ..word_splitter import WordSplitter
-from .strategy import SpanStrategy
+from .strategy import SampledPart, SpanStrategy
 
 
 @dataclass
 class AdaptiveSpans(SpanStrategy):
     """Proposes as the fields of [`AdaFuseConfig`] say. A subclass says in `choose` how candidates are compared."""
 
-    samples = "words"
+    samples = SampledPart.WORDS
     uses: ClassVar[tuple[str, ...]] = ADAPTIVE_SPAN_FIELDS
     num_words: int = field(default=1, init=False)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
-        return Proposer(member_index, members[member_index], self.config, rule)
+    def make_proposer(self, member_index: int, members: Sequence[Member], splitter: WordSplitter) -> Proposer:
+        return Proposer(member_index, members[member_index], self.config, splitter)
 
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
         if self.config.certainty_gate is None:

@@ -43,7 +43,9 @@ class Anchor(SpanStrategy):
     Args:
         alpha (`float`, *optional*, defaults to 0.5): from 0 to 1. A word that the main model gives this probability or
             more is kept.
-        beta (`float`, *optional*, defaults to 0.5): at least 0. With 0, every unsure word is another member's.
+        beta (`float`, *optional*, defaults to 0.5): at least 0. A word below `alpha` is replaced where another member,
+            by its weight, gives its own word more than `beta` times the main model's probability. With 0 every word
+            below `alpha` is replaced.
         num_words (`int`, *optional*, defaults to 4): the most words that the main model commits at a time without the
             others.
     """
@@ -58,8 +60,8 @@ class Anchor(SpanStrategy):
         check_number("alpha", self.alpha, 0, 1)
         check_number("beta", self.beta, 0)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
-        return Proposer(member_index, members[member_index], self.greedy_settings(), rule)
+    def make_proposer(self, member_index: int, members: Sequence[Member], splitter: WordSplitter) -> Proposer:
+        return Proposer(member_index, members[member_index], self.greedy_settings(), splitter)
 
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
         words, node = list[GrowingWord](), root

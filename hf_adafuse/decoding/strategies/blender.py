@@ -31,8 +31,8 @@ class Blender(WholeAnswers):
 
     Args:
         num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`.
-        ranker (`str`, *optional*, defaults to `"nll"`): the Hub name or a folder of a PairRM, which counts all members
-            alike; `"nll"`: the lowest fused NLL wins, no other model runs.
+        ranker (`str`, *optional*, defaults to `"nll"`): `"nll"`: the answer of the lowest fused NLL wins, and no other
+            model runs. Else the Hub name or a folder of a PairRM, which counts all members alike.
         fuser (`str`, *optional*): the Hub name or a folder of a sequence-to-sequence model that reads what GenFuser
             reads. As released it reads 128 of its tokens of each answer and writes 128 at most: a longer answer is cut.
             `None`: the winner is committed as it is.
@@ -98,7 +98,8 @@ def pair_scores(logits: Sequence[Sequence[float]], counts: Sequence[int]) -> lis
     Per answer, the mean over all other answers of its logit against them less theirs against it.
 
     Args:
-        logits (`list[list[float]]` of shape `(N, N)`): of different answers.
+        logits (`list[list[float]]` of shape `(N, N)`): per pair of different answers, the ranker's logit that the first
+            is better than the second.
         counts (`list[int]` of shape `(N,)`): how often each was given.
     """
     others = max(sum(counts) - 1, 1)

@@ -13,7 +13,7 @@ from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
 from ..scoring import fused_score
 from ..word_splitter import WordSplitter
-from .drafting import CommonBoundaries, answer_proposer
+from .drafting import AnswerProposer, CommonBoundaries
 from .strategy import SpanStrategy, check_switch, lowest
 
 
@@ -47,11 +47,11 @@ class CoolFusion(SpanStrategy):
         method.config = self.config
         return method
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], splitter: WordSplitter) -> Proposer:
         if self.rerank:
-            return answer_proposer(member_index, members, self.greedy_settings(), rule)
+            return AnswerProposer(member_index, members[member_index], self.greedy_settings(), splitter)
         vocabularies = [member.vocabulary for member in members]
-        return CommonBoundaries(member_index, members[member_index], self.greedy_settings(), rule, vocabularies)
+        return CommonBoundaries(member_index, members[member_index], self.greedy_settings(), splitter, vocabularies)
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))

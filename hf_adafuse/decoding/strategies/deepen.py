@@ -33,10 +33,10 @@ class DeePEn(TokenStrategy):
     5 seconds from a step.
 
     Args:
-        learning_rate (`float`, *optional*, defaults to 0.15): of the search.
-        num_steps (`int`, *optional*, defaults to 5)
-        num_anchors (`int`, *optional*): `None`: all tokens that the vocabularies share, or as many of them as keep
-            each table below 1 GB.
+        learning_rate (`float`, *optional*, defaults to 0.15): the size of a step of the search.
+        num_steps (`int`, *optional*, defaults to 5): the number of steps of the search.
+        num_anchors (`int`, *optional*): how many tokens that all vocabularies share are anchors. `None`: all of them,
+            or as many as keep each table below 1 GB.
     """
 
     learning_rate: float = 0.15
@@ -59,12 +59,12 @@ class DeePEn(TokenStrategy):
             )
 
     def asks(self, main: Distribution) -> bool:
-        return self.learning_rate > 0 and main.reading.top[0] not in main.eos_ids
+        return self.learning_rate > 0 and main.logprobs.top[0] not in main.eos_ids
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
         main, voting = members[0], [k for k, member in enumerate(members) if member is not None]
         assert main is not None  # it writes the text
-        scores = main.reading.scores.float()
+        scores = main.logprobs.scores.float()
         if len(voting) > 1 and self.asks(main):
             scores = self._search([member for member in members if member is not None], [weights[k] for k in voting])
         log_probs = scores.double().log_softmax(-1)
@@ -72,7 +72,7 @@ class DeePEn(TokenStrategy):
         ends, found = set(main.eos_ids), []
         for value, token in sorted(zip(values.tolist(), ids.tolist(), strict=True), key=lambda pair: pair[1]):
             data = None if token in ends else main.vocabulary.piece(token)
-            if data == b"" or main.reading.forbids(token):
+            if data == b"" or main.logprobs.forbids(token):
                 continue  # it has no text, or must not be said
             own: list[float | None] = [None] * len(members)
             own[0] = main.log_prob(token)
@@ -86,10 +86,10 @@ class DeePEn(TokenStrategy):
         device = tables[0].device
         parts = []
         for member, table, weight in zip(members, tables, weights, strict=True):
-            probabilities = member.reading.scores.float().softmax(-1)[: len(table)]
+            probabilities = member.logprobs.scores.float().softmax(-1)[: len(table)]
             parts.append((weight / total) * (probabilities.to(table.device) @ table).to(device))
         target = torch.stack(parts).sum(0)
-        main = members[0].reading.scores.float().to(device)
+        main = members[0].logprobs.scores.float().to(device)
         with torch.inference_mode(False), torch.enable_grad():
             # A forbidden token keeps its probability of nothing.
             searched = main.detach().clone().clamp(min=torch.finfo(torch.float32).min).requires_grad_()

@@ -11,7 +11,7 @@ from ...members.vocabulary import Vocabulary
 from ...outputs import cut_words
 from ...trees.nodes import Node
 from ..answer_stops import ids_up_to
-from ..proposer import GrowingWord, NextToken, Proposal, Proposals, Proposer, most_likely
+from ..proposer import GrowingWord, Proposal, Proposals, Proposer, TokenPicker, most_likely
 from ..requests import Requests, together
 from ..scoring import margin
 from ..word_splitter import WordSplitter, is_mid_character
@@ -30,33 +30,34 @@ class DraftedText(Proposer):
 
     num_tokens: int | None = None
     num_samples = 1
-    draft_sampler: Callable[[int], NextToken] | None = None
+    draft_sampler: Callable[[int], TokenPicker] | None = None
 
-    def set_draft_sampler(self, sampler: Callable[[int], NextToken]) -> None:
+    def set_draft_sampler(self, sampler: Callable[[int], TokenPicker]) -> None:
         self.draft_sampler = sampler
-        self.looks_ahead = False
+        self.can_propose_ahead = False
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         """Take words, as far as the text goes."""
-        choices: list[NextToken] = [most_likely]
+        choices: list[TokenPicker] = [most_likely]
         if self.draft_sampler is not None:
             choices = [self.draft_sampler(root.prompt_index) for _ in range(self.num_samples)]
-        texts = [self._text(root, useful, next_token, number) for number, next_token in enumerate(choices)]
+        texts = [self._text(root, useful, pick_token, number) for number, pick_token in enumerate(choices)]
         found = yield from together(self.member_index, texts)
         spans = [self.finished((root.prompt_index, number), words) for number, (words, _) in enumerate(found)]
         return Proposals(spans, found[0][1])
 
     def _text(
-        self, root: Node, useful: Sequence[Node], next_token: NextToken, number: int
+        self, root: Node, useful: Sequence[Node], pick_token: TokenPicker, number: int
     ) -> Requests[tuple[list[GrowingWord], list[float]]]:
         """The words of one text, and the margins at their beginnings."""
         node, margins, words = root, list[float](), list[GrowingWord]()
         left = self.num_tokens
         while self.has_room(node):
             yield from self.read([node], useful)
-            margins.append(margin(node.reading.top_log_probs))
-            word = self.begin(node, next_token(node))
-            while not self._grow(word, left if words else None, next_token):
+            margins.append(margin(node.logprobs.top_log_probs))
+            word = self.begin(node, pick_token(node))
+            word.number = number
+            while not self._grow(word, left if words else None, pick_token):
                 yield from self.read([word.nodes[-1]], useful)
             is_over = left is not None and len(word.nodes) > left
             if words and (is_over or not word.is_done):
@@ -66,7 +67,7 @@ class DraftedText(Proposer):
             if word.ends or (left is not None and left <= 0):
                 break
             node = word.nodes[-1]
-            following = yield from self._following(node, useful, next_token)
+            following = yield from self._following(word, useful, pick_token)
             if following is not None and self.is_enough((root.prompt_index, number), words, following):
                 break
         return words, margins
@@ -79,17 +80,18 @@ class DraftedText(Proposer):
         """What is proposed of a text, by its prompt's index and its number, that is made of these words."""
         return self.proposal(words)
 
-    def _grow(self, word: GrowingWord, most: int | None, next_token: NextToken) -> bool:
+    def _grow(self, word: GrowingWord, most: int | None, pick_token: TokenPicker) -> bool:
         """Extend a word as far as it has been read; whether it is done, or has more than `most` tokens."""
-        self.extend_as_far_as_read(word, next_token)
+        self.extend_as_far_as_read(word, pick_token)
         return word.is_done or (most is not None and len(word.nodes) > most)
 
-    def _following(self, node: Node, useful: Sequence[Node], next_token: NextToken) -> Requests[bytes | None]:
-        """What would come after a node; `None` where the text ends there."""
+    def _following(self, word: GrowingWord, useful: Sequence[Node], pick_token: TokenPicker) -> Requests[bytes | None]:
+        """What would come after a word; `None` where the text ends there."""
+        node = word.nodes[-1]
         if not self.has_room(node):
             return b""
         yield from self.read([node], useful)
-        token = next_token(node)
+        token = pick_token(node)
         return None if token in self.eos_ids else self.piece(token)
 
 
@@ -97,9 +99,9 @@ class TokenSegments(DraftedText):
     """So many tokens, cut at the end of a word."""
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, num_tokens: int
+        self, member_index: int, member: Member, config: AdaFuseConfig, splitter: WordSplitter, num_tokens: int
     ) -> None:
-        super().__init__(member_index, member, config, rule)
+        super().__init__(member_index, member, config, splitter)
         self.num_tokens = num_tokens
 
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
@@ -120,11 +122,11 @@ class TextUnits(DraftedText):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordSplitter,
+        splitter: WordSplitter,
         is_unit: Callable[[str, str], bool],
         num_words: int,
     ) -> None:
-        super().__init__(member_index, member, config, rule)
+        super().__init__(member_index, member, config, splitter)
         self._is_unit = is_unit
         self._num_words = num_words
 
@@ -138,20 +140,61 @@ class AnswerProposer(DraftedText):
     Words to the end of the text, or until a stopping criterion of the call would end it.
 
     Args:
-        speaks_main (`bool`): whether its ids are the main model's too.
+        member_index, member, config, splitter: as of [`Proposer`].
+        num_samples (`int`, *optional*, defaults to 1): how many answers are sampled, where the call samples.
     """
 
-    looks_ahead = False
+    can_propose_ahead = False
 
     def __init__(
-        self, member_index: int, member: Member, config: AdaFuseConfig, rule: WordSplitter, speaks_main: bool
+        self, member_index: int, member: Member, config: AdaFuseConfig, splitter: WordSplitter, num_samples: int = 1
     ) -> None:
-        super().__init__(member_index, member, config, rule)
-        self._speaks_main = speaks_main
+        super().__init__(member_index, member, config, splitter)
+        self.num_samples = num_samples
+
+    def begin(self, node: Node, token: int) -> GrowingWord:
+        self._forget(node)
+        return super().begin(node, token)
+
+    def append(self, word: GrowingWord, token: int) -> None:
+        self._forget(word.nodes[-1])
+        super().append(word, token)
+
+    def _forget(self, node: Node) -> None:
+        if not self.keeps_logits(node.prompt_index):
+            self.member.forget_passed(node)
 
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         answer = self.proposal(words)
         return self.stops(text[0], answer.text, self._main_ids(answer), number=text[1])
+
+    def is_closed(self, word: GrowingWord) -> bool:
+        """Also where a stopping criterion ends the answer inside the word: what follows is not read."""
+        return super().is_closed(word) or self._is_stopped(word)
+
+    def _following(self, word: GrowingWord, useful: Sequence[Node], pick_token: TokenPicker) -> Requests[bytes | None]:
+        if self._is_stopped(word):
+            return b""
+        following = yield from super()._following(word, useful, pick_token)
+        return following
+
+    def _is_stopped(self, word: GrowingWord) -> bool:
+        """Whether a stopping criterion surely ends the answer at the last token of this word, or before it. By the main
+        model's ids that is known after each token. By others it is asked once a word, behind the space before it: many
+        criteria look for a line break."""
+        last = word.nodes[-1]
+        space = word.data[: len(word.data) - len(self.piece(last.token))]
+        begins = space.isspace() and not word.data.isspace() and not is_mid_character(word.data)
+        if not (self.member.has_main_tokenizer or begins):
+            return False
+        index, root = last.prompt_index, self.member.root(last.prompt_index)
+        ids = [node.token for node in last.lineage() if node.position > root.position]
+        if self.member.has_main_tokenizer and not self.stops(index, "", ids, word.number):
+            return False
+        text = self.member.vocabulary.text(ids)
+        if self.member.has_main_tokenizer:
+            return self.stops.cut(index, text, ids, word.number) is not None
+        return self.stops.surely_before(index, text, word.number)
 
     def finished(self, text: tuple[int, int], words: list[GrowingWord]) -> Proposal:
         """The answer up to where a stopping criterion ends it: nobody judges what the caller does not get."""
@@ -163,17 +206,7 @@ class AnswerProposer(DraftedText):
         return Proposal(tuple(cut_words(list(answer.words), kept)), tuple(ids), ends=False)
 
     def _main_ids(self, answer: Proposal) -> tuple[int, ...] | None:
-        return answer.ids if self._speaks_main else None
-
-
-def answer_proposer(
-    member_index: int, members: Sequence[Member], config: AdaFuseConfig, rule: WordSplitter, num_samples: int = 1
-) -> AnswerProposer:
-    """How one of these members, the main model first, answers."""
-    member = members[member_index]
-    answers = AnswerProposer(member_index, member, config, rule, member.vocabulary.is_same_as(members[0].vocabulary))
-    answers.num_samples = num_samples
-    return answers
+        return answer.ids if self.member.has_main_tokenizer else None
 
 
 class CommonBoundaries(Proposer):
@@ -188,20 +221,20 @@ class CommonBoundaries(Proposer):
         member_index: int,
         member: Member,
         config: AdaFuseConfig,
-        rule: WordSplitter,
+        splitter: WordSplitter,
         vocabularies: Sequence[Vocabulary],
     ) -> None:
-        super().__init__(member_index, member, config, rule)
+        super().__init__(member_index, member, config, splitter)
         self._vocabularies = vocabularies
 
     def propose(self, root: Node, useful: Sequence[Node] = ()) -> Requests[Proposals]:
         yield from self.read([root], useful)
-        margins = [margin(root.reading.top_log_probs)]
-        word = self.begin(root, root.reading.top[0])
+        margins = [margin(root.logprobs.top_log_probs)]
+        word = self.begin(root, root.logprobs.top[0])
         while not word.is_done and not self._is_at_limit(word):
             last = word.nodes[-1]
             yield from self.read([last], useful)
-            token = last.reading.top[0]
+            token = last.logprobs.top[0]
             if token in self.eos_ids or self._is_boundary(word, token):
                 break
             self.append(word, token)
@@ -211,7 +244,7 @@ class CommonBoundaries(Proposer):
 
     def _is_at_limit(self, word: GrowingWord) -> bool:
         extra = 3 if is_mid_character(word.data) else 0
-        return len(word.nodes) >= self.rule.max_word_tokens + extra or not self.has_room(word.nodes[-1])
+        return len(word.nodes) >= self.splitter.max_word_tokens + extra or not self.has_room(word.nodes[-1])
 
     def _is_boundary(self, word: GrowingWord, token: int) -> bool:
         text = self.member.vocabulary.text([node.token for node in word.nodes])

@@ -35,7 +35,8 @@ class GaC(TokenStrategy):
     (some bytes not); here all tokens are bytes.
 
     Args:
-        threshold (`float`, *optional*): from 0 to 1; `None`: all are always asked.
+        threshold (`float`, *optional*): from 0 to 1. From this probability on, the main model's own likeliest token is
+            committed, and the other members are not asked. `None`: they are always asked.
     """
 
     threshold: float | None = None
@@ -45,7 +46,7 @@ class GaC(TokenStrategy):
             check_number("threshold", self.threshold, 0, 1)
 
     def asks(self, main: Distribution) -> bool:
-        return self.threshold is None or math.exp(main.reading.top_log_probs[0]) < self.threshold
+        return self.threshold is None or math.exp(main.logprobs.top_log_probs[0]) < self.threshold
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
         return ranked(self.candidates(members, weights, _MOST_KEPT))
@@ -105,11 +106,11 @@ class _Union:
         """The main model's tokens of a text: of those that are it, the likeliest; `None` where it cannot write it, or a
         processor forbids the first."""
         if data in self._alike:
-            token = main.reading.best_of(self._alike[data])
-            return None if main.reading.forbids(token) else [token]
+            token = main.logprobs.best_of(self._alike[data])
+            return None if main.logprobs.forbids(token) else [token]
         ids = tokens_of(main.vocabulary, data)
         is_written = bool(ids) and b"".join(map(main.vocabulary.piece, ids or [])) == data
-        return ids if ids and is_written and not main.reading.forbids(ids[0]) else None
+        return ids if ids and is_written and not main.logprobs.forbids(ids[0]) else None
 
 
 def _union(vocabularies: Sequence[Vocabulary | None]) -> _Union:

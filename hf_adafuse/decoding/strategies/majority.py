@@ -12,8 +12,8 @@ from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
 from ..scoring import first_lowest, fused_score
 from ..word_splitter import WordSplitter
-from .drafting import answer_proposer
-from .strategy import SpanStrategy, check_number
+from .drafting import AnswerProposer
+from .strategy import SampledPart, SpanStrategy, check_number
 
 
 @dataclass
@@ -26,15 +26,15 @@ class WholeAnswers(SpanStrategy):
     """
 
     is_whole = True
-    samples = "drafts"
+    samples = SampledPart.DRAFTS
     num_words: int = field(default=1, init=False)
     num_samples: int = 1
 
     def __post_init__(self) -> None:
         check_number("num_samples", self.num_samples, 1, is_integer=True)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
-        return answer_proposer(member_index, members, self.greedy_settings(), rule, self.num_samples)
+    def make_proposer(self, member_index: int, members: Sequence[Member], splitter: WordSplitter) -> Proposer:
+        return AnswerProposer(member_index, members[member_index], self.greedy_settings(), splitter, self.num_samples)
 
 
 @dataclass
@@ -47,9 +47,9 @@ class Majority(WholeAnswers):
     Args:
         num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`
             (self-consistency, arXiv 2203.11171).
-        pattern (`str`, *optional*): a regular expression: an answer says what its last match (its first group, where
-            there is one) says. Without one, or without a match, it says its text. Case, spaces and punctuation at the
-            ends do not count.
+        pattern (`str`, *optional*): a regular expression. Answers are compared by its last match in them, or by the
+            first group of that match. Without a pattern, or without a match, they are compared by their whole text.
+            Case, spaces and punctuation at the ends do not count.
     """
 
     criterion, highest_wins = "share of votes", True

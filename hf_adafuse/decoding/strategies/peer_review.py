@@ -46,8 +46,7 @@ class PeerReview(WholeAnswers):
         num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`.
         rubric (`str`, *optional*): what the raters read before the question. `None`: a rubric for questions of any
             kind, of 70 words.
-        max_score (`int`, *optional*, defaults to 5): from 2 to 9; the best rating, which the rubric must name where you
-            write it.
+        max_score (`int`, *optional*, defaults to 5): the best rating, from 2 to 9. A rubric of your own must name it.
     """
 
     request_options = ("rubric",)
@@ -98,9 +97,10 @@ def best_rated(
     first.
 
     Args:
-        ratings (array of shape `(num_candidates, num_raters)`): `None` or NaN where a rater gives none.
-        nlls (`list[float]` of shape `(num_candidates,)`, *optional*): the answers' fused NLLs, for ties.
-        weights (`list[float]` of shape `(num_raters,)`, *optional*): of the raters; by default they are equal.
+        ratings (array of shape `(num_candidates, num_raters)`): `None` or NaN stands for a rater that gives none.
+        nlls (`list[float]` of shape `(num_candidates,)`, *optional*): the answers' fused NLLs, which break ties.
+        weights (`list[float]` of shape `(num_raters,)`, *optional*): how much each rater counts. By default all count
+            alike.
 
     Raises:
         ValueError: there are no candidates, or one that nobody has rated.

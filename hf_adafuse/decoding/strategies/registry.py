@@ -53,12 +53,14 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
     Give a method of your own a name, by which `adafuse_config={"method": name}` uses it in this process.
 
     Args:
-        name (`str`): not that of another method, but of an earlier class of the same name and module; no commas, and no
-            spaces at its ends.
-        cls (`type`): a subclass of [`SpanStrategy`] or [`TokenStrategy`]; its keyword arguments are the options.
+        name (`str`): the name, without commas, and without spaces at its ends. It must not be that of another method.
+            A class that is defined anew, with the same name in the same module, may take the place of the earlier one.
+        cls (`type`): a subclass of [`SpanStrategy`] or [`TokenStrategy`]. Its keyword arguments are the options of the
+            method.
 
     Raises:
-        ValueError: the name is none or taken, or the class is no method, or its methods take other arguments.
+        ValueError: the name cannot be used, the class is no method, or its methods take other arguments than the engine
+            passes.
     """
     if not isinstance(name, str) or not name or "," in name or name != name.strip():
         raise ValueError(
@@ -87,7 +89,7 @@ def _called_with(cls: type[Any]) -> dict[str, tuple[str, ...]]:
         return {"choose": ("members", "weights"), "asks": ("main",)}
     return {
         "choose": ("candidates", "weights", "main_index"),
-        "make_proposer": ("member_index", "members", "rule"),
+        "make_proposer": ("member_index", "members", "splitter"),
         "propose_alone": ("main", "root"),
         "fuse": ("texts",),
         "draft_method": (),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ...members.distributions import Distribution
 from ...outputs import AdaFuseRound
 from .gac import GaC
-from .strategy import check_choice, check_number
+from .strategy import RoundKind, check_choice, check_number
 from .token_strategy import NextToken, TokenStrategy, ranked
 from .unite import UniTE
 
@@ -56,15 +56,17 @@ class SAFE(TokenStrategy):
     represent. A draft is shortened where a verifier's context holds no more.
 
     Args:
-        num_tokens (`int`, *optional*, defaults to 5): of a draft (the paper's n).
-        acceptance_threshold (`float`, *optional*, defaults to 0.5): from 0 to 1. A mean probability above it keeps a
-            drafted token.
-        ensemble (`str`, *optional*, defaults to `"unite"`): or `"gac"`: how distributions are fused.
-        top_k (`int`, *optional*): of UniTE; `None`: 10.
-        threshold (`float`, *optional*): of GaC, from 0 to 1: from this probability on, the main model's token is kept.
-            `None`: there is no such gate. The paper has 0.5.
-        sharpening (`str`, *optional*, defaults to `"prefix"`): or `"geometric"` or `"none"`.
-        sharpening_threshold (`float`, *optional*, defaults to 0.1): from 0 to 1 (the paper's lambda).
+        num_tokens (`int`, *optional*, defaults to 5): the most tokens of a draft (the paper's n).
+        acceptance_threshold (`float`, *optional*, defaults to 0.5): from 0 to 1. A drafted token whose weighted mean
+            probability is above it is kept.
+        ensemble (`str`, *optional*, defaults to `"unite"`): how distributions are fused: `"unite"` or `"gac"`.
+        top_k (`int`, *optional*): the option of UniTE. `None`: 10.
+        threshold (`float`, *optional*): the option of GaC, from 0 to 1. From this probability on, the main model's
+            token is kept. `None`: there is no such gate. The paper has 0.5.
+        sharpening (`str`, *optional*, defaults to `"prefix"`): how a smooth distribution is sharpened: `"prefix"`,
+            `"geometric"` or `"none"`.
+        sharpening_threshold (`float`, *optional*, defaults to 0.1): from 0 to 1 (the paper's lambda). Texts above this
+            probability take over that of longer ones.
     """
 
     request_options = ("ensemble", "sharpening")
@@ -76,7 +78,7 @@ class SAFE(TokenStrategy):
     sharpening: str = "prefix"
     sharpening_threshold: float = 0.1
 
-    round_kind = "verified"
+    round_kind = RoundKind.VERIFIED
     is_retokenized = True
 
     def __post_init__(self) -> None:
@@ -103,9 +105,9 @@ class SAFE(TokenStrategy):
         Whether a drafted token stays, before which every verifier has a token boundary.
 
         Args:
-            log_probs (`list[float]`): per member, of its own token (nats), the main model first.
+            log_probs (`list[float]`): per member, the log-probability (nats) of its own token, the main model's first.
             are_likeliest (`list[bool]`): per verifier, whether its token is the one that it finds likeliest.
-            weights (`list[float]`): of the members.
+            weights (`list[float]`): how much each member counts.
         """
         return all(are_likeliest) or self._is_probable(log_probs, weights)
 

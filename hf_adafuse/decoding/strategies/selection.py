@@ -37,13 +37,14 @@ class Select(WholeAnswers):
     of words, would prefer short answers.
 
     Args:
-        calibration (`dict` or `str`, *optional*): what `Calibration.to_dict()` gave, or the name of the `adafuse.json`
-            that holds it as `calibration`. It is of as many members, in the same order.
-        with_features (`bool`, *optional*, defaults to `False`): whether candidates in `rounds` have their `features`,
-            those of `hf_adafuse.confidence.features`, also without a calibration.
+        calibration (`dict` or `str`, *optional*): the values of `Calibration.to_dict()`, or the name of an
+            `adafuse.json` that holds them as `calibration`. It must have been fitted to as many members, in the same
+            order.
+        with_features (`bool`, *optional*, defaults to `False`): whether candidates in `rounds` have `features` without
+            a calibration too. `hf_adafuse.confidence.features` describes them.
         with_ratings (`bool`, *optional*, defaults to `False`): whether the members rate the answers as with the method
-            `peer-review`, and their ratings are features too. The calibration must have been fitted with them.
-        rubric (`str`, *optional*), max_score (`int`, *optional*, defaults to 5): as of `peer-review`.
+            `peer-review`. Their ratings are then features too, and the calibration must have been fitted with them.
+        rubric (`str`, *optional*), max_score (`int`, *optional*, defaults to 5): the options of `peer-review`.
     """
 
     request_options = ("rubric",)

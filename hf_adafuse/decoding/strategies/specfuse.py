@@ -11,7 +11,7 @@ from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
 from ..word_splitter import WordSplitter
 from .drafting import TokenSegments
-from .strategy import SpanStrategy, check_choice, check_number, lowest
+from .strategy import SampledPart, SpanStrategy, check_choice, check_number, lowest
 
 SCORES = ("probability", "logit")
 
@@ -37,12 +37,13 @@ class SpecFuse(SpanStrategy):
     where the word is complete; writes " ." where nothing is left; and leaves out Hedge by default.
 
     Args:
-        num_tokens (`int`, *optional*, defaults to 10): of a draft; its first word is always whole.
-        score (`str`, *optional*, defaults to `"probability"`): or `"logit"`.
-        learning_rate (`float`, *optional*): of the weights; `None`: they stay as they are.
+        num_tokens (`int`, *optional*, defaults to 10): the most tokens of a draft. Its first word is always whole.
+        score (`str`, *optional*, defaults to `"probability"`): by what verifiers score a draft: the mean
+            `"probability"` or the mean `"logit"` of its tokens.
+        learning_rate (`float`, *optional*): how quickly weights learn. `None`: they stay as they are.
     """
 
-    samples = "drafts"
+    samples = SampledPart.DRAFTS
     request_options = ("score",)
     criterion, highest_wins = "verifiers' score", True
     num_words: int = field(default=1, init=False)
@@ -59,8 +60,8 @@ class SpecFuse(SpanStrategy):
         self._logs: list[float] = []  # of the weights so far
         self._round = 0
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
-        return TokenSegments(member_index, members[member_index], self.greedy_settings(), rule, self.num_tokens)
+    def make_proposer(self, member_index: int, members: Sequence[Member], splitter: WordSplitter) -> Proposer:
+        return TokenSegments(member_index, members[member_index], self.greedy_settings(), splitter, self.num_tokens)
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         table = [self._row(candidates, member) for member in range(len(weights))]

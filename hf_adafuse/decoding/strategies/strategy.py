@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, ClassVar
 
 import torch
@@ -32,30 +33,59 @@ _NO_FACTS: PromptFacts | None = None
 _NOT_RATED: Rubric | None = None
 
 
+class RoundKind(str, Enum):
+    """
+    How the rounds of a method go. `RoundFactory.rounds_of` makes the round of each kind.
+
+    - `SPAN`: every member proposes texts, every member scores every text, and one is committed ([`SpanRound`]).
+    - `TOKEN`: every member gives its distribution of the next token, and one text is committed ([`TokenRound`]).
+    - `VERIFIED`: the main model drafts tokens, the others verify them, and where they disagree a token is fused
+      ([`VerifiedRound`]).
+    """
+
+    SPAN = "span"
+    TOKEN = "token"
+    VERIFIED = "verified"
+
+
+class SampledPart(str, Enum):
+    """
+    What a method draws at random in a call with `do_sample=True`.
+
+    - `WORDS`: each word of the text, from the mixture of the members' distributions ([`SampledRound`]).
+    - `DRAFTS`: what each member proposes. The method chooses among the drafts as without sampling. Its proposers must
+      be subclasses of [`DraftedText`].
+    """
+
+    WORDS = "words"
+    DRAFTS = "drafts"
+
+
 class Strategy:
     """
     What every method is told, and asked before it decodes.
 
     Attributes:
-        round_kind (`str`): how its rounds go: `"span"`, `"token"` or `"verified"`; see `hf_adafuse.decoding.round`.
-        config (`AdaFuseConfig`): of the call.
+        round_kind (`RoundKind`): how its rounds go. [`SpanStrategy`] and [`TokenStrategy`] set it.
+        config (`AdaFuseConfig`): the settings of the call.
         uses (`tuple[str]`): the fields of `AdaFuseConfig` that the method uses beside those that all methods use. A
             call that changes another field is refused.
-        prompt_text (`str`): what the main model's prompt says, special tokens removed.
-        criterion (`str`), highest_wins (`bool`): the quantity by which it finds a winner, and which value of it wins;
-            what the trace shows.
-        samples (`str`, *optional*): what `do_sample=True` does: `"words"` are the members' by lot; `"drafts"`: what
-            members propose is drawn, by proposers that are [`DraftedText`]. `None`: it is refused.
-        needs_prompt_facts (`bool`): whether `prompt_facts` are needed.
-        rated_by (`Rubric`, *optional*): by what the members rate whole answers before `choose` is called, for
-            `ScoredSpan.ratings`; `None`: they do not.
+        prompt_text (`str`): the text of the main model's prompt, without special tokens.
+        criterion (`str`): the name of the quantity by which it finds a winner, for the trace: `"fused NLL"`.
+        highest_wins (`bool`): whether the highest value of that quantity wins. `False`: the lowest.
+        samples (`SampledPart`, *optional*): what is drawn in a call with `do_sample=True`. `None`: the method is
+            deterministic, and refuses such a call.
+        needs_prompt_facts (`bool`): whether the engine shall set `prompt_facts`.
+        prompt_facts (`PromptFacts`, *optional*): per member, its NLL of the prompt and the entropy of its first token.
+            Set before `choose` is called, where `needs_prompt_facts`.
+        rated_by (`Rubric`, *optional*): the rubric by which the members rate whole answers before `choose` is called;
+            `ScoredSpan.ratings` has the ratings. `None`: the members rate nothing.
         request_options (`Collection[str]`): the options that a client of a server may set to a text, a list or a dict.
             A client may set any option to a number or a switch. Anything else could name a file, a model or a regular
             expression, which only the server chooses.
-        prompt_facts (`PromptFacts`, *optional*): what the prompt says to each member, set before `choose` is called.
     """
 
-    round_kind: ClassVar[str]
+    round_kind: ClassVar[RoundKind]
     config = AdaFuseConfig()  # without an annotation: these are no options
     uses: ClassVar[tuple[str, ...]] = ()
     prompt_text = ""
@@ -64,7 +94,7 @@ class Strategy:
     is_whole = False
     criterion = "fused NLL"
     highest_wins = False
-    samples: ClassVar[str | None] = None
+    samples: ClassVar[SampledPart | None] = None
     needs_prompt_facts = False
     request_options: ClassVar[Collection[str]] = ()
     prompt_facts = _NO_FACTS
@@ -75,7 +105,7 @@ class Strategy:
         Load what the method needs beside the members, once per process. Asked before any member has read anything.
 
         Args:
-            device (`torch.device`): of the main model's inputs.
+            device (`torch.device`): the device of the main model's inputs.
 
         Raises:
             ValueError: something does not load.
@@ -90,14 +120,19 @@ class Strategy:
         Refuse members that the method cannot combine. Asked before any of them has read anything.
 
         Args:
-            vocabularies (`list[Vocabulary]`): theirs, the main model's first.
+            vocabularies (`list[Vocabulary]`): one per member, the main model's first.
 
         Raises:
-            ValueError: it cannot combine them.
+            ValueError: the method cannot combine these members.
         """
 
     def counts(self, rounds: Sequence[AdaFuseRound]) -> dict[str, int]:
-        """What `stats` tells of this method alone, from the rounds of all prompts of a call; by default nothing."""
+        """
+        What the method counts, by name, for the `stats` of an output. By default nothing.
+
+        Args:
+            rounds (`list[AdaFuseRound]`): the rounds of all prompts of a call.
+        """
         return {}
 
 
@@ -106,81 +141,110 @@ class SpanStrategy(Strategy):
     """
     A method in whose rounds every member proposes a text, every member scores every text, and one is committed.
 
-    What a member proposes is proposed whole: the call's stopping criteria, `max_time` too, are asked of what is
-    committed (methods with whole answers ask them of each answer).
+    This class itself has members propose `num_words` greedy words, and takes the candidate of the lowest fused NLL. A
+    method of your own overrides the steps that it does differently. [`register_strategy`] gives it a name, by which
+    `adafuse_config={"method": name}` uses it.
 
-    By itself it proposes `num_words` greedy words and takes the candidate of the lowest mean NLL. A method of your own
-    overrides what it does otherwise, is given a name by [`register_strategy`] and used by that name.
+    The call's stopping criteria, `max_time` too, are asked of committed text only: a proposal is always whole. Methods
+    with whole answers ask them of each answer.
 
     Args:
-        num_words (`int`, *optional*, defaults to 1): the words of a span.
+        num_words (`int`, *optional*, defaults to 1): the most words of a span.
 
     Attributes:
-        needs_logits (`bool`), needs_tokens (`bool`): whether `ScoredSpan.logits`, `ScoredSpan.tokens` are needed.
+        needs_logits (`bool`): whether `choose` reads `ScoredSpan.logits`.
+        needs_tokens (`bool`): whether `choose` reads `ScoredSpan.tokens`.
         is_whole (`bool`): whether a span is a whole answer.
     """
 
-    round_kind = "span"
+    round_kind = RoundKind.SPAN
     uses: ClassVar[tuple[str, ...]] = ("nll_normalization",)
     num_words: int = 1
 
     def __post_init__(self) -> None:
         check_number("num_words", self.num_words, 1, is_integer=True)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
-        """How a member proposes: [`Proposer`] or a subclass of it."""
-        return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), rule)
+    def make_proposer(self, member_index: int, members: Sequence[Member], splitter: WordSplitter) -> Proposer:
+        """
+        The proposer of one member.
+
+        Args:
+            member_index (`int`): the number of the member. 0 is the main model.
+            members (`list[Member]`): all members.
+            splitter (`WordSplitter`): says where a word ends.
+
+        Returns:
+            [`Proposer`] or a subclass of it.
+        """
+        return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), splitter)
 
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
         """
-        What is committed after `root` without asking the other members, who read it later; `None`, the default: they
-        are asked.
+        A text of the main model that is committed without asking the other members. They read it later. It is a
+        generator of requests, like the method `propose` of [`Proposer`].
 
         Args:
-            main (`Proposer`): the main model's.
-            root (`Node`): the end of the text.
+            main (`Proposer`): the main model's proposer.
+            root (`Node`): the end of the text so far in the main model's tree.
+
+        Returns:
+            the text; `None`, the default: the other members are asked.
         """
         yield from ()
         return None
 
     def units(self, words: Sequence[str]) -> list[str]:
-        """What `choose` compares of a text of these words, `ScoredSpan.words`: by default the words themselves."""
+        """
+        The units in which `choose` compares a text, `ScoredSpan.words`. By default they are its words.
+
+        Args:
+            words (`list[str]`): the words of the text. Joined, they give it.
+        """
         return list(words)
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         """
-        Which candidate is committed.
+        Choose the candidate that is committed.
 
         Args:
-            candidates (`list[ScoredSpan]`): in the order in which ties are broken; some may not be possible
-                (`is_possible`), and must not win.
-            weights (`list[float]`): of the members, the main model first; positive.
-            main_index (`int`, *optional*): the index of what the main model proposes.
+            candidates (`list[ScoredSpan]`): the candidates, in the order in which ties are broken. One that is not
+                `is_possible` must not win.
+            weights (`list[float]`): how much each member counts, the main model first. They are positive, and their sum
+                need not be 1.
+            main_index (`int`, *optional*): the index of the main model's best proposal.
+
+        Returns:
+            [`Choice`]: the index of the winner, and the scores of all candidates.
         """
         nlls = self.nlls(candidates, len(weights))
         return lowest(candidates, nlls, [fused_score(of_one, weights) for of_one in nlls])
 
     def fuse(self, texts: Sequence[str]) -> str | None:
         """
-        Of methods with whole answers: one that is committed in the place of these; `None`: the winner is committed.
+        For methods with whole answers: an answer that the method writes itself, to be committed in the place of the
+        winner.
 
         Args:
-            texts (`list[str]`): what could be committed, the winner first, then by score.
+            texts (`list[str]`): the answers that could be committed, the winner first, then by score.
+
+        Returns:
+            the answer; `None`, the default: the winner is committed.
         """
         return None
 
     def draft_method(self) -> SpanStrategy | None:
-        """The method by which the members write an answer together, that stands beside their own; `None`: they do
-        not. For whole answers."""
+        """For methods with whole answers: the method by which the members write one more answer together, which is
+        compared with their own answers. `None`, the default: they write none."""
         return None
 
     def nlls(self, candidates: Sequence[ScoredSpan], num_members: int) -> list[list[float | None]]:
-        """Per candidate and member, its mean NLL; `None` where there is nothing to score."""
+        """Per candidate and member, the mean NLL in the unit of `nll_normalization`; `None` where a member has nothing
+        to score."""
         members = range(num_members)
         return [[mean_nll(span, member, self.config) for member in members] for span in candidates]
 
     def greedy_settings(self, num_words: int = 1) -> AdaFuseConfig:
-        """The settings of a member that proposes so many greedy words."""
+        """The settings with which a [`Proposer`] proposes `num_words` greedy words."""
         return replace(
             AdaFuseConfig(commitment="fixed", num_branches=1, max_words=num_words),
             max_word_tokens=self.config.max_word_tokens,
@@ -189,7 +253,14 @@ class SpanStrategy(Strategy):
 
 
 def lowest(candidates: Sequence[ScoredSpan], nlls: list[list[float | None]], scores: Sequence[float]) -> Choice:
-    """The possible candidate of the lowest score; the first of equals."""
+    """
+    The choice of the possible candidate with the lowest score. Of equal scores the first wins.
+
+    Args:
+        candidates (`list[ScoredSpan]`): the candidates.
+        nlls (`list[list[float]]`): per candidate and member, its mean NLL, for the trace.
+        scores (`list[float]`): per candidate, its score.
+    """
     pairs = zip(candidates, scores, strict=True)
     kept = [score if candidate.is_possible else math.inf for candidate, score in pairs]
     return Choice(first_lowest(kept) if kept and min(kept) < math.inf else None, nlls, kept)

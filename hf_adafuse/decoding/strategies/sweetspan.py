@@ -22,8 +22,9 @@ class SweetSpan(SpanStrategy):
     released code, whose default is 10 (not verified against the paper).
 
     Args:
-        num_words (`int`, *optional*, defaults to 4): the words of a span.
-        filter_ratio (`float`, *optional*, defaults to 10.0): `None` keeps all.
+        num_words (`int`, *optional*, defaults to 4): the most words of a span.
+        filter_ratio (`float`, *optional*, defaults to 10.0): how many times the smallest perplexity the largest
+            may be before they are left out. `None`: none is left out.
     """
 
     criterion = "fused perplexity"

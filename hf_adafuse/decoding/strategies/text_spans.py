@@ -27,11 +27,13 @@ class TextSpans(SpanStrategy):
     committed: sum_k v_k NLL_k / sum_k v_k.
 
     Args:
-        unit (`str`, *optional*, defaults to `"sentence"`): `"word"`; `"sentence"`: by the rules of UAX #29 (needs the
-            `unicode` extra) or a line break; `"paragraph"`: a line break.
-        merge (`str`, *optional*, defaults to `"weighted"`): v_k = w_k, the members' weights; `"confidence"`: v_k = w_k
-            exp(-NLL_k of what member k proposes itself), its mean confidence in its own text (geometric, per token).
-        num_words (`int`, *optional*, defaults to 64): a unit also ends here.
+        unit (`str`, *optional*, defaults to `"sentence"`): the unit that a member proposes. `"word"`: one word.
+            `"sentence"`: up to the end of a sentence by UAX #29 (needs the `unicode` extra), or to a line break.
+            `"paragraph"`: up to a line break.
+        merge (`str`, *optional*, defaults to `"weighted"`): how members count. `"weighted"`: v_k = w_k, by their
+            weights. `"confidence"`: v_k = w_k exp(-NLL_k of the text that member k proposes), by their mean confidence
+            in their own text too (geometric, per token).
+        num_words (`int`, *optional*, defaults to 64): a unit also ends after this many words.
     """
 
     request_options = ("unit", "merge")
@@ -46,10 +48,10 @@ class TextSpans(SpanStrategy):
         if self.unit == "sentence":
             icu_breaker(*_SENTENCES)
 
-    def make_proposer(self, member_index: int, members: Sequence[Member], rule: WordSplitter) -> Proposer:
+    def make_proposer(self, member_index: int, members: Sequence[Member], splitter: WordSplitter) -> Proposer:
         is_unit = {"word": _is_word, "sentence": ends_sentence, "paragraph": _ends_paragraph}[self.unit]
         settings = self.greedy_settings()
-        return TextUnits(member_index, members[member_index], settings, rule, is_unit, self.num_words)
+        return TextUnits(member_index, members[member_index], settings, splitter, is_unit, self.num_words)
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))

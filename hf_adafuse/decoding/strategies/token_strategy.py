@@ -1,4 +1,4 @@
-"""What a method over tokens is: what comes next, from the members' distributions."""
+"""What a method over tokens is: it says what comes next, given the members' next-token distributions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...members.distributions import Distribution
 from ..scoring import TIE_TOLERANCE
-from .strategy import Strategy
+from .strategy import RoundKind, Strategy
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,11 @@ class NextToken:
     A text that may come next.
 
     Args:
-        data (`bytes`, *optional*): it; `None`: the text ends.
-        ids (`list[int]`): in the main model's tokens; empty where the text ends.
-        score (`float`): minus the logarithm of its fused probability: the lowest wins.
-        log_probs (`list[float]`): per member, what went into that; `None` of a member that had no vote.
+        data (`bytes`, *optional*): the text in UTF-8, like `b" Paris"`. `None`: the text ends here.
+        ids (`list[int]`): the text in the main model's tokens. It is empty where the text ends.
+        score (`float`): minus the natural logarithm of the text's fused probability. The lowest score wins.
+        log_probs (`list[float]`): per member, the log-probability (nats) that went into the score. `None` stands for a
+            member that had no vote.
     """
 
     data: bytes | None
@@ -34,29 +35,34 @@ class TokenStrategy(Strategy):
     """
     A method in whose rounds each member gives its distribution of what comes next, and one text is committed.
 
-    Args: none; a method has its own.
+    The keyword arguments of a subclass are the options of the method.
 
     Attributes:
-        is_retokenized (`bool`): whether an assistant sees the text since its last word begun as its tokenizer has it
-            whole, not token by token as it was committed.
+        is_retokenized (`bool`): how an assistant with another tokenizer reads the text since the last word began.
+            `True`: encoded anew as one text after each token. `False`: token by token, as it was committed.
     """
 
-    round_kind = "token"
+    round_kind = RoundKind.TOKEN
     criterion, highest_wins = "fused probability", True
     is_retokenized = False  # without an annotation: this is no option
 
     def asks(self, main: Distribution) -> bool:
-        """Whether the other members are asked, by what the main model would say."""
+        """
+        Whether the other members are asked for their distributions in this round.
+
+        Args:
+            main (`Distribution`): the main model's next-token distribution.
+        """
         return True
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
         """
-        What may come next, best first; what the main model cannot say is passed over.
+        What may come next, best first. The first text that the main model can write is committed.
 
         Args:
-            members (`list[Distribution]`): the main model first; `None` of one that was not asked, or cannot write the
-                text so far.
-            weights (`list[float]`): positive.
+            members (`list[Distribution]`): each member's next-token distribution, the main model's first. `None` stands
+                for a member that was not asked, or whose tokens cannot write the text so far.
+            weights (`list[float]`): how much each member counts. They are positive, and their sum need not be 1.
         """
         raise NotImplementedError
 

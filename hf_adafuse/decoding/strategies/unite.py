@@ -26,8 +26,9 @@ class UniTE(TokenStrategy):
     models go together, its "determine" step, is the caller's choice here (`hf-adafuse fit` judges them by answers).
 
     Args:
-        top_k (`int`, *optional*, defaults to 10)
-        zero_repeated (`bool`, *optional*, defaults to `False`): as the released code has it.
+        top_k (`int`, *optional*, defaults to 10): how many of each member's most likely tokens go into the union.
+        zero_repeated (`bool`, *optional*, defaults to `False`): whether a repeated token gets the logit 0, as in the
+            released code.
     """
 
     top_k: int = 10
@@ -54,7 +55,7 @@ class UniTE(TokenStrategy):
         for data in union:
             log_probs = [None if table is None else table[data][1] for table in tables]
             token = None if tables[0] is None else tables[0][data][0]
-            if main is None or token is None or main.reading.forbids(token):
+            if main is None or token is None or main.logprobs.forbids(token):
                 continue  # the main model cannot say it
             found.append(NextToken(data, [] if data is None else [token], -log_mean(log_probs, weights), log_probs))
         return found
@@ -85,5 +86,5 @@ class UniTE(TokenStrategy):
         if token is None:
             return None, -math.inf
         if self.zero_repeated and token in known:
-            return token, -member.reading.log_total
+            return token, -member.logprobs.log_total
         return token, member.log_prob(token)

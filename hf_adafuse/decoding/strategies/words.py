@@ -34,10 +34,10 @@ class Words(AdaptiveSpans):
     Members propose as in AdaFuse. Their candidates are compared word by word.
 
     Args:
-        mean (`str`, *optional*, defaults to `"arithmetic"`): of the members' probabilities of a word. `"arithmetic"`,
-            sum w p: a mixture, in which one member that knows the word suffices. `"geometric"`, prod p^w: a product of
-            experts, in which one member that finds the word unlikely suffices to reject it. `"root"`, (sum w p^0.5)^2:
-            between the two.
+        mean (`str`, *optional*, defaults to `"arithmetic"`): the mean of the members' probabilities of a word by which
+            words are compared. `"arithmetic"`, sum w p: a mixture, in which one member that knows the word suffices.
+            `"geometric"`, prod p^w: a product of experts, in which one member that finds the word unlikely suffices to
+            reject it. `"root"`, (sum w p^0.5)^2: between the two.
         part (`str`, *optional*, defaults to `"whole"`): how much of a word a member judges it by. `"whole"`: the
             probability of all its tokens. `"distinct"`: of what sets it apart from the other words at its place. A word
             of many tokens then does not pay for those that nobody contests, and a member that counts alone writes its
@@ -45,9 +45,10 @@ class Words(AdaptiveSpans):
             parts when one member has all the weight. With equal weights whole words say more of what the members know,
             since a first token alone, like a quotation mark, may be habit. Scores in a trace are always those of whole
             words.
-        allow_blank (`bool`, *optional*, defaults to `True`): a text may end at once, or begin with a line break, as any
-            word wins. `False`: only where all members that count (at least half as much as the one that counts most)
-            find that likeliest, or where it is the main model's own word, kept by `switch_margin` or `certainty_gate`.
+        allow_blank (`bool`, *optional*, defaults to `True`): whether a text that ends at once, or begins with a line
+            break, wins as any word does. `False`: it wins only where all members that count (at least half as much as
+            the one that counts most) find that likeliest, or where it is the main model's own word, kept by
+            `switch_margin` or `certainty_gate`.
             A single member's habit does not leave a text empty then.
     """
 
@@ -93,9 +94,9 @@ class WordTrie:
 
     Args:
         spans (`list[ScoredSpan]`): the candidates.
-        weights (`list[float]`): of the members.
-        mean (`str`), part (`str`): as of [`Words`].
-        margin (`float`): in nats, by which the main model's own words must lose.
+        weights (`list[float]`): how much each member counts.
+        mean (`str`), part (`str`): the options of [`Words`].
+        margin (`float`): in nats, by how much the main model's own words must lose to be left.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class NaiveMember:
         self.vocabulary = handle.vocabulary
         self.eos_ids = sorted(eos_ids)
         self.config = config
-        self.rule = WordSplitter(config.max_word_tokens, config.word_boundary)
+        self.splitter = WordSplitter(config.max_word_tokens, config.word_boundary)
 
     def propose(self, prefix: list[int]) -> list[Span]:
         """Its candidates, best branch first."""
@@ -73,9 +73,9 @@ class NaiveMember:
             output = self._step(token, output)
         word = [token]
         data = self.vocabulary.piece(token)
-        while not self.rule.is_closed(data, len(word)):
+        while not self.splitter.is_closed(data, len(word)):
             following = self._best(output)[0][0]
-            if self.rule.is_complete(data, None if following in self.eos_ids else self.vocabulary.piece(following)):
+            if self.splitter.is_complete(data, None if following in self.eos_ids else self.vocabulary.piece(following)):
                 break
             word.append(following)
             data += self.vocabulary.piece(following)

@@ -1,4 +1,4 @@
-"""What a benchmark measured: raw samples, and what follows from them. Values only; knows no model."""
+"""What a benchmark measured: raw samples, and the figures that follow from them."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ...decoding.member_turns import MemberTurns
-from ...members.drafts import Drafts
 from ...members.model_handle import ModelHandle
+from ...members.ngram_drafts import NgramDrafts
 from ...trees import model_call
 from ...trees.kv_cache_backend import KVCacheBackend
 from .results import NO_KERNEL
@@ -29,7 +29,7 @@ def without_subtree() -> AbstractContextManager[None]:
         def drop_below(self: KVCacheBackend, prompt_index: int, *rest: Any) -> None:
             commit(self, prompt_index, *rest)
             self.trees[prompt_index].root.children.clear()
-            self.columns.promote(prompt_index, [], self.trees[prompt_index].unsettled())
+            self.slots.promote(prompt_index, [], self.trees[prompt_index].unsettled())
 
         return drop_below
 
@@ -51,7 +51,7 @@ def without_look_ahead() -> AbstractContextManager[None]:
 
 def without_drafts() -> AbstractContextManager[None]:
     """Nothing is guessed by what has followed the last tokens before."""
-    return _patched(Drafts, "after", lambda after: lambda self, nodes: [])
+    return _patched(NgramDrafts, "after", lambda after: lambda self, nodes: [])
 
 
 def without_tree_attention() -> AbstractContextManager[None]:

@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    from ..evaluation.disagreements import compare, show_figures, show_partings
+    from ..evaluation.disagreements import compare, show_disagreements, show_figures
     from ..evaluation.samples import read_results
 
     a = read_results(args.a, args.metric, args.filter)
     comparison = compare(a, read_results(args.b, a.metric, args.filter))
     sys.stdout.write(show_figures(comparison) + "\n")
     if args.show:
-        sys.stdout.write("\n" + show_partings(comparison, args.show) + "\n")
+        sys.stdout.write("\n" + show_disagreements(comparison, args.show) + "\n")
     return 0

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...cli.arguments import adafuse_config, add_config_arguments, add_member_arguments, given_settings, member_loading
+from ...cli.config_flags import adafuse_config, add_config_arguments, given_settings
 from ...cli.flag_types import count, name_list, whole_number
 from ...cli.job_settings import add_job_arguments, begin_in_folder, file_name, locked_folder
+from ...cli.member_flags import add_member_arguments, member_loading
 from ...config import AdaFuseConfig
 
 if TYPE_CHECKING:

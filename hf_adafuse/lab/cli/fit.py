@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...cli.answers import Record, check_output
-from ...cli.arguments import member_names
 from ...cli.job_settings import locked_folder
+from ...cli.member_flags import member_names
 from .fit_arguments import add_asking_arguments, read_asked
 
 if TYPE_CHECKING:
     from ...cli.questions import Question
-    from .fit_answers import PanelJobs, Said
+    from .fit_answers import MemberJobs, Said
     from .fit_report import FitReport
 
 _DESCRIPTION = """\
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    from .fit_answers import PanelJobs
+    from .fit_answers import MemberJobs
 
     output = Path(args.output)
     check_output(output)
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     if len({question.prompt for question in questions}) < 2:
         raise ValueError(f"The questions must be 2 or more different ones, but {args.data!r} has 1. Give a hundred.")
     with closing(locked_folder(Path(f"{output}.answers"))):
-        jobs = PanelJobs(args, questions, template)
+        jobs = MemberJobs(args, questions, template)
         report = _fit(args, jobs, questions, template.text)
         report.write(output)
     sys.stdout.write(f"{report.text()}\n\nWritten: {output}. Use it: hf-adafuse generate --adafuse {output} PROMPT\n")
     return 0
 
 
-def _fit(args: argparse.Namespace, jobs: PanelJobs, questions: Sequence[Question], template: str) -> FitReport:
+def _fit(args: argparse.Namespace, jobs: MemberJobs, questions: Sequence[Question], template: str) -> FitReport:
     from ...confidence.features import feature_penalties
     from ..evaluation.fitting import Answered, best_of, judge
     from ..evaluation.headroom import Headroom, Same, vote
@@ -118,7 +118,7 @@ def _scored(record: Record, said: Said, metric: str) -> float:
     return 0.0 if "error" in record else score_of(said.question, record["text"], metric)
 
 
-def _price(args: argparse.Namespace, jobs: PanelJobs, number: int, num_members: int) -> None:
+def _price(args: argparse.Namespace, jobs: MemberJobs, number: int, num_members: int) -> None:
     """Say what the whole costs: in passes before anything is asked, in seconds after the first batch."""
     each = 3 * num_members * args.max_new_tokens
     passes = -(-number // args.batch_size) * each

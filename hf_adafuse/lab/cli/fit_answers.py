@@ -18,10 +18,10 @@ from typing import Any
 
 from ...call.answering import cut_at
 from ...cli.answers import Record, check_output, read_records
-from ...cli.arguments import member_loading, member_names
 from ...cli.batches import Processes
 from ...cli.file_jobs import Ask, FileJob, recording
 from ...cli.job_settings import locked_folder
+from ...cli.member_flags import member_loading, member_names
 from ...cli.questions import Question, Template, answers_of
 from ...confidence.features import feature_names
 from ...rounds.plain_json import with_nulls
@@ -58,7 +58,7 @@ class Said:
         return [None if row is None else row[at] for row in self.rows]
 
 
-class PanelJobs:
+class MemberJobs:
     """
     The jobs.
 
@@ -214,7 +214,7 @@ def ask_members(args: argparse.Namespace, with_answers: bool) -> tuple[list[Ques
     """
     check_output(Path(args.output))
     questions, template = read_asked(args, with_answers)
-    jobs = PanelJobs(args, questions, template)
+    jobs = MemberJobs(args, questions, template)
     with closing(locked_folder(jobs.folder)):
         said = said_by(jobs.members(), questions, num_members_of(args))
         return questions, said, member_names(jobs.paths())

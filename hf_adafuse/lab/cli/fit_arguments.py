@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...cli.arguments import add_member_arguments, add_stop_argument
 from ...cli.few_shot import add_prompt_arguments, default_stops, first_answers, put_behind, worked_examples
 from ...cli.file_jobs import check_lines
 from ...cli.flag_types import count
 from ...cli.job_settings import add_job_arguments
+from ...cli.member_flags import add_member_arguments
 from ...cli.questions import Question, Template, read_questions
+from ...cli.text_flags import add_stop_argument
 
 TEMPLATE = "Question: {question}\\nAnswer:"
 # Metrics that say right or wrong.

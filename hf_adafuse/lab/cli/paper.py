@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...cli.arguments import add_member_arguments, member_loading, member_names
 from ...cli.flag_types import count, name_list, option, whole_number
 from ...cli.job_settings import add_job_arguments, begin_in_folder, locked_folder
+from ...cli.member_flags import add_member_arguments, member_loading, member_names
 
 if TYPE_CHECKING:
     from ..paper.runs import Questions

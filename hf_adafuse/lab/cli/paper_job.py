@@ -16,7 +16,7 @@ from ..evaluation.responses import Responses
 from ..paper.clock import Clock, summarize
 from ..paper.plots import save_parting, save_scores, save_times
 from ..paper.report import Report, table, time_rows, times_json
-from ..paper.rounds import find_partings
+from ..paper.rounds import find_disagreements
 from ..paper.runs import PaperRun, Questions
 from ..paper.scores import Scores, read_scores
 from ..paper.values import Experiment, has_spans
@@ -94,7 +94,7 @@ class PaperJob:
         blocks, shown, pictured = [], {}, []
         for task in report.tasks:
             files = [self._output / "answers" / run.samples_file(task, one) for one in (first, second)]
-            found = find_partings(files[0], files[1], most)
+            found = find_disagreements(files[0], files[1], most)
             shown[task] = [one.json() for one in found.shown]
             blocks.append(f"## {task}\n\n```text\n{found.text(labels)}\n```")
             pictured += found.shown[:1]

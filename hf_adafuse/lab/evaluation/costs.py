@@ -1,4 +1,4 @@
-"""What answers have cost: seconds, forward passes, words. Numbers only; knows no model and no file."""
+"""What answers have cost: seconds, forward passes, words. As plain numbers."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...demo.paired import Paired, mean, paired
 from ...demo.tables import counted
-from ...rounds.trace_text import END, bracketed, on_one_line
+from ...rounds.trace_text import END_MARK, bracketed, on_one_line
 from .samples import Results, Sample
 
 Pair = tuple[Sample, Sample]
@@ -102,7 +102,7 @@ def show_figures(comparison: Comparison) -> str:
     return "\n".join([*comparison.a.notes, *comparison.b.notes, *lines])
 
 
-def show_partings(comparison: Comparison, most: int) -> str:
+def show_disagreements(comparison: Comparison, most: int) -> str:
     """The questions on which scores differ, the largest differences first, then texts alone; at most so many."""
     by_score, by_text = parted(comparison)
     shown = [*by_score, *by_text][:most]
@@ -168,7 +168,7 @@ def show_round(committed: dict[str, Any]) -> str:
     parts += [f"{score:.2f}"] if isinstance(score, (int, float)) else []
     by = winner.get("proposers") or [committed.get("proposer")]
     parts += [f"by {' '.join(map(str, by))}"] if by != [None] else []
-    end = f" {END}" if committed.get("ends") else ""
+    end = f" {END_MARK}" if committed.get("ends") else ""
     return f"{bracketed(_clipped(_text_of(committed), 60))}{end} {', '.join(parts)}"
 
 

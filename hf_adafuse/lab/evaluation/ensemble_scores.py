@@ -62,7 +62,7 @@ class EnsembleScorer:
         self._follows_method = has_adaptive_spans(config.method)
         self._strategy: AdaptiveSpans = make_strategy(config) if self._follows_method else AdaFuse()
         self._strategy.config = config
-        self._rule = WordSplitter(config.max_word_tokens, config.word_boundary)
+        self._splitter = WordSplitter(config.max_word_tokens, config.word_boundary)
         weights = config.model_weights if len(self._handles) > 1 else None
         self._weighting = weights if isinstance(weights, str) else None
         self._context_nlls: dict[str, list[float]] = {}
@@ -116,7 +116,7 @@ class EnsembleScorer:
         self._context_nlls |= {context: list(nlls) for context, *nlls in zip(new, *by_member, strict=True)}
 
     def _fused(self, text: str, readings: Sequence[Reading], prompt_nlls: list[float] | None = None) -> float:
-        words = self._strategy.units(self._rule.split(text))
+        words = self._strategy.units(self._splitter.split(text))
         if not words:
             return 0.0
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words]

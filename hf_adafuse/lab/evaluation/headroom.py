@@ -1,4 +1,4 @@
-"""How often members differ, and what choosing among their answers could gain at most. Pure: knows no model.
+"""How often members differ, and what choosing among their answers could gain at most.
 
 Most of it needs no labels: where all members say the same, no choice among their answers changes anything.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...outputs import AdaFuseCandidate, AdaFuseRound
 from ...rounds.trace_text import format_round
-from ..evaluation.disagreements import Comparison, compare, num_alike, parted, show_partings
+from ..evaluation.disagreements import Comparison, compare, num_alike, parted, show_disagreements
 from ..evaluation.samples import Sample, read_results
 
 
@@ -45,7 +45,7 @@ class Parting:
 
 
 @dataclass(frozen=True)
-class Partings:
+class Disagreements:
     """
     Two ways of decoding on the same questions.
 
@@ -59,7 +59,7 @@ class Partings:
 
     def text(self, labels: tuple[str, str]) -> str:
         """Both side by side, then every candidate of the rounds in which they part."""
-        blocks = [f"A: {labels[0]}, B: {labels[1]}", show_partings(self.comparison, len(self.shown))]
+        blocks = [f"A: {labels[0]}, B: {labels[1]}", show_disagreements(self.comparison, len(self.shown))]
         for one in self.shown:
             blocks.append(f"question {one.number}, the rounds in which they part, with all candidates:")
             for label, rounds in zip(labels, one.rounds, strict=True):
@@ -67,7 +67,7 @@ class Partings:
         return "\n\n".join(blocks)
 
 
-def find_partings(a: Path, b: Path, most: int) -> Partings:
+def find_disagreements(a: Path, b: Path, most: int) -> Disagreements:
     """
     The questions on which two files of samples part.
 
@@ -77,7 +77,7 @@ def find_partings(a: Path, b: Path, most: int) -> Partings:
     """
     comparison = compare(read_results(a), read_results(b))
     by_score, by_text = parted(comparison)
-    return Partings(comparison, [_parting(one, other) for one, other in [*by_score, *by_text][:most]])
+    return Disagreements(comparison, [_parting(one, other) for one, other in [*by_score, *by_text][:most]])
 
 
 def _parting(one: Sample, other: Sample) -> Parting:

@@ -22,8 +22,8 @@ from hf_adafuse.lab.benchmarks import instruments, measure, variants
 from hf_adafuse.lab.benchmarks import members as benchmark_members
 from hf_adafuse.lab.benchmarks.measuring import AGAINST, METHODS
 from hf_adafuse.lab.benchmarks.workload import Combination, Workload
-from hf_adafuse.members.drafts import Drafts
 from hf_adafuse.members.model_handle import ModelHandle
+from hf_adafuse.members.ngram_drafts import NgramDrafts
 from hf_adafuse.transformers_compat import is_compiled
 from hf_adafuse.trees import tree_cache
 from hf_adafuse.trees.branch_rows_backend import BranchRowsBackend
@@ -183,7 +183,7 @@ def test_variants_restore_what_they_patch(name):
             MemberTurns._table,
             KVCacheBackend.commit,
             MemberTurns._propose_ahead,
-            Drafts.after,
+            NgramDrafts.after,
             ModelHandle.choose_backend,
         )
         return list(known)

@@ -1,6 +1,6 @@
-"""Snapshots of what a model remembers of one sequence, a cache or a state: fork, split and join them.
+"""What a model remembers of one sequence, a recurrent state or a cache: fork, split and join it.
 
-The tensors of a snapshot have the batch as their first dimension, of size 1.
+Its tensors have the batch as their first dimension, of size 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ..transformers_compat import DynamicLayer
 
 
-def fork(memory: Any) -> Any:
+def fork_state(memory: Any) -> Any:
     """A copy that can be extended while the original stays. Keys and values are shared: layers only replace them."""
     return _mapped(lambda tensors, is_shared: tensors[0] if is_shared else tensors[0].clone(), [memory])
 
@@ -23,7 +23,7 @@ def fork(memory: Any) -> Any:
 def join(memories: list[Any]) -> Any:
     """One memory of a batch of the given sequences, which must be of one length."""
     if len(memories) == 1:
-        return fork(memories[0])
+        return fork_state(memories[0])
     return _mapped(lambda tensors, _: torch.cat(tensors) if tensors[0].ndim else tensors[0], memories)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.cases import random_case
 
-from hf_adafuse.members.drafts import Drafts
+from hf_adafuse.members.ngram_drafts import NgramDrafts
 from hf_adafuse.trees.nodes import TokenTree
 from hf_adafuse.trees.pass_policy import Policy
 
@@ -21,7 +21,9 @@ def reading(*top, vocab_size=99):
 def drafts(*prompts, room=math.inf, eos_ids=(9,), can_prefetch=True):
     """Of these prompts, and their trees."""
     trees = [TokenTree(index, list(ids)) for index, ids in enumerate(prompts)]
-    made = Drafts(SimpleNamespace(trees=trees, can_prefetch=can_prefetch, policy=Policy), eos_ids, lambda node: room)
+    made = NgramDrafts(
+        SimpleNamespace(trees=trees, can_prefetch=can_prefetch, policy=Policy), eos_ids, lambda node: room
+    )
     made.add_texts(prompts)
     return made, trees
 
@@ -61,8 +63,8 @@ def test_where_guesses_end(changes, expected):
 def test_what_was_said_and_what_would_be_said_count():
     made, (tree,) = drafts([1, 2, 3])
     node = tree.root.add_child(6)
-    node.reading = reading(8, 5)
-    made.add_readings([node])
+    node.logprobs = reading(8, 5)
+    made.add_next_tokens([node])
     assert [one.token for one in made.after([node])] == [8]
     made.add_end(0, [6, 7, 1])
     assert [one.token for one in made.after([node])] == [7, 1, 2, 3]
@@ -85,16 +87,16 @@ def test_who_guesses_wrong_more_often_than_right_does_not_guess():
     outcomes = [(5, []), (5, [5]), (6, []), (6, [6]), (7, []), (6, [])]  # at first as good as a coin
     for number, (top, expected) in enumerate(outcomes):
         node = tree.root.add_child(20 + number).add_child(1)  # only what came after 1 alone is known
-        node.reading = reading(top)
-        made.add_readings([node])
+        node.logprobs = reading(top)
+        made.add_next_tokens([node])
         fresh = tree.root.add_child(40 + number).add_child(1)
         assert [one.token for one in made.after([fresh])][:1] == expected
 
 
 def test_a_prompt_of_one_token_has_no_pairs_of_tokens_behind_it():
     made, (tree,) = drafts([1], [1, 2])[0], drafts([1])[1]
-    tree.root.reading = reading(3)
-    made.add_readings([tree.root])  # wrong after one token, which says nothing about two
+    tree.root.logprobs = reading(3)
+    made.add_next_tokens([tree.root])  # wrong after one token, which says nothing about two
     node = tree.root.add_child(1).add_child(2)
     made.add_texts([[1, 2, 7]])
     assert [one.token for one in made.after([node])][:1] == [7]
@@ -103,13 +105,13 @@ def test_a_prompt_of_one_token_has_no_pairs_of_tokens_behind_it():
 def test_where_nothing_is_read_ahead_nothing_is_kept():
     """Behind a server a node may have been scored and not read."""
     made, (tree,) = drafts([1, 2, 3, 1], can_prefetch=False)
-    made.add_readings([tree.root])
-    assert made.after([tree.root]) == [] and tree.root.reading is None
+    made.add_next_tokens([tree.root])
+    assert made.after([tree.root]) == [] and tree.root.logprobs is None
 
 
 def test_an_id_that_the_model_cannot_say_is_not_guessed():
     made, (tree,) = drafts([1, 50, 2, 1])
     node = tree.root.add_child(7)
-    node.reading = reading(3, vocab_size=50)
-    made.add_readings([node])
+    node.logprobs = reading(3, vocab_size=50)
+    made.add_next_tokens([node])
     assert made.after([tree.root]) == []

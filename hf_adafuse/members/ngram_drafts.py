@@ -20,7 +20,7 @@ _LENGTHS = (3, 2, 1)
 _MOST = 2**20
 
 
-class Drafts:
+class NgramDrafts:
     """
     The drafts of one member, over all prompts of a call.
 
@@ -49,12 +49,12 @@ class Drafts:
         last = self._last_ids(self._backend.trees[prompt_index].root)
         self._add([*last, *ids], len(last))
 
-    def add_readings(self, nodes: Iterable[Node]) -> None:
+    def add_next_tokens(self, nodes: Iterable[Node]) -> None:
         """Take the most likely token after each of these nodes, which have just been read. It is remembered as what
         follows, and compared with a draft. The share of right drafts decides how many are made."""
         for node in nodes if self._backend.can_prefetch else ():
-            last, top = self._last_ids(node), node.reading.top[0]
-            self._vocab_size = node.reading.row.shape[-1]
+            last, top = self._last_ids(node), node.logprobs.top[0]
+            self._vocab_size = node.logprobs.row.shape[-1]
             for length, record in self._record.items():
                 if (guess := self._guess(last, length)) is not None:
                     record[0] += guess == top

@@ -1,0 +1,170 @@
+"""Flags that are the settings of AdaFuse: one for each field of [`AdaFuseConfig`], a preset, and a file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..config import PRESETS, AdaFuseConfig
+from ..settings.config_checks import CHOICES, FIELDS_OF_ALL, USES
+from .flag_types import option, weights
+
+# Where a setting's flag has another name than its field.
+_FLAGS = {
+    "margin_threshold": "threshold",
+    "num_branches": "branches",
+    "model_weights": "weights",
+    "certainty_gate": "gate",
+    "do_sample": "sample",
+}
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of `AdaFuseConfig`. Not given: as in the main model's generation config, or the default."""
+    group = parser.add_argument_group("settings of AdaFuse")
+    robust, paper = AdaFuseConfig.robust(), AdaFuseConfig()
+
+    def shown(config: AdaFuseConfig, field: str) -> Any:
+        value = getattr(config, field)
+        return {"model_weights": "equal", "certainty_gate": "none"}[field] if value is None else value
+
+    def add(flag: str, field: str, help: str, **options: Any) -> None:
+        default, of_paper = shown(robust, field), shown(paper, field)
+        help += f" (default: {default}{f'; with --preset paper: {of_paper}' if of_paper != default else ''})"
+        group.add_argument(flag, dest=field, help=help, choices=CHOICES.get(field), **options)
+
+    group.add_argument(
+        "--adafuse", metavar="FILE",
+        help="settings in JSON, and the members where none are named: what `hf-adafuse fit` wrote, or settings as "
+        "AdaFuseConfig takes them; flags change them",
+    )  # fmt: skip
+    group.add_argument(
+        "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: robust)"
+    )
+    group.add_argument(
+        "--method", metavar="NAME",
+        help="how the members decode together; a method other than the preset's begins at its own defaults (default: "
+        "words, as the preset robust has it; with --preset paper: adafuse)",
+    )  # fmt: skip
+    group.add_argument(
+        "--option", dest="method_options", action="append", type=option, metavar="NAME=VALUE",
+        help="of the method, e.g. mean=geometric of words, top_k=5 of unite; may be given several times",
+    )  # fmt: skip
+    add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
+    add("--max-words", "max_words", "most words per round", type=int, metavar="M")
+    add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
+    add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt, examples", type=weights, metavar="W,W")
+    add("--max-word-tokens", "max_word_tokens", "a word also ends here", type=int, metavar="N")
+    add("--word-boundary", "word_boundary", "where words end")
+    add("--nll-normalization", "nll_normalization", "unit of the mean NLL")
+    add("--commitment", "commitment", "how long spans are")
+    add("--exploration", "exploration", "how branches are found")
+    add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt or examples", type=float, metavar="X")
+    add("--online-rate", "online_rate", "at which weights follow what is committed", type=float, metavar="ETA")
+    add("--switch-margin", "switch_margin", "by which others must win, in nats", type=float, metavar="DELTA")
+    add("--gate", "certainty_gate", "p(1) from which the main model is not questioned", type=float, metavar="THETA")
+    group.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="sample words")
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """
+    What the file of `--adafuse` holds.
+
+    Args:
+        path (`str`)
+        config (`AdaFuseConfig`)
+        members (`list[str]`): the names of the members that the settings were fitted to; empty where it has none.
+    """
+
+    path: str
+    config: AdaFuseConfig
+    members: list[str]
+
+
+def settings_file(args: argparse.Namespace) -> SettingsFile | None:
+    """
+    The file of `--adafuse`, which is read the first time and then kept in `args`; `None` where the flag is not given.
+
+    Raises:
+        ValueError: no such file, or no settings in it.
+    """
+    given = getattr(args, "adafuse", None)
+    if isinstance(given, str):
+        try:
+            args.adafuse = SettingsFile(given, *AdaFuseConfig.from_file(given))
+        except ValueError as error:
+            raise ValueError(f"`--adafuse`: {error}") from None
+    return getattr(args, "adafuse", None)
+
+
+def take_members(args: argparse.Namespace) -> None:
+    """
+    The members of the file of `--adafuse`, where none are named.
+
+    Raises:
+        ValueError: no such file, or one for another number of members than are named; or a preset beside it.
+    """
+    if getattr(args, "adafuse", None) is None:
+        return
+    if args.preset is not None:
+        raise ValueError("`--adafuse` must be left out with `--preset`, but is given. Choose one of the two.")
+    file = settings_file(args)
+    if file is None or not file.members:
+        return
+    if args.model is None and not args.assistant:
+        args.model, *args.assistant = file.members
+    elif 1 + len(args.assistant) != len(file.members):
+        raise ValueError(
+            f"`--adafuse` must be a file for as many members as are named, {1 + len(args.assistant)}, but "
+            f"{file.path!r} is for {file.members}. Leave --model and --assistant out."
+        )
+
+
+def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
+    """
+    The settings: the flags that were given, over those of a file, or a preset, or those in the main model's generation
+    config, over the defaults.
+
+    Raises:
+        ValueError: settings that do not go together, or a method that there is not.
+    """
+    given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    given |= dict(given.pop("method_options") or [])
+    if args.preset not in (None, "paper") and args.method not in (None, PRESETS[args.preset]["method"]):
+        raise ValueError(f"`--preset` must be left out with `--method {args.method}`, but is {args.preset}. Drop it.")
+    stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
+    file = settings_file(args)
+    base = file.config if file is not None else AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
+    if args.method in USES:
+        kept = ("preset", "adafuse") if base.method == args.method else ("preset",)
+        _refuse_flags(args, [*kept, *FIELDS_OF_ALL, *USES[args.method]])
+    config = base.changed({name: value for name, value in given.items() if value is not None})
+    if config != AdaFuseConfig.robust() and config != AdaFuseConfig():
+        from ..decoding.strategies.registry import make_strategy
+
+        make_strategy(config)
+    return config
+
+
+def _refuse_flags(args: argparse.Namespace, uses: Sequence[str]) -> None:
+    """Raises `ValueError` where a flag is given that the method has no use for, whatever its value."""
+    given = [name for name, value in given_settings(args).items() if value is not None]
+    used = [_FLAGS.get(name, name) for name in uses]
+    useless = [f"--{name.replace('_', '-')}" for name in given if name not in used]
+    if useless:
+        raise ValueError(
+            f"`{useless[0]}` must be left out with `--method {args.method}`, which has no use for it, but is given. "
+            "Drop it."
+        )
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
+    given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
+    given |= {"preset": args.preset, "method_options": dict(args.method_options or []) or None}
+    file = settings_file(args)
+    given["adafuse"] = None if file is None else file.config.to_dict()
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}  # as in JSON

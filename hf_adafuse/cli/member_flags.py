@@ -1,0 +1,69 @@
+"""Flags that say which models take part, and how they are loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from .flag_types import member_name, option
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api-key-env") -> None:
+    """Which models take part, and how they are loaded; `key_flag` names the key of those behind servers."""
+    group = parser.add_argument_group("members (Hub names, local folders or servers)")
+    group.add_argument(
+        "--model",
+        type=member_name,
+        metavar="NAME",
+        help="the main model, which writes the text (default: the demo pair)",
+    )
+    group.add_argument(
+        "--assistant",
+        type=member_name,
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a further one, also vllm:URL#name; may be given several times",
+    )
+    group.add_argument("--dtype", choices=_DTYPES, default="auto", help="of all weights (default: auto, as saved)")
+    group.add_argument(
+        "--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto or cpu (default: one device)"
+    )
+    group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
+    group.add_argument("--allow-http", action="store_true", help="ask servers on other hosts without encryption too")
+    group.add_argument(
+        key_flag, dest="api_key_env", metavar="NAME", help="the environment variable with the key of the servers"
+    )
+    group.add_argument(
+        "--served-tokenizer", metavar="NAME",
+        help="of the models behind servers, a Hub name or folder (default: the name that the server has for the model)",
+    )  # fmt: skip
+    group.add_argument(
+        "--served-option", action="append", default=[], type=option, metavar="NAME=VALUE",
+        help="of ServedModel, e.g. deadline=60; may be given several times",
+    )  # fmt: skip
+
+
+def member_loading(args: argparse.Namespace) -> dict[str, Any]:
+    """What these arguments say of how members are loaded, as `load_members` takes it."""
+    return {
+        "dtype": args.dtype,
+        "device_map": args.device_map,
+        "trust_remote_code": args.trust_remote_code,
+        "served": {
+            "allow_http": args.allow_http,
+            "api_key_env": args.api_key_env,
+            "tokenizer": args.served_tokenizer,
+            **dict(args.served_option),
+        },
+    }
+
+
+def member_names(paths: Sequence[str]) -> list[str]:
+    """The last parts of the members' names, with a number where they are alike."""
+    short = [PurePath(path).name for path in paths]
+    return [f"{name} ({index})" if short.count(name) > 1 else name for index, name in enumerate(short, start=1)]

@@ -1,0 +1,65 @@
+"""The order in which members write whole answers: one member all answers of the batch, then the next one.
+
+Whoever comes later has first read the answers that are there, so that where it agrees with one its tokens are read
+already. A member makes as many passes to write as its longest answer has tokens, like its own `generate()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..members.member import Member
+from .long_spans import read_long
+from .member_turns import MemberTurns
+from .pool import Candidate, Pool
+from .proposer import Proposals, Proposer
+from .requests import Requests, SideBySide
+from .round import Cursor
+from .speculation import Prefetcher
+
+
+class AnswerTurns(MemberTurns):
+    """
+    The turns of the members in a round of whole answers.
+
+    Args:
+        members, proposers, prefetchers: as of [`MemberTurns`].
+        keeps_logits (`Callable`): `keeps_logits(member_index, prompt_index)` says whether the logits after the tokens
+            of answers are needed once they have been read.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        proposers: Sequence[Proposer],
+        prefetchers: Sequence[Prefetcher],
+        keeps_logits: Callable[[int, int], bool],
+    ) -> None:
+        super().__init__(members, proposers, prefetchers)
+        self._keeps_logits = keeps_logits
+
+    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+        """Pool every member's answer, the smallest member's first: in one order for all prompts of a batch."""
+        order = sorted(range(len(self._members)), key=lambda k: self._members[k].num_parameters)
+        pool.first = order[0]
+        turns = [self._take_turn(k, cursor, pool, []) for k in order]
+        if self._work_together(order):
+            yield SideBySide(turns)
+            return
+        for turn in turns:
+            yield from turn
+
+    def note_winner(self, pool: Pool, winner: Candidate) -> None:
+        """Nobody answers ahead: no round follows."""
+
+    def _take_turn(self, member_index: int, cursor: Cursor, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
+        """A member reads what the score of the answers in the pool needs, and begins its own in the same pass; nothing
+        comes along, for the only text that goes on is its own."""
+        member, index, end = self._members[member_index], cursor.prompt.index, cursor.node(member_index)
+        spans, _ = self._table(member_index, cursor, pool, drafts)
+        first = self._prefetchers[member_index].add_first_nodes(end)
+        keeps_logits = self._keeps_logits(member_index, index)
+        yield from read_long(member_index, member, index, spans, first or [end], keeps_logits)
+        proposals = yield from self._proposers[member_index].propose(end)
+        pool.add(member_index, proposals)
+        return proposals
