@@ -74,13 +74,15 @@ class Alone:
         whole = torch.cat([mask, own], dim=1)
         positions = (whole.cumsum(-1) - 1).clamp(min=0)[:, start:]
         logits = self.model(ids, attention_mask=whole, position_ids=positions, **{CACHE_NAME: cache}).logits
-        cache.crop(start)
+        cache.crop(-ids.shape[1])
         return ids, logits
 
     @torch.no_grad()
     def score(self, answers):
         """The log-probability of each answer, of which `answers` has those of one writer per prompt."""
-        self.cache.crop(self.mask.shape[1] - 1)
+        num_read = self.cache.get_seq_length() - (self.mask.shape[1] - 1)
+        if num_read:
+            self.cache.crop(-num_read)
         rows = [[int(last), *self.vocabulary.encode(text).ids] for last, text in zip(self.last, answers, strict=True)]
         ids, logits = self.behind(self.cache, self.mask[:, :-1], rows)
         values = logits.float().log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
@@ -133,26 +135,39 @@ def main():
     prompts = read_prompts(args.data, args.questions, args.shots)
     main_vocabulary = members[0].vocabulary
     questions = [question_of(loaded[0][1], main_vocabulary, prompt) for prompt in prompts]
+    settings = dict(max_new_tokens=args.max_new_tokens, stop_strings=["\n"], do_sample=False)
+
+    def run(name, method, number):
+        if name == "own":
+            own(members, prompts[:number], questions[:number], method, args.max_new_tokens)
+            return None
+        return ensemble.output(prompts[:number], adafuse_config={"method": method}, **settings)
+
     for method in args.methods.split(","):
-        times, passes = {"own": [], "ours": []}, {}
-        for repeat in range(args.repeats + 1):  # the first one warms up
-            for name in times:
+        clocks = {"wall": time.perf_counter, "processor": time.process_time}
+        ratios, seconds, passes = {clock: [] for clock in clocks}, [], {}
+        for name in ("own", "ours"):
+            run(name, method, 1)
+        for _ in range(args.repeats):
+            spent = {}
+            for name in ("own", "ours"):
                 for member in members:
                     member.passes = 0
-                start = time.perf_counter()
-                if name == "own":
-                    own(members, prompts, questions, method, args.max_new_tokens)
-                else:
-                    settings = dict(max_new_tokens=args.max_new_tokens, stop_strings=["\n"], do_sample=False)
-                    output = ensemble.output(prompts, adafuse_config={"method": method}, **settings)
-                if repeat:
-                    times[name].append(time.perf_counter() - start)
+                start = {clock: read() for clock, read in clocks.items()}
+                output = run(name, method, len(prompts))
+                spent[name] = {clock: read() - start[clock] for clock, read in clocks.items()}
                 passes[name] = [member.passes for member in members]
-        ratios = sorted(ours / alone for ours, alone in zip(times["ours"], times["own"], strict=True))
-        counted = [one["forward_passes"] for one in output.stats["members"]]
+            seconds.append(spent["own"]["wall"])
+            for clock, found in ratios.items():
+                found.append(spent["ours"][clock] / spent["own"][clock])
+        passes["ours"] = [one["forward_passes"] for one in output.stats["members"]]
+        shown = ", ".join(
+            f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}) by the {clock} clock"
+            for clock, found in ratios.items()
+        )
         sys.stdout.write(
-            f"{method}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) of the members' own "
-            f"{statistics.median(times['own']):.1f} s; passes {passes['ours']} (counted {counted}) / {passes['own']}\n"
+            f"{method}: {shown}, of the members' own {statistics.median(seconds):.1f} s; passes {passes['ours']} / "
+            f"{passes['own']}\n"
         )
         sys.stdout.flush()
 

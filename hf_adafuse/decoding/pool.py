@@ -151,6 +151,10 @@ class Pool:
         """A member's best branch."""
         return self._best[member_index]
 
+    def first_choice_of(self, candidate: Candidate) -> tuple[int, ...]:
+        """The members whose best branch a candidate is."""
+        return tuple(member_index for member_index, best in self._best.items() if best is candidate)
+
     def record_scores(self, candidates: list[Candidate], choice: Choice) -> Candidate | None:
         """Note how these candidates were judged; returns the winner, or `None` when every one is forbidden."""
         for candidate, nlls, score in zip(candidates, choice.nlls, choice.scores, strict=True):

@@ -31,6 +31,7 @@ class ScoredSpan:
         is_first (`bool`): whether the text of the prompt's answer begins with it.
         ratings (`list[float]`): per member, its rating of the candidate, where members rate. `None` stands for a member
             that gave none.
+        first_choice_of (`tuple[int]`): the members whose first proposal it is: their own greedy text, without a branch.
     """
 
     words: tuple[str, ...]
@@ -41,6 +42,7 @@ class ScoredSpan:
     tokens: list[list[list[int]]] = field(default_factory=list)
     is_first: bool = False
     ratings: Sequence[float | None] = ()
+    first_choice_of: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:

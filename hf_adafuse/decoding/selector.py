@@ -50,7 +50,10 @@ class Selector:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
         strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.goes_on)
-        spans = [self._scored_span(strategy, candidate, is_first) for candidate in candidates]
+        spans = [
+            self._scored_span(strategy, candidate, is_first, pool.first_choice_of(candidate))
+            for candidate in candidates
+        ]
         best = pool.best_of(0)
         main_index = candidates.index(best) if best in candidates else None
         weights = self._weights.of(prompt.index).weights
@@ -108,7 +111,13 @@ class Selector:
         log_probs = [candidate.log_probs.get(k, []) for k in range(len(self._vocabularies))]
         candidate.confidences = confidences_of(candidate, log_probs, self._vocabularies, weights)
 
-    def _scored_span(self, strategy: SpanStrategy, candidate: Candidate, is_first: bool = False) -> ScoredSpan:
+    def _scored_span(
+        self,
+        strategy: SpanStrategy,
+        candidate: Candidate,
+        is_first: bool = False,
+        first_choice_of: tuple[int, ...] = (),
+    ) -> ScoredSpan:
         members = range(len(self._vocabularies))
         words = strategy.units(self._splitter.split(candidate.text)) if candidate.text else []
         log_probs = [
@@ -124,7 +133,17 @@ class Selector:
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
         whole = (*words, *[END] * candidate.ends)
         proposers = tuple(sorted(candidate.times.elements()))
-        return ScoredSpan(whole, log_probs, num_bytes, proposers, candidate.logits, tokens, is_first, candidate.ratings)
+        return ScoredSpan(
+            whole,
+            log_probs,
+            num_bytes,
+            proposers,
+            logits=candidate.logits,
+            tokens=tokens,
+            is_first=is_first,
+            ratings=candidate.ratings,
+            first_choice_of=first_choice_of,
+        )
 
     def _tokens(self, candidate: Candidate, words: list[str]) -> list[list[list[int]]]:
         """Per member and word, the tokens that begin in the word. The end of the text is a token that no word has."""

@@ -12,6 +12,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from support.toys import run, toy, word_tokenizer
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.decoding.strategies.drafting import AnswerProposer
 from hf_adafuse.members.member import Member
 from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
 from hf_adafuse.trees.pass_policy import Policy
@@ -69,6 +70,50 @@ def test_a_member_takes_as_many_passes_as_its_longest_answer_has_tokens(method, 
     # Rows that are filled up are read in parts, so that little is filled up.
     parts = 0 if most_shared else 2 * (2 if method == "peer-review" else 1)
     assert all(number <= bound + parts for number, bound in zip(passes, most, strict=True)), passes
+
+
+def test_answers_are_scored_in_passes_that_hold_few_logits(monkeypatch):
+    """Of long answers so many tokens a pass, whatever their number: at most 256 MB of logits, or 16 tokens a prompt."""
+    tokenizers, widths = [TOKENIZERS["byte_level"]()] * 2, []
+    members = [tiny_model("llama", "byte_level", seed) for seed in range(2)]
+    case = Case(members, tokenizers, AdaFuseConfig(method="rerank"), PROMPTS[:3], 30)
+    expected, begin = case.fast(), Member.begin_pass
+
+    def watched(self, needs, likely):
+        widths.extend(len(nodes) for nodes, _ in needs.values())
+        return begin(self, needs, likely)
+
+    monkeypatch.setattr(Member, "begin_pass", watched)
+    monkeypatch.setattr("hf_adafuse.decoding.long_spans._MOST_LOGITS", 1)
+    monkeypatch.setattr("hf_adafuse.decoding.long_spans._LEAST_TOKENS", 5)
+    output = case.fast()
+    assert 5 <= max(widths) <= 5 + 1  # the first token of an own answer comes along
+    assert output.sequences.tolist() == expected.sequences.tolist()
+    for rounds, others in zip(output.rounds, expected.rounds, strict=True):
+        for one, other in zip(rounds[0].candidates, others[0].candidates, strict=True):
+            assert one.nlls == pytest.approx(other.nlls, abs=1e-4)
+
+
+def other_tokenizers(method="rerank"):
+    """A batch of members that have no tokens in common."""
+    names = ["byte_level", "wordpiece", "sentencepiece"]
+    members = [tiny_model("llama", name, seed) for seed, name in enumerate(names)]
+    tokenizers = [TOKENIZERS[name]() for name in names]
+    return Case(members, tokenizers, AdaFuseConfig(method=method), PROMPTS[:4], 24)
+
+
+@pytest.mark.parametrize("stop", [None, "e", " the", "\n"])
+def test_an_answer_that_is_stopped_early_is_the_same(stop, monkeypatch):
+    """What follows the token that ends an answer is not read; the answer is that which is read to the end of a word."""
+    case, options = other_tokenizers(), {} if stop is None else {"stop_strings": [stop]}
+    output = case.fast(**options)
+    monkeypatch.setattr(AnswerProposer, "_is_stopped", lambda self, word: False)
+    expected = case.fast(**options)
+    assert output.sequences.tolist() == expected.sequences.tolist()
+    assert [rounds.text for rounds in output.rounds] == [rounds.text for rounds in expected.rounds]
+    assert sum(tokens for _, tokens in counts(output)) <= sum(tokens for _, tokens in counts(expected))
+    for rounds, others in zip(output.rounds, expected.rounds, strict=True):
+        assert [one.text for one in rounds[0].candidates] == [one.text for one in others[0].candidates]
 
 
 def similar_members(number):

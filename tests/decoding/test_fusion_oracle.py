@@ -7,14 +7,16 @@ import math
 import random
 
 import pytest
-from support.cases import random_case
+from support.cases import PROMPTS, Case, random_case
 from support.reference_rules import decode_by_rule
+from support.tiny import ARCHITECTURES, TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.config import PRESETS
 from hf_adafuse.decoding.scored_spans import ScoredSpan
 from hf_adafuse.decoding.strategies.registry import make_strategy
 from hf_adafuse.decoding.strategies.word_parts import distinct_log_probs, uncontested_share
-from hf_adafuse.decoding.strategies.words import WordTrie
+from hf_adafuse.decoding.strategies.words import PARTS, WordTrie
 
 RULES = {
     "word": {"method": "words"},
@@ -128,9 +130,9 @@ def test_words_judged_by_what_sets_them_apart_equal_the_oracle(number):
 
 
 WEIGHTED = {
-    "prompt": ({"model_weights": "prompt", "prompt_sharpness": 2.0}, [66033, 66042, 66059, 66079, 66085, 66093]),
-    "root": ({"mean": "root", "online_rate": 1.0}, [66511, 66529, 66533, 66537, 66546, 66554]),
-    "fixed": ({"model_weights": None, "online_rate": 1.0}, [66803, 66809, 66841, 66878, 66885, 66893]),
+    "prompt": ({"model_weights": "prompt", "prompt_sharpness": 2.0}, [66042, 66059, 66079, 66085, 66093]),
+    "root": ({"mean": "root", "online_rate": 1.0}, [66511, 66529, 66537, 66546, 66554]),
+    "fixed": ({"model_weights": None, "online_rate": 1.0}, [66841, 66878, 66885]),
 }
 
 
@@ -147,8 +149,8 @@ def test_words_judged_as_the_weights_are_spread_equal_the_oracle(rule, number):
 
 @pytest.mark.slow
 def test_one_member_that_judges_words_by_what_sets_them_apart_is_greedy():
-    """Also beside others that do not count, whatever they propose; by whole words it may leave its own text. Not where
-    words are cut: what a round cuts is joined to what comes next, and judged as another word."""
+    """Also beside others that do not count, whatever they propose; there it may leave its own text by whole words. Not
+    where words are cut: what a round cuts is joined to what comes next, and judged as another word."""
     compared, left = [0, 0], 0
     rule = {"commitment": "adaptive", "exploration": "diverse", "max_word_tokens": 32}
     for number in [*range(40000, 40400, 8), *range(70000, 70030)]:
@@ -162,7 +164,7 @@ def test_one_member_that_judges_words_by_what_sets_them_apart_is_greedy():
             whole = case_of(number, method="words", **rule, model_weights=weights).fast()
             left += whole.sequences.tolist() != alone.sequences.tolist()
     assert min(compared) >= 10
-    assert left >= 5
+    assert left >= 1
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,44 @@ def test_the_rest_of_a_word_counts_as_far_as_members_share_the_weight(weights, s
         ]
     ]
     assert choose(spans, weights, method="words", part="weighted").winner == int(share * 1.6 < 1)
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_copies_of_one_model_write_its_greedy_text_however_they_branch(number):
+    """By whole words a branch may be likelier than the greedy word: nobody's own word is that."""
+    rng = random.Random(number)
+    name = rng.choice(list(TOKENIZERS))
+    model, tokenizer, count = tiny_model(rng.choice(ARCHITECTURES), name, number), TOKENIZERS[name](), 1 + number % 4
+    preset = PRESETS["robust"] | {"part": rng.choice(PARTS), "mean": rng.choice(["arithmetic", "root", "geometric"])}
+    preset |= {"num_branches": rng.choice([2, 3, 5]), "max_words": rng.choice([1, 3]), "margin_threshold": 2.0}
+    case = Case([model] * count, [tokenizer] * count, AdaFuseConfig.from_dict(preset), PROMPTS[:1], 20)
+    ids, mask = case.main_ids()[1:]
+    greedy = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
+    assert case.fast().sequences.tolist() == greedy.tolist()
+
+
+@pytest.mark.parametrize(
+    ("spans", "winner"),
+    [
+        # By the mean probability " Nile" wins.
+        ({" The": (0, 1), " Nile": ()}, 0),
+        ({" The": (0,), " Nile": (1,)}, 1),
+        ({" The": (0,), " Nile": ()}, 0),  # the other member proposes nothing that is possible
+        ({" The": (), " Nile": ()}, 1),
+        ({" The": (0, 1), " Nile": (1,)}, 1),  # no single word
+    ],
+)
+def test_a_word_that_all_members_write_greedily_is_taken(spans, winner):
+    values = {" The": 0.3, " Nile": 0.6}
+    candidates = [
+        ScoredSpan((text,), [[[math.log(values[text])]]] * 2, [1], first_choice_of=members)
+        for text, members in spans.items()
+    ]
+    choice = choose(candidates, [1.0, 2.0], method="words")
+    assert choice.winner == winner
+    is_agreed = winner == 0
+    assert choice.notes == ({1: "every member's own word is another"} if is_agreed else {})
+    assert [len(one) for one in choice.decided_by] == ([1, 0] if is_agreed else [1, 1])
 
 
 def test_a_word_in_pieces_does_not_lose_for_them():

@@ -176,11 +176,20 @@ def proposed_by(entries, weights):
     return sum(weight for k, weight in enumerate(weights) if any(k in entry["own"] for entry in entries))
 
 
+def agreed(entries, level, members):
+    """The entries with the word that is in every member's greedy text, if there is one such word."""
+    greedy = [{entry["words"][level] for entry in entries if k in entry["greedy"]} for k in members]
+    if greedy and all(len(word) == 1 and word == greedy[0] for word in greedy):
+        return [entry for entry in entries if entry["words"][level] in greedy[0]]
+    return entries
+
+
 def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
+    members = {k for entry in entries for k in entry["greedy"]}
     if not config.method_options.get("allow_blank", True) and is_first:
-        entries = outspoken(entries, weights, config, own if config.switch_margin > 0 else None)
+        entries = outspoken(agreed(entries, 0, members), weights, config, own if config.switch_margin > 0 else None)
     if config.method != "words":
         horizon = min(len(entry["words"]) for entry in entries) if config.method_options.get("horizon") else None
         values = [fused(entry, weights, config, horizon) for entry in entries]
@@ -193,6 +202,7 @@ def choose(entries, weights, config, own, is_first):
         ended = [entry for entry in entries if len(entry["words"]) == level]
         if not longer or (ended and proposed_by(longer, weights) < proposed_by(ended, weights)):
             return ended[0]
+        longer = agreed(longer, level, members)
         firsts = first_of_each(longer, level)
         values = [-word_value(entry, level, firsts, weights, config) for entry in firsts]
         mine = None
@@ -312,18 +322,19 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
 
 
 def one_round(members, prefixes, logs, config, is_first):
-    pool = {}
+    pool, greedy = {}, {}
     for k, (m, prefix) in enumerate(zip(members, prefixes)):
         for words, ends in propose(m, prefix, config):
             text = "".join(m.text(word) for word in words)
+            greedy.setdefault(k, (text, ends))
             pool.setdefault((text, ends), {}).setdefault(k, [token for word in words for token in word])
     entries, own = [], None
     for (text, ends), ids in pool.items():
         encoded = [ids[k] if k in ids else m.encode(text)[0] for k, m in enumerate(members)]
-        is_main = 0 in ids and own is None and not any(0 in entry["own"] for entry in entries)
         exact = 0 in ids or members[0].encode(text)[1]
         entry = {"text": text, "ends": ends, "ids": encoded, "own": ids}
-        if is_main:
+        entry["greedy"] = {k for k, first in greedy.items() if first == (text, ends)}
+        if 0 in entry["greedy"]:
             own = entry
         if not exact or not fit(members, prefixes, encoded) or not (text or ends):
             continue

@@ -2,8 +2,10 @@
 probabilities of each word. The preset `robust` uses it. It is this project's own.
 
 The words of all candidates make a trie. At each level of the trie the word of the largest mean probability is taken,
-and the candidates that have another word there are out. If the members proposing a longer span weigh less than those
-whose spans end here, the round ends here. The next word would be a choice among the longer spans alone.
+and the candidates that have another word there are out. A word that every member writes greedily is taken at once: the
+others are branches that somebody tried. So copies of one model write the model's greedy text. If the members proposing
+a longer span weigh less than those whose spans end here, the round ends here. The next word would be a choice among the
+longer spans alone.
 
 In the trie a line break before a word is a word of its own. Whether a line ends is one question, and what the next line
 begins with another: a break would otherwise lose to a comma for all the words that may follow it.
@@ -105,6 +107,7 @@ class WordTrie:
         self._exponent = _EXPONENTS[mean]
         self._margin = margin
         self._share = {"whole": 1.0, "distinct": 0.0, "weighted": uncontested_share(weights)}[part]
+        self._members = {k for span in spans if span.is_possible for k in span.first_choice_of}
         # What `descend` has compared: per candidate, the mean probability of each of its words.
         self.decided_by: list[list[float]] = [[] for _ in spans]
         self.notes: dict[int, str] = {}
@@ -112,6 +115,7 @@ class WordTrie:
     def drop_blank(self, candidates: list[int], kept: int | None) -> list[int]:
         """The candidates but for those that begin with nothing, where a member that counts would rather say something;
         `kept` stays."""
+        candidates = self._agreed(candidates, 0)
         first = list(self._first_of_each(candidates, 0).values())
         log_probs = self._log_probs(first, 0)
         for k, weight in enumerate(self._weights):
@@ -136,6 +140,7 @@ class WordTrie:
             if not longer or (ended and self._weight(longer) < self._weight(ended)):
                 self.notes |= dict.fromkeys(longer, "it goes on, for members that count less")
                 return ended[0]
+            longer = self._agreed(longer, level)
             first = self._first_of_each(longer, level)
             values = [-self._fused(log_probs) for log_probs in self._log_probs(list(first.values()), level)]
             words = list(first)
@@ -146,6 +151,16 @@ class WordTrie:
             chosen = words[lowest_by_margin(values, kept, self._margin) or 0]
             candidates = [index for index in longer if self._spans[index].words[level] == chosen]
             level += 1
+
+    def _agreed(self, candidates: list[int], level: int) -> list[int]:
+        """The candidates with the word that every member writes greedily; all of them where members differ."""
+        greedy = [self._spans[index] for index in candidates if self._spans[index].first_choice_of]
+        words = {span.words[level] for span in greedy}
+        if len(words) != 1 or {k for span in greedy for k in span.first_choice_of} != self._members:
+            return candidates
+        agreed = [index for index in candidates if self._spans[index].words[level] in words]
+        self.notes |= dict.fromkeys(set(candidates) - set(agreed), "every member's own word is another")
+        return agreed
 
     def score(self, index: int) -> float:
         """Minus the fused log-probability of all words of a candidate, each as a whole."""
