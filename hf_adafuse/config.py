@@ -71,7 +71,7 @@ class AdaFuseConfig:
               `-prompt_sharpness` times each member's NLL of the prompt, in nats per byte (PackLLM).
             - `"examples"`: members count by how well they predict the answers in a few-shot prompt. An answer is the
               text that follows, in an earlier line, the words with which the prompt ends (`Answer:`). Without examples
-              all members count alike.
+              all members count alike, and in chats, where earlier answers are most often the ensemble's own.
             - `"examples_or_prompt"`: as `"examples"`. Without examples as `"prompt"`, unless the prompt is a chat.
 
             A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`

@@ -20,17 +20,20 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     Args:
         vocabulary (`Vocabulary`), ids (`list[int]`): the member's, all of the prompt.
         log_probs (`list[float]`): of its last ids (nats).
-        weighting (`str`): `"prompt"`; `"examples"`: of the tokens that write the answers of its examples;
-            `"examples_or_prompt"`: of these, or, where it has no examples and is no chat, of all; `"question"`: of what
-            comes after its last empty line, or of all where it has none.
+        weighting (`str`): `"prompt"`; `"examples"`: of the tokens that write the answers of its examples, of which a
+            chat has none: earlier answers in it are most often the ensemble's own; `"examples_or_prompt"`: of these,
+            or, where it has no examples and is no chat, of all; `"question"`: of what comes after its last empty line,
+            or of all where it has none.
     """
     pieces = [vocabulary.piece(token) for token in ids]
     ends = list(itertools.accumulate(map(len, pieces)))
     text = b"".join(pieces)
     start = _question_start(text) if weighting == "question" else 0
     spans = [(start, ends[-1])]
-    if weighting == "examples" or (weighting == "examples_or_prompt" and (is_chat(pieces) or answer_spans(text))):
-        spans = answer_spans(text)
+    if weighting in ("examples", "examples_or_prompt"):
+        answers = [] if is_chat(pieces) else answer_spans(text)
+        counts_all = weighting == "examples_or_prompt" and not answers and not is_chat(pieces)
+        spans = spans if counts_all else answers
     first = len(ids) - len(log_probs)
     read = [
         (value, len(piece))
@@ -64,8 +67,8 @@ def answer_spans(text: bytes) -> Spans:
     Where the answers of a prompt's examples begin and end, in bytes.
 
     The cue is the prompt's last line, where that ends in a colon, an arrow or a newline (else it may be any text, half
-    written): an answer is the rest of an earlier line that begins with it. Where a prompt ends with a newline, as chats
-    do, the answers are the lines after those that are like its last one. Where no line begins with it, the cue is the
+    written): an answer is the rest of an earlier line that begins with it. Where a prompt ends with a newline, the
+    answers are the lines after those that are like its last one. Where no line begins with it, the cue is the
     last line's last word, `A:` in `Q: Who wrote Faust? A:`: an answer is what follows its last place in an earlier line
     of the same first word, or in any where the cue is an arrow.
     """

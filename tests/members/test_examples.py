@@ -65,7 +65,7 @@ CHAT = b"\0\0user\nWho?\0\n\0assistant\n"
         (b"Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # else all
         (b"\0Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # the beginning of a sequence has no text
         (CHAT, []),  # but nothing of a chat
-        (CHAT.replace(b"Who?", b"a\0\nassistant\nParis\n\0user\nb"), [b"Paris"]),  # its earlier turns are examples
+        (CHAT.replace(b"Who?", b"a\0\nassistant\nParis\n\0user\nb"), []),  # nor its earlier turns
     ],
 )
 def test_by_what_a_member_is_judged(text, counted):
@@ -74,6 +74,8 @@ def test_by_what_a_member_is_judged(text, counted):
     kept = [text.index(part) + at for part in counted for at in range(len(part))]
     expected = -sum(log_probs[at] for at in kept) / len(kept) if kept else math.nan
     assert prompt_nll(Letters, ids, log_probs, "examples_or_prompt") == pytest.approx(expected, nan_ok=True)
+    by_examples = expected if text == FEW_SHOT else math.nan
+    assert prompt_nll(Letters, ids, log_probs, "examples") == pytest.approx(by_examples, nan_ok=True)
 
 
 def test_the_question_begins_behind_the_last_empty_line_whatever_ends_lines():

@@ -248,11 +248,14 @@ def prompt_nll(m, ids, weights):
     """Nats per byte of the prompt's text, or its answers where it has some, of the tokens after the first with text."""
     total, size = 0.0, 0
     marks = None if weights == "prompt" else answers(b"".join(m.token_bytes(token) for token in ids))
-    if weights == "examples_or_prompt" and not any(marks):
+    if marks is not None:
         pieces = [m.token_bytes(token) for token in ids]
         while pieces and not pieces[0]:
             pieces = pieces[1:]
-        marks = marks if b"" in pieces else None  # of a chat nothing counts
+        if b"" in pieces:  # of a chat nothing counts
+            marks = [False] * len(marks)
+        elif weights == "examples_or_prompt" and not any(marks):
+            marks = None
     at = len(m.token_bytes(ids[0]))
     m.logits(tuple(ids[:-1]) or tuple(ids))
     for end in range(1, len(ids)):
