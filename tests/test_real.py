@@ -146,7 +146,7 @@ def trivia():
 @pytest.mark.parametrize("folder", REAL_MODELS, ids=lambda folder: folder.name)
 def test_copies_of_a_model_answer_as_well_as_the_model_alone(folder, is_chat):
     """The recommended preset, 50 questions, B = 1 and 3: no worse by more than the standard error of the difference,
-    and the same text on most."""
+    and the same text on nearly all: a batch rounds otherwise than a prompt alone, which decides near ties."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if is_chat and tokenizer.chat_template is None:
@@ -192,4 +192,4 @@ def test_copies_of_a_model_answer_as_well_as_the_model_alone(folder, is_chat):
         summary += f"difference {statistics.mean(differences):+.3f} +- {error:.3f}, the same text {num_same} of 50"
         logging.getLogger(__name__).info(summary)
         assert statistics.mean(differences) >= -error, summary
-        assert num_same > 25, summary
+        assert num_same >= 45, summary
