@@ -31,9 +31,9 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     start = _question_start(text) if weighting == "question" else 0
     spans = [(start, ends[-1])]
     if weighting in ("examples", "examples_or_prompt"):
-        answers = [] if is_chat(pieces) else answer_spans(text)
-        counts_all = weighting == "examples_or_prompt" and not answers and not is_chat(pieces)
-        spans = spans if counts_all else answers
+        in_chat = is_chat(vocabulary, ids)
+        answers = [] if in_chat else answer_spans(text)
+        spans = spans if weighting == "examples_or_prompt" and not answers and not in_chat else answers
     first = len(ids) - len(log_probs)
     read = [
         (value, len(piece))
@@ -50,10 +50,11 @@ def _question_start(text: bytes) -> int:
     return max((said.rfind(empty) + len(empty) for empty in (b"\n\n", b"\n\r\n") if empty in said), default=0)
 
 
-def is_chat(pieces: Sequence[bytes]) -> bool:
-    """Whether a prompt of these tokens has special ones, which have no text, behind its beginning: chat templates put
-    them."""
-    return any(not piece for piece in itertools.dropwhile(lambda piece: not piece, pieces))
+def is_chat(vocabulary: Vocabulary, ids: Sequence[int]) -> bool:
+    """Whether a prompt has special tokens, which have no text, behind its beginning: chat templates put them. The
+    unknown token is none of these."""
+    behind = itertools.dropwhile(lambda token: not vocabulary.piece(token), ids)
+    return any(not vocabulary.piece(token) and token != vocabulary.unknown_id for token in behind)
 
 
 _COLONS = (b":", "\uff1a".encode())  # the second is that of Chinese and Japanese

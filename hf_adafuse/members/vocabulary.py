@@ -165,11 +165,18 @@ class Vocabulary:
         """What of `_ORDINARY_TEXTS` a prompt's ids do not say, so that their text is not that which was encoded."""
         return [name for name, text in _ORDINARY_TEXTS.items() if not self._keeps(text)]
 
-    def has_unknown(self, ids: list[int]) -> bool:
-        """Whether a prompt holds the unknown token, in whose place the text had something else."""
+    @property
+    def unknown_id(self) -> int | None:
+        """The token in whose place a text had something else; `None` where there is none, or it also begins, ends or
+        pads texts."""
         tokenizer = self.tokenizer
-        unknown, others = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        return unknown is not None and unknown not in (*others, tokenizer.pad_token_id) and unknown in ids
+        others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        unknown: int | None = tokenizer.unk_token_id
+        return None if unknown in others else unknown
+
+    def has_unknown(self, ids: list[int]) -> bool:
+        """Whether a prompt holds the unknown token."""
+        return self.unknown_id is not None and self.unknown_id in ids
 
     def is_same_as(self, other: Vocabulary) -> bool:
         """Whether the other tokenizer gives the same ids for every text."""

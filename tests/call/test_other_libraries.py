@@ -237,6 +237,7 @@ def test_outlines_regexes(regex, backend, wrapped):
     assert [wrapped(prompt, outlines.types.Regex(regex), **options) for prompt in PROMPTS] == rows
 
 
+@pytest.mark.slow
 def test_outlines_models(wrapped):
     options = dict(max_new_tokens=40, do_sample=False)
     rows = wrapped.batch(PROMPTS, Answer, **options)

@@ -152,6 +152,7 @@ def test_one_member_alone_is_its_greedy_text_and_is_rated():
         assert 1 <= value <= 3
 
 
+@pytest.mark.slow
 def test_ratings_of_a_batch_are_those_alone():
     together = reviewing().fast()
     for row, prompt in enumerate(PROMPTS[:3]):
@@ -200,6 +201,7 @@ def test_a_member_rates_all_answers_in_one_pass():
         assert one["tokens_run"] > other["tokens_run"] + 100
 
 
+@pytest.mark.slow
 def test_long_answers_are_rated_in_several_passes(monkeypatch):
     whole = [shown(rounds) for rounds in reviewing().fast().rounds]
     monkeypatch.setattr("hf_adafuse.decoding.long_spans._MOST_LOGITS", 1)
@@ -388,6 +390,7 @@ def random_fit(count, with_ratings):
     return Calibration.fit(features, features[..., -1] > 0).to_dict()
 
 
+@pytest.mark.slow
 def test_a_calibration_with_ratings_selects_by_them():
     output = reviewing(method="select", with_ratings=True, calibration=random_fit(3, True)).fast()
     assert all(rounds.is_calibrated and 0 <= rounds.confidence <= 1 for rounds in output.rounds)

@@ -48,11 +48,13 @@ def test_answers(text, expected):
 
 
 class Letters:
-    """A vocabulary of one byte a token; 0 is a special token."""
+    """A vocabulary of one byte a token; 0 is a special token, 1 the unknown one."""
+
+    unknown_id = 1
 
     @staticmethod
     def piece(token):
-        return bytes([token]) if token else b""
+        return bytes([token]) if token > 1 else b""
 
 
 CHAT = b"\0\0user\nWho?\0\n\0assistant\n"
@@ -64,6 +66,7 @@ CHAT = b"\0\0user\nWho?\0\n\0assistant\n"
         (FEW_SHOT, [b" Paris", b" No, Rome."]),  # the examples, where there are some
         (b"Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # else all
         (b"\0Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # the beginning of a sequence has no text
+        (b"Who\1?\nA:", [b"Who", b"?\nA:"]),  # nor has what a tokenizer does not know
         (CHAT, []),  # but nothing of a chat
         (CHAT.replace(b"Who?", b"a\0\nassistant\nParis\n\0user\nb"), []),  # nor its earlier turns
     ],

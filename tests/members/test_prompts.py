@@ -10,7 +10,8 @@ from support.calls import BYTES, CHARS, LEFT, PROMPT, arguments, assert_refused,
 from support.tiny import eos_ids, tiny_model
 
 from hf_adafuse import disable_adafuse, enable_adafuse
-from hf_adafuse.call.run import make_members, planning
+from hf_adafuse.call.planning import planning
+from hf_adafuse.call.run import make_members
 
 pytestmark = pytest.mark.fast
 

@@ -186,6 +186,7 @@ def test_a_job_whose_server_has_gone_waits_for_it_once_and_keeps_the_texts(pair)
         assert not error or re.match(r"assistant 1 \(vllm:.*\) failed in round .*status 503", error)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_a_server_cannot_answer_takes_no_other_with_it(pair):
     class Choking(StandIn):
         def answer(self, path, body, headers):

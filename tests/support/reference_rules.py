@@ -249,10 +249,11 @@ def prompt_nll(m, ids, weights):
     total, size = 0.0, 0
     marks = None if weights == "prompt" else answers(b"".join(m.token_bytes(token) for token in ids))
     if marks is not None:
-        pieces = [m.token_bytes(token) for token in ids]
-        while pieces and not pieces[0]:
-            pieces = pieces[1:]
-        if b"" in pieces:  # of a chat nothing counts
+        others = (m.tokenizer.bos_token_id, m.tokenizer.eos_token_id, m.tokenizer.pad_token_id)
+        unknown = [m.tokenizer.unk_token_id] if m.tokenizer.unk_token_id not in others else []
+        texts = [token in unknown or m.token_bytes(token) != b"" for token in ids]
+        begun = next((i for i, token in enumerate(ids) if m.token_bytes(token)), len(ids))
+        if not all(texts[begun:]):  # of a chat nothing counts
             marks = [False] * len(marks)
         elif weights == "examples_or_prompt" and not any(marks):
             marks = None
