@@ -22,11 +22,11 @@ from .plan import CallPlan
 from .sampling import random_streams
 from .stopping import StopCheck
 
-# The arguments of a call that are of its prompt.
+# The arguments that hold a call's prompt, or hear of its answer. All others are the call's settings.
 _OF_PROMPT = ("input_ids", "attention_mask", "assistant_inputs", "on_answer")
-# Of settings whose text says all that they are.
+# Two settings of these types are equal where their `repr` is.
 _PLAIN = (str, int, float, type(None), AdaFuseConfig)
-# Criteria that follow from the settings and, of the first, the length of the prompt.
+# Stopping criteria that the settings determine, but for the first one, which also counts the tokens of the prompt.
 _CRITERIA = (MaxLengthCriteria, EosTokenCriteria, StopStringCriteria)
 
 
@@ -35,7 +35,8 @@ class UnknownPlanError(Exception):
 
 
 class KnownPlans:
-    """Plans of calls of one ensemble with one prompt each, whose members stay as they are; by the calls' settings."""
+    """The plans of earlier calls of one ensemble, by their settings. Each call had one prompt, and the members have not
+    changed since."""
 
     MOST = 64
 
@@ -69,7 +70,8 @@ def planning(known: KnownPlans | None = None, only_known: bool = False) -> Itera
     appended to the list that the context returns, and the call returns the ids that it was given.
 
     Args:
-        known (`KnownPlans`, *optional*): a call like an earlier one is planned from that one's plan.
+        known (`KnownPlans`, *optional*): the plans of earlier calls. A call with the settings of one of them is planned
+            from its plan.
         only_known (`bool`, *optional*, defaults to `False`): whether other calls raise an [`UnknownPlanError`].
     """
     current = _Planning(known, only_known)

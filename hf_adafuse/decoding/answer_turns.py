@@ -12,7 +12,7 @@ from ..members.member import Member
 from .long_spans import read_long
 from .member_turns import MemberTurns
 from .pool import Candidate, Pool
-from .proposer import Proposals, Proposer
+from .proposer import Proposer
 from .requests import Requests, SideBySide
 from .round import Cursor
 from .speculation import Prefetcher
@@ -42,7 +42,7 @@ class AnswerTurns(MemberTurns):
         """Pool every member's answer, the smallest member's first: in one order for all prompts of a batch."""
         order = sorted(range(len(self._members)), key=lambda k: self._members[k].num_parameters)
         pool.first = order[0]
-        turns = [self._take_turn(k, cursor, pool, []) for k in order]
+        turns = [self._answer(k, cursor, pool) for k in order]
         if self._work_together(order):
             yield SideBySide(turns)
             return
@@ -52,14 +52,13 @@ class AnswerTurns(MemberTurns):
     def note_winner(self, pool: Pool, winner: Candidate) -> None:
         """Nobody answers ahead: no round follows."""
 
-    def _take_turn(self, member_index: int, cursor: Cursor, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
+    def _answer(self, member_index: int, cursor: Cursor, pool: Pool) -> Requests[None]:
         """A member reads what the score of the answers in the pool needs, and begins its own in the same pass; nothing
         comes along, for the only text that goes on is its own."""
         member, index, end = self._members[member_index], cursor.prompt.index, cursor.node(member_index)
-        spans, _ = self._table(member_index, cursor, pool, drafts)
+        spans, _ = self._table(member_index, cursor, pool, [])
         first = self._prefetchers[member_index].add_first_nodes(end)
         keeps_logits = self._keeps_logits(member_index, index)
         yield from read_long(member_index, member, index, spans, first or [end], keeps_logits)
         proposals = yield from self._proposers[member_index].propose(end)
         pool.add(member_index, proposals)
-        return proposals

@@ -113,23 +113,25 @@ class RoundFactory:
             if (sampling := self.prompts[0].sampling) is not None:
                 draw = sampling.draws[proposer.member_index]
                 proposer.set_draft_sampler(DraftSampler(proposer.member_index, draw, self._numbers))
-        parts = (
-            self.members,
-            self._proposers,
-            self._make_selector(self.strategies, self._weights),
-            method.needs_logits,
-            self.strategies,
-        )
-        others = self._answer_stops(), self._make_joint_round(), self.reviews
+        parts: dict[str, Any] = {
+            "members": self.members,
+            "proposers": self._proposers,
+            "selector": self._make_selector(self.strategies, self._weights),
+            "needs_logits": method.needs_logits,
+            "strategies": self.strategies,
+            "stops": self._answer_stops(),
+            "joint_round": self._make_joint_round(),
+            "reviews": self.reviews,
+        }
         committed: CommittedSpanRound
         if method.is_whole:
             for proposer in self._proposers:
                 proposer.keeps_logits = partial(self._keeps_logits, proposer.member_index)
             turns = AnswerTurns(self.members, self._proposers, prefetchers, self._keeps_logits)
-            committed = AnswerRound(*parts, turns, *others, self._keeps_logits)
+            committed = AnswerRound(**parts, turns=turns, keeps_logits=self._keeps_logits)
         else:
             self.likely_nodes = [prefetcher.add_likely_nodes for prefetcher in prefetchers]
-            committed = CommittedSpanRound(*parts, MemberTurns(self.members, self._proposers, prefetchers), *others)
+            committed = CommittedSpanRound(**parts, turns=MemberTurns(self.members, self._proposers, prefetchers))
         return CertaintyGate(self.members, self._proposers[0], self.strategies, committed)
 
     def _keeps_logits(self, member_index: int, prompt_index: int) -> bool:

@@ -31,7 +31,7 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     start = _question_start(text) if weighting == "question" else 0
     spans = [(start, ends[-1])]
     if weighting in ("examples", "examples_or_prompt"):
-        in_chat = is_chat(vocabulary, ids)
+        in_chat = is_chat(pieces, ids, vocabulary.unknown_id)
         answers = [] if in_chat else answer_spans(text)
         spans = spans if weighting == "examples_or_prompt" and not answers and not in_chat else answers
     first = len(ids) - len(log_probs)
@@ -50,11 +50,17 @@ def _question_start(text: bytes) -> int:
     return max((said.rfind(empty) + len(empty) for empty in (b"\n\n", b"\n\r\n") if empty in said), default=0)
 
 
-def is_chat(vocabulary: Vocabulary, ids: Sequence[int]) -> bool:
-    """Whether a prompt has special tokens, which have no text, behind its beginning: chat templates put them. The
-    unknown token is none of these."""
-    behind = itertools.dropwhile(lambda token: not vocabulary.piece(token), ids)
-    return any(not vocabulary.piece(token) and token != vocabulary.unknown_id for token in behind)
+def is_chat(pieces: Sequence[bytes], ids: Sequence[int], unknown_id: int | None) -> bool:
+    """
+    Whether a prompt has special tokens behind its beginning: chat templates put them. Special tokens have no text, and
+    neither has the unknown token, which any prompt may have.
+
+    Args:
+        pieces (`list[bytes]`), ids (`list[int]`): the tokens of the prompt.
+        unknown_id (`int`, *optional*): the unknown token.
+    """
+    behind = itertools.dropwhile(lambda token: not token[0], zip(pieces, ids, strict=True))
+    return any(not piece and token != unknown_id for piece, token in behind)
 
 
 _COLONS = (b":", "\uff1a".encode())  # the second is that of Chinese and Japanese

@@ -66,7 +66,7 @@ class LimitMiddleware:
             return
         try:
             # It is read whole here: it is not large.
-            body = await _read_within(receive, self._most_bytes, self._most_seconds)
+            body = await asyncio.wait_for(_read(receive, self._most_bytes), self._most_seconds)
         except asyncio.TimeoutError:
             message = f"The body must have come within {self._most_seconds:g} s. Send it faster, or send less."
             await self._refuse(None, send, ApiError(408, message, "body_too_slow"))
@@ -99,26 +99,6 @@ class LimitMiddleware:
 
 class _TooLargeError(Exception):
     """A body is of too many bytes."""
-
-
-async def _read_within(receive: Receive, most_bytes: int, seconds: float) -> bytes | None:
-    """As `_read`, or a `TimeoutError`. `asyncio.wait_for` would do the same in a task of its own, for each request."""
-    task, is_late = asyncio.current_task(), False
-    assert task is not None
-
-    def give_up() -> None:
-        nonlocal is_late
-        is_late = task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(seconds, give_up)
-    try:
-        return await _read(receive, most_bytes)
-    except asyncio.CancelledError:
-        if is_late:
-            raise asyncio.TimeoutError from None
-        raise
-    finally:
-        timer.cancel()
 
 
 async def _read(receive: Receive, most_bytes: int) -> bytes | None:

@@ -119,7 +119,7 @@ class Service:
 
     async def chunks(self, answer: Reply) -> AsyncIterator[list[dict[str, Any]]]:
         """
-        The chunks of a streamed reply; those together that are there at the same time.
+        The chunks of a streamed reply, in lists of those that are ready at the same time.
 
         Raises:
             ApiError: a call has failed.
@@ -140,7 +140,8 @@ class Service:
 
     async def _texts(self, answer: Reply) -> AsyncIterator[tuple[dict[ReplyChoice, str], bool]]:
         """
-        New text by choice, as it comes, and whether it is the last; with the end of a text also an empty one.
+        New text by choice, as it comes, and whether it is the last. The text that comes with the end of a choice may be
+        empty.
 
         Raises:
             ApiError: a call has failed.
