@@ -82,9 +82,9 @@ def planning(known: KnownPlans | None = None, only_known: bool = False) -> Itera
         _current.reset(token)
 
 
-def planned_like_before(call: Mapping[str, Any]) -> bool:
+def plan_from_earlier_call(call: Mapping[str, Any]) -> bool:
     """
-    Within [`planning`]: plan a call like an earlier one.
+    Within [`planning`]: plan a call from the plan of an earlier one.
 
     Args:
         call (`dict`): the arguments of `generate()`.
@@ -110,8 +110,9 @@ def planned_like_before(call: Mapping[str, Any]) -> bool:
     return True
 
 
-def is_planned(plan: CallPlan) -> bool:
-    """Whether calls are planned only: then the plan has been put where the caller of [`planning`] finds it."""
+def record_if_only_planning(plan: CallPlan) -> bool:
+    """Within [`planning`]: append a plan to the list of the context. Returns `False` outside of it, where the plan is
+    to be carried out."""
     current = _current.get()
     if current is None:
         return False

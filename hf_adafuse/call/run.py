@@ -19,9 +19,9 @@ from ..members.rating_prompts import RatingPrompts, question_of
 from ..outputs import AdaFuseOutput
 from ..trees.backend import ForwardError
 from ..trees.shared_prefix import prefix_caching
-from .output import make_output, pad_right, rounds_of
+from .output import finished_rounds, make_output, pad_right
 from .plan import CallPlan, MemberInputs
-from .planning import is_planned
+from .planning import record_if_only_planning
 from .sampling import Warper
 
 
@@ -33,7 +33,7 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         AdaFuseDecodingError: a member failed; carries the text committed so far.
     """
     call = plan.call
-    if is_planned(plan):
+    if record_if_only_planning(plan):
         return call.input_ids
     prompts = make_prompts(plan)
     members = make_members(plan)
@@ -63,7 +63,7 @@ def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
         Prompt(
             first_index + row,
             list(ids),
-            goes_on=plan.inputs.going_on[row],
+            continues_earlier_call=plan.inputs.continues_earlier_call[row],
             max_length=plan.call.generation_config.max_length,
             keeps_logits=plan.keeps_logits,
             is_strict=plan.has_grammar,
@@ -123,7 +123,7 @@ def _make_decoder(
 def _telling(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | None:
     """Tells the caller the rounds of a prompt that is finished, where the caller wants to be told."""
     on_answer = plan.on_answer
-    return None if on_answer is None else lambda index: on_answer(index, rounds_of(prompts[index], plan))
+    return None if on_answer is None else lambda index: on_answer(index, finished_rounds(prompts[index], plan))
 
 
 def make_strategies(plan: CallPlan) -> list[Strategy]:

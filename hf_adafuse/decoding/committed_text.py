@@ -43,7 +43,7 @@ class CommittedText(Cursor):
         self._on_commit = on_commit
 
     def goes_on(self) -> bool:
-        """Whether a further round may be run; a prompt that has filled a member's context is finished here."""
+        """Whether a further round may be run. A prompt that fills a member's context is finished, with a warning."""
         if not self.prompt.is_finished:
             full = [member for k, member in enumerate(self.members) if member.room_after(self.node(k)) < 1]
             if full:

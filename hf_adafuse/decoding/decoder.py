@@ -88,7 +88,7 @@ class Decoder:
         try:
             yield from self._scheduler.steps(self._move_on())
         except MemberError as error:
-            served = [] if self._slots.is_prefilling else self._scheduler.served
+            served = [] if self._slots.is_prefilling else self._scheduler.prompts_in_pass
             number = max((len(self.prompts[index].rounds) + 1 for index in served), default=0)
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
 

@@ -151,7 +151,7 @@ class Pool:
         """A member's best branch."""
         return self._best[member_index]
 
-    def first_choice_of(self, candidate: Candidate) -> tuple[int, ...]:
+    def members_whose_best_is(self, candidate: Candidate) -> tuple[int, ...]:
         """The members whose best branch a candidate is."""
         return tuple(member_index for member_index, best in self._best.items() if best is candidate)
 

@@ -64,7 +64,7 @@ class RoundFactory:
         self.likely_nodes: list[Callable[[int], list[Node]]] = [nothing_likely] * len(self.members)
         if self.strategies[0].round_kind == RoundKind.SPAN:
             self._proposers = self._make_proposers(self.strategies[0])
-            self._span_round = self._make_span_round()
+            self._shared_span_round = self._make_span_round()
 
     def add(self, strategy: Any) -> None:
         """Take a further prompt of the call, whose method is `strategy`."""
@@ -85,7 +85,7 @@ class RoundFactory:
         text = CommittedText(self.members, prompt, self.should_stop, self.on_commit)
         if prompt.sampling is not None and strategy.samples == SampledPart.WORDS:
             return write(self._make_sampled_round(prompt, prompt.sampling), text)
-        return write(self._span_round, text)
+        return write(self._shared_span_round, text)
 
     def _token_rounds(self, prompt: Prompt, strategy: Any) -> Requests[None]:
         text = TokenText(self.members, prompt, self.should_stop, self.on_commit, strategy)

@@ -62,7 +62,7 @@ class Scheduler:
             begin with the next member, and the others follow in passes of their own.
 
     Attributes:
-        served (`list[int]`): the prompts of the pass that is run, or that has failed.
+        prompts_in_pass (`list[int]`): the prompts of the pass that is run, or that has failed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Scheduler:
         self._devices = [member.device_key for member in members]
         self._last: dict[Any, int] = {}  # per device, whose pass was the last one
         self._left_out: list[int] = []  # further prompts that are told of at the next pause
-        self.served: list[int] = []
+        self.prompts_in_pass: list[int] = []
 
     def run(self, prompts: Mapping[int, Requests[None]]) -> None:
         """As of `steps`, to the end."""
@@ -210,7 +210,7 @@ class Scheduler:
 
     def _finish(self, member_index: int, begun: Pass, waiting: _Waiting, result: Callable[[], Any]) -> list[_Task]:
         """What a pass gave goes to those that waited; who needs more waits on."""
-        self.served = list(waiting)
+        self.prompts_in_pass = list(waiting)
         read = set(begun.finish(result))
         ready = []
         for prompt_index, (request, task) in waiting.items():

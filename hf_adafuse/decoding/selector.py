@@ -49,9 +49,9 @@ class Selector:
     def choose(self, prompt: Prompt, pool: Pool) -> Candidate | None:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
-        strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.goes_on)
+        strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.continues_earlier_call)
         spans = [
-            self._scored_span(strategy, candidate, is_first, pool.first_choice_of(candidate))
+            self._scored_span(strategy, candidate, is_first, pool.members_whose_best_is(candidate))
             for candidate in candidates
         ]
         best = pool.best_of(0)
@@ -86,8 +86,9 @@ class Selector:
         """The words of a text."""
         return tuple(self._splitter.split(text))
 
-    def admits(self, prompt: Prompt, fused: Candidate) -> bool:
-        """Whether no member's processors forbid what the method wrote; then it stands before all others."""
+    def score_fused_text(self, prompt: Prompt, fused: Candidate) -> bool:
+        """Give what the method wrote its NLLs, and the best score: it stands before all others. Where a member's
+        processors forbid it, it is dropped. Returns whether it can be committed."""
         strategy = self._strategies[prompt.index]
         span = self._scored_span(strategy, fused)
         (nlls,) = strategy.nlls([span], len(self._vocabularies))

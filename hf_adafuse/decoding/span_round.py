@@ -166,7 +166,7 @@ class CommittedSpanRound(SpanRound):
         if fused.dropped is not None:
             return winner
         yield from self.add_log_probs(cursor, pool, [fused])
-        return fused if self.selector.admits(cursor.prompt, fused) else winner
+        return fused if self.selector.score_fused_text(cursor.prompt, fused) else winner
 
 
 @dataclass(eq=False)

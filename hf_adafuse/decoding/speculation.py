@@ -89,8 +89,8 @@ class AcceptanceStats:
         record[0] += has_won
         record[1] += 1
 
-    def odds(self, margin: float) -> float:
-        """That the best candidate wins, given the margin of its last word."""
+    def win_probability(self, margin: float) -> float:
+        """The probability that the best candidate wins, given the margin of its last word."""
         wins, rounds = self._wins[_bucket(margin)]
         return wins / rounds
 
@@ -122,14 +122,14 @@ def propose_ahead(
     """
     member, chains, texts, ids = proposer.member, list[list[str]](), list[str](), list[int]()
     saved = sum(other.costs.seconds(2) for other in others)
-    turn_cost, odds = sum(map(member.costs.seconds, sizes)), 1.0
+    turn_cost, win_probability = sum(map(member.costs.seconds, sizes)), 1.0
     for _ in range(policy_for(member.device).max_rounds_ahead):
         best = proposals.spans[0]
-        odds *= record.odds(proposals.margins[-1]) if proposals.margins else 0.0
+        win_probability *= record.win_probability(proposals.margins[-1]) if proposals.margins else 0.0
         texts = [*texts, best.text]
         is_full = member.room_in_tree(end.prompt_index) < sum(sizes)
         cannot = best.ends or not best.ids or is_full or is_last(texts)
-        if cannot or not pays_ahead(odds, turn_cost, saved):
+        if cannot or not pays_ahead(win_probability, turn_cost, saved):
             break
         ids += best.ids
         proposals = yield from proposer.propose(end.add_path(ids)[-1])

@@ -190,16 +190,16 @@ def next_member(waiting: list[int], current: int, keeping_share: float) -> int:
     return waiting.index(max(waiting))
 
 
-def pays_ahead(odds: float, turn_cost: float, saved: float) -> bool:
+def pays_ahead(win_probability: float, turn_cost: float, saved: float) -> bool:
     """
     Whether the member that goes first should propose one more round ahead.
 
     Args:
-        odds (`float`): that all rounds up to it go as that member would have them.
+        win_probability (`float`): of all rounds up to it: that each takes that member's best candidate.
         turn_cost (`float`): the seconds of its turn: lost when they do not.
         saved (`float`): the seconds in which the other members read what it proposes: saved when they do.
     """
-    return odds * saved - (1 - odds) * turn_cost > 0
+    return win_probability * saved - (1 - win_probability) * turn_cost > 0
 
 
 def pays_side_by_side(seconds: Sequence[Sequence[float]], policy: type[Policy]) -> bool:

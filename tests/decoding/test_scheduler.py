@@ -177,11 +177,11 @@ def test_the_prompts_of_the_pass_that_is_run_are_known():
 
     class Watched(FakeMember):
         def read(self, needs, likely):
-            served.append(scheduler.served)
+            served.append(scheduler.prompts_in_pass)
             return super().read(needs, likely)
 
     scheduler = Scheduler([Watched("A", []), Watched("B", [])], [None, None], lambda ready: {})
-    assert scheduler.served == []
+    assert scheduler.prompts_in_pass == []
     scheduler.run({4: prompt((0, "a"), (1, "b")), 7: prompt((0, "c"))})
     assert served == [[4, 7], [4]]
 
@@ -205,7 +205,7 @@ def test_an_error_of_a_member_comes_through():
     scheduler = Scheduler([Broken("A", [])], [None], lambda ready: {})
     with pytest.raises(RuntimeError, match="no memory left"):
         scheduler.run({2: prompt((0, "a"))})
-    assert scheduler.served == [2]
+    assert scheduler.prompts_in_pass == [2]
 
 
 # Members that work at the same time
@@ -285,7 +285,7 @@ def test_an_error_of_a_member_elsewhere_comes_through():
     scheduler = Scheduler(members, [None, None], lambda ready: {})
     with pytest.raises(ZeroDivisionError):
         scheduler.run({0: prompt((1, "a")), 3: prompt((0, "b"), (1, "c"))})
-    assert scheduler.served in ([0], [3])
+    assert scheduler.prompts_in_pass in ([0], [3])
 
 
 def test_members_under_autocast_work_in_one_thread():
