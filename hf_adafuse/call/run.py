@@ -142,12 +142,12 @@ def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | No
     rubric = strategies[0].rated_by
     if rubric is None:
         return None
-    raters, forms = [], []
+    raters, rating_prompts = [], []
     for member in plan.members:
         tokenizer, vocabulary = member.handle.tokenizer, member.handle.vocabulary
-        forms.append(RatingPrompts(tokenizer, vocabulary, rubric))
+        rating_prompts.append(RatingPrompts(tokenizer, vocabulary, rubric))
         raters.append(member.handle.make_member(member.backend, [], member.prompts))
-    reviews = Reviews(raters, forms)
+    reviews = Reviews(raters, rating_prompts)
     reviews.start([question_asked(plan, strategy) for strategy in strategies])
     return reviews
 

@@ -15,10 +15,10 @@ from ..outputs import AdaFuseRound, cut_words
 from ..trees.nodes import Node
 from .pool import Candidate, Pool
 from .progress import Prompt
-from .round import Cursor
+from .round import WrittenText
 
 
-class CommittedText(Cursor):
+class CommittedText(WrittenText):
     """
     The committed text of one prompt.
 

@@ -20,7 +20,7 @@ from .progress import Prompt, Sampling
 from .proposer import Proposer
 from .requests import Requests
 from .reviews import Reviews
-from .round import Cursor, Round, write
+from .round import Round, WrittenText, write
 from .sampled_round import SampledRound
 from .samplers import DraftSampler, WordSampler
 from .scheduler import nothing_likely
@@ -105,7 +105,7 @@ class RoundFactory:
         sampler = WordSampler(prompt.index, self._proposers, weights, draws, sampling.is_greedy, sampling.numbers)
         return SampledRound(self.members, self._proposers, sampler)
 
-    def _make_span_round(self) -> Round[Cursor]:
+    def _make_span_round(self) -> Round[WrittenText]:
         """The round over spans, which serves all prompts."""
         method, prefetchers = self.strategies[0], [Prefetcher(proposer) for proposer in self._proposers]
         for proposer in self._proposers:

@@ -51,7 +51,8 @@ class Prefetcher:
         return nodes
 
     def greedy_text(self, end: Node) -> str:
-        """The text with which it would go on after a node, as far as it has read: a draft for the others."""
+        """The text with which it would go on after a node, as far as it has read: the others may read it
+        too, before it is proposed."""
         nodes = self.add_greedy_nodes(end)
         return self._member.vocabulary.text([node.token for node in nodes])
 
@@ -66,8 +67,8 @@ class Prefetcher:
         ends = [node for node in root.computed_descendants() if node.ends_candidate and node.logprobs is not None]
         return [node for end in (root, *ends) for node in self._add_frontier(end)]
 
-    def add_draft(self, end: Node, ids: list[int]) -> list[Node]:
-        """The nodes of a text that may come on the table after a node, as far as the context holds it."""
+    def add_later_nodes(self, end: Node, ids: list[int]) -> list[Node]:
+        """The nodes of a text that may come into the pool later, as far as the context holds it."""
         return end.add_path(ids[: int(max(0, min(len(ids), self._member.room_after(end))))])
 
     def _add_frontier(self, end: Node) -> list[Node]:

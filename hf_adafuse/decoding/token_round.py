@@ -150,9 +150,9 @@ class TokenRound(Round[T]):
     strategy: TokenStrategy
     weights: Sequence[float]
 
-    def propose(self, cursor: T, pool: Pool) -> Requests[None]:
+    def propose(self, text: T, pool: Pool) -> Requests[None]:
         """What the method makes of the members' distributions: candidates with their scores, best first."""
-        distributions = yield from self._ask(cursor)
+        distributions = yield from self._ask(text)
         pool.num_proposals = [int(one is not None) for one in distributions]
         found = self.strategy.choose(distributions, self.weights)
         if not isinstance(found, list) or not all(isinstance(one, NextToken) for one in found):
@@ -166,11 +166,11 @@ class TokenRound(Round[T]):
         pool.criterion = self.strategy.criterion
         pool.highest_wins = self.strategy.highest_wins
 
-    def _ask(self, cursor: T) -> Requests[list[Distribution | None]]:
+    def _ask(self, text: T) -> Requests[list[Distribution | None]]:
         """What each member would say next; `None` of one that is not asked, or cannot write the text so far."""
         distributions: list[Distribution | None] = [None] * len(self.members)
         for k, member in enumerate(self.members):
-            node = cursor.end(k)
+            node = text.end(k)
             if node is None or (k > 0 and distributions[0] is not None and not self.strategy.asks(distributions[0])):
                 continue
             if missing := unread([node]):
@@ -178,27 +178,27 @@ class TokenRound(Round[T]):
             distributions[k] = Distribution(member, node.logprobs)
         return distributions
 
-    def score(self, cursor: T, pool: Pool) -> Requests[None]:
+    def score(self, text: T, pool: Pool) -> Requests[None]:
         """Nothing is left to do: the distributions have every token's probability."""
         yield from ()
 
-    def choose(self, cursor: T, pool: Pool) -> Requests[Candidate | None]:
+    def choose(self, text: T, pool: Pool) -> Requests[Candidate | None]:
         """The best that the main model can say; where it can say none of it, its own most likely token."""
         for candidate in pool.ranked():
-            if (yield from self._can_say(cursor, candidate)):
+            if (yield from self._can_say(text, candidate)):
                 return candidate
         main = self.members[0]
-        token = cursor.node(0).logprobs.top[0]
+        token = text.node(0).logprobs.top[0]
         is_end = token in main.eos_ids
         own = NextToken(None if is_end else b"", [] if is_end else [token], 0.0, [None] * len(self.members))
         candidate = self._candidate(own)
         pool.fill([candidate])
         return candidate
 
-    def _can_say(self, cursor: T, candidate: Candidate) -> Requests[bool]:
+    def _can_say(self, text: T, candidate: Candidate) -> Requests[bool]:
         """Whether the main model may write a text of several tokens, by its processors and its context."""
-        main, prompt_index, ids = self.members[0], cursor.prompt.index, candidate.ids[0]
-        if len(ids) > main.room_after(cursor.node(0)):
+        main, prompt_index, ids = self.members[0], text.prompt.index, candidate.ids[0]
+        if len(ids) > main.room_after(text.node(0)):
             return False
         if not ids and not candidate.ends:
             return False  # nothing would be said, for ever

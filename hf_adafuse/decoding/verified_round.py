@@ -20,7 +20,7 @@ from ..members.passes import unread
 from ..trees.nodes import Node
 from .member_weights import shares
 from .pool import Candidate, Pool
-from .requests import ForwardRequest, Requests, of_each
+from .requests import ForwardRequest, Requests, run_on_each_member
 from .scoring import span_nll
 from .strategies.safe import DRAFTED, SAFE
 from .token_round import TokenRound, TokenText
@@ -142,34 +142,34 @@ class VerifiedRound(TokenRound[VerifiedText]):
 
     strategy: SAFE
 
-    def run(self, cursor: VerifiedText) -> Requests[Pool]:
-        if cursor.known is None:
-            kept = yield from self._kept(cursor)
+    def run(self, text: VerifiedText) -> Requests[Pool]:
+        if text.known is None:
+            kept = yield from self._kept(text)
             if kept.num_decisions:
                 return self._draft_pool(kept)
-        pool = yield from super().run(cursor)
+        pool = yield from super().run(text)
         return pool
 
-    def _ask(self, cursor: VerifiedText) -> Requests[list[Distribution | None]]:
+    def _ask(self, text: VerifiedText) -> Requests[list[Distribution | None]]:
         yield from ()
-        known, cursor.known = cursor.known, None
+        known, text.known = text.known, None
         assert known is not None  # a token is fused where the draft has been read
         return known
 
-    def _kept(self, cursor: VerifiedText) -> Requests[_Draft]:
+    def _kept(self, text: VerifiedText) -> Requests[_Draft]:
         """Draft and verify: what is kept of the draft. After it a token is fused, unless all is kept."""
-        draft = self._shortened(cursor, (yield from self._drafted(cursor)))
+        draft = self._shortened(text, (yield from self._drafted(text)))
         verifiers = range(1, len(self.members))
-        retokenized = {k: self._retokenized(cursor, k, draft) for k in verifiers}
+        retokenized = {k: self._retokenized(text, k, draft) for k in verifiers}
         main = [Distribution(self.members[0], node.logprobs) for node in draft.nodes[: draft.num_decisions]]
-        asked = [at for at in range(draft.num_decisions) if self._is_asked(cursor, at, draft, main[at], retokenized)]
+        asked = [at for at in range(draft.num_decisions) if self._is_asked(text, at, draft, main[at], retokenized)]
         if asked:
             devices = [self.members[k].device_key for k in verifiers]
-            yield from of_each([self._read(k, retokenized[k], asked) for k in verifiers], devices)
+            yield from run_on_each_member([self._read(k, retokenized[k], asked) for k in verifiers], devices)
         for at in asked:
             others = [self._distribution(k, retokenized[k], at) for k in verifiers]
             if not self._keeps(at, draft, main[at], others, retokenized):
-                cursor.known = [main[at], *others]
+                text.known = [main[at], *others]
                 return _Draft(draft.ids[:at], draft.nodes[: at + 1], ends=False)
         return draft
 
@@ -200,9 +200,9 @@ class VerifiedRound(TokenRound[VerifiedText]):
         pool.criterion = DRAFTED
         return pool
 
-    def _drafted(self, cursor: VerifiedText) -> Requests[_Draft]:
+    def _drafted(self, text: VerifiedText) -> Requests[_Draft]:
         """What the main model would write next, up to where it would end the text; all but its last token is read."""
-        main, prompt = self.members[0], cursor.prompt
+        main, prompt = self.members[0], text.prompt
         most = self.strategy.num_tokens
         if prompt.max_length is not None:
             most = max(1, min(most, prompt.max_length - len(prompt.ids)))
@@ -216,33 +216,33 @@ class VerifiedRound(TokenRound[VerifiedText]):
             nodes.append(nodes[-1].add_child(token))
         return _Draft([node.token for node in nodes[1:]], nodes, ends=False)
 
-    def _shortened(self, cursor: VerifiedText, draft: _Draft) -> _Draft:
+    def _shortened(self, text: VerifiedText, draft: _Draft) -> _Draft:
         """As much of a draft as every verifier's context holds, but one token at least."""
         verifiers, ids = range(1, len(self.members)), draft.ids
-        while len(ids) > 1 and not all(cursor.holds(k, cursor.own_ids(k, ids)) for k in verifiers):
+        while len(ids) > 1 and not all(text.holds(k, text.own_ids(k, ids)) for k in verifiers):
             ids = ids[:-1]
         return draft if ids == draft.ids else _Draft(ids, draft.nodes[: len(ids) + 1], ends=False)
 
-    def _retokenized(self, cursor: VerifiedText, member_index: int, draft: _Draft) -> _RetokenizedDraft:
-        member, ids = self.members[member_index], cursor.own_ids(member_index, draft.ids)
-        if not cursor.holds(member_index, ids):
+    def _retokenized(self, text: VerifiedText, member_index: int, draft: _Draft) -> _RetokenizedDraft:
+        member, ids = self.members[member_index], text.own_ids(member_index, draft.ids)
+        if not text.holds(member_index, ids):
             ids = []  # it has no boundaries, and is not asked
-        nodes = member.path(cursor.prompt.index, ids)
+        nodes = member.path(text.prompt.index, ids)
         if member.has_main_tokenizer:
             return _RetokenizedDraft(ids, nodes, [*range(len(ids) + 1)][: draft.num_decisions])
-        tail = cursor.tails[member_index]
-        whole, ends = tail + cursor.data(draft.ids), {0: 0}
+        tail = text.tails[member_index]
+        whole, ends = tail + text.data(draft.ids), {0: 0}
         pieces = itertools.accumulate(map(member.vocabulary.piece, ids), initial=b"")
         for number, written in enumerate(pieces):
             if not whole.startswith(written):
                 break
             ends.setdefault(len(written), number)
-        starts = [len(tail + cursor.data(draft.ids[:at])) for at in range(draft.num_decisions)]
+        starts = [len(tail + text.data(draft.ids[:at])) for at in range(draft.num_decisions)]
         return _RetokenizedDraft(ids, nodes, [ends.get(start) for start in starts])
 
     def _is_asked(
         self,
-        cursor: VerifiedText,
+        text: VerifiedText,
         at: int,
         draft: _Draft,
         main: Distribution,
@@ -251,7 +251,7 @@ class VerifiedRound(TokenRound[VerifiedText]):
         """Whether the verifiers are asked about a decision of the draft: where all have a boundary and a token after
         it, and what they say can change it."""
         is_end = at == len(draft.ids)
-        if not retokenized or not (is_end or cursor.data([draft.ids[at]])) or not self.strategy.asks(main):
+        if not retokenized or not (is_end or text.data([draft.ids[at]])) or not self.strategy.asks(main):
             return False
         for one in retokenized.values():
             boundary = one.boundary(at)
