@@ -25,7 +25,8 @@ def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Pr
     if not takes_keys(ModelCall(main).memory):
         return None  # `generate()` would not take it
     width = sequences.shape[1] - 1
-    cache, rows = AdaFuseCache(), []
+    cache = AdaFuseCache()
+    rows = []
     for prompt in prompts:
         ids, layers = prompt.states[0]
         num_ids = len(ids) + (1 if prompt.rounds and prompt.rounds[-1].ends else 0)

@@ -122,7 +122,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
         _check_image_prompts(handles[0].model, inputs, call.generation_config.num_return_sequences or 1)
     all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in handles[1:])]
     members = [
-        MemberInputs(handle, ids, cache, _known(eos, handle), [], "")
+        MemberInputs(handle, ids, cache, _embedded_eos_ids(eos, handle), [], "")
         for handle, ids, cache, eos in zip(handles, prompts, caches, all_eos, strict=True)
     ]
     members = [replace(member, backend=member.handle.choose_backend()) for member in members]
@@ -202,7 +202,8 @@ def _usable(handle: ModelHandle, prompts: list[list[int]], cache: KeysValues | N
     return cache
 
 
-def _known(eos_ids: list[int], handle: ModelHandle) -> list[int]:
+def _embedded_eos_ids(eos_ids: list[int], handle: ModelHandle) -> list[int]:
+    """The end-of-sequence ids of which a model has embeddings."""
     size = handle.vocabulary.vocab_size
     return sorted({token for token in eos_ids if size is None or token < size})
 

@@ -162,8 +162,10 @@ def _for_prompt(
     for member, ids in zip(plan.members, rows, strict=True):
         check_prompts(member.handle, [ids])
     warn_of_damaged_prompts([one.handle for one in plan.members], [[ids] for ids in rows], [])
-    main, num_more = rows[0], len(rows[0]) - len(plan.inputs.prompts[0])
-    config, criteria = copy.copy(plan.call.generation_config), list(map(copy.copy, plan.call.stopping_criteria))
+    main = rows[0]
+    num_more = len(main) - len(plan.inputs.prompts[0])
+    config = copy.copy(plan.call.generation_config)
+    criteria = list(map(copy.copy, plan.call.stopping_criteria))
     for limit in (config, *(one for one in criteria if isinstance(one, MaxLengthCriteria))):
         limit.max_length += num_more
     made = replace(

@@ -3,7 +3,8 @@
 ```python
 with planning() as plans:
     model.generate(**inputs, **settings, max_new_tokens=16)
-batch = RunningBatch(plans[0])  # further plans join by `batch.add(plan)`, as long as `batch.takes(plan)`
+batch = RunningBatch(plans[0], on_rounds, on_end)
+# Further plans join by `batch.add(plan)`, as long as `batch.takes(plan)`.
 while batch.step():
     pass
 ```

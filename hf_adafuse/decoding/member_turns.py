@@ -76,7 +76,9 @@ class MemberTurns:
         agrees with a candidate, its tokens are read already. `later_ids` are the member's ids of texts that may come
         into the pool later, in this round or in a later one.
         """
-        member, prompt_index, end = self._members[member_index], text.prompt.index, text.node(member_index)
+        member = self._members[member_index]
+        prompt_index = text.prompt.index
+        end = text.node(member_index)
         spans, later = self._spans_and_later_nodes(member_index, text, pool, later_ids)
         needed = member.needed_to_score(prompt_index, spans) or unread([end])
         useful = member.ends_of(prompt_index, spans) + later

@@ -30,7 +30,7 @@ class Candidate:
         log_probs (`dict[int, list[float]]`): by member, the log-probability (nats) of each of its ids, and of the end
             of the text where `ends`. A member that has not scored it is missing.
         nlls (`dict[int, float]`): by member, its mean NLL. `None` where there was nothing to score.
-        score (`float`): the fused score.
+        score (`float`): the method's score; the lowest wins.
         logits (`list[list[float]]`): per member, the logits of its ids, where the method needs them.
         dropped (`str`, *optional*): why it left the pool.
         decided_by (`list[float]`), note (`str`, *optional*): as of [`AdaFuseCandidate`].

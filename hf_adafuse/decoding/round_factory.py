@@ -101,13 +101,20 @@ class RoundFactory:
 
     def _make_sampled_round(self, prompt: Prompt, sampling: Sampling) -> SampledRound:
         """The round in which words are drawn, of one prompt."""
-        weights, draws = self._weights_for(prompt), sampling.draws
-        sampler = WordSampler(prompt.index, self._proposers, weights, draws, sampling.is_greedy, sampling.numbers)
+        sampler = WordSampler(
+            prompt_index=prompt.index,
+            proposers=self._proposers,
+            weights=self._weights_for(prompt),
+            draws=sampling.draws,
+            is_greedy=sampling.is_greedy,
+            numbers=sampling.numbers,
+        )
         return SampledRound(self.members, self._proposers, sampler)
 
     def _make_span_round(self) -> Round[WrittenText]:
         """The round over spans, which serves all prompts."""
-        method, prefetchers = self.strategies[0], [Prefetcher(proposer) for proposer in self._proposers]
+        method = self.strategies[0]
+        prefetchers = [Prefetcher(proposer) for proposer in self._proposers]
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
             if (sampling := self.prompts[0].sampling) is not None:

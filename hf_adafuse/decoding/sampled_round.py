@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ _MOST_REFUSED = 8
 @dataclass(eq=False)
 class SampledRound(Round[WrittenText]):
     """
-    The rounds of one prompt whose words are drawn.
+    Runs rounds in which a word is drawn, for one prompt.
 
     Args:
         members (`list[Member]`): the members, the main model first.
@@ -38,14 +37,15 @@ class SampledRound(Round[WrittenText]):
     def run(self, text: WrittenText) -> Requests[Pool]:
         """Draw until a word is accepted; one that does not fit into a context is `dropped`."""
         num_proposals = [0] * len(self.members)  # refused ones, too
-        for self._num_refused in itertools.count():
+        self._num_refused = 0
+        while True:  # the main model's own words are accepted
             pool = yield from super().run(text)
             num_proposals = [a + b for a, b in zip(num_proposals, pool.num_proposals, strict=True)]
             if pool.winner is not None:
                 pool.num_proposals = num_proposals
                 del self._word  # its nodes and their logits live no longer than the round
                 return pool
-        raise AssertionError("unreachable: the main model's own words are accepted")
+            self._num_refused += 1
 
     def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """The word that one member draws."""
@@ -97,6 +97,6 @@ class SampledRound(Round[WrittenText]):
         return candidate.dropped is not None and candidate.reaches_caller
 
     def _is_allowed(self, candidate: Candidate) -> bool:
-        """Whether an assistant may say the word (it may not, where nothing was left to it), and whether the main model
-        can write it and may say it."""
+        """Whether an assistant's word may be committed: no processors of the assistant or of the main model forbid it,
+        and the main model has tokens for it."""
         return candidate.reaches_caller and all(-math.inf not in values for values in candidate.log_probs.values())

@@ -129,7 +129,7 @@ class CommittedSpanRound(SpanRound):
         if chosen is None:
             winner = yield from self._own_word(text, pool)
         else:
-            winner = yield from self._written(text, pool, chosen)
+            winner = yield from self._write_fused_answer(text, pool, chosen)
         if winner.dropped is None:
             self.turns.note_winner(pool, winner)
             self.selector.learn(prompt, winner)
@@ -140,7 +140,7 @@ class CommittedSpanRound(SpanRound):
         strategy = self.strategies[prompt.index]
         if strategy.needs_prompt_facts:
             entropies = [member.entropy(prompt.index) for member in self.members]
-            nlls = [_known(member.prompt_and_question_nlls[prompt.index]) for member in self.members]
+            nlls = [_none_for_nan(member.prompt_and_question_nlls[prompt.index]) for member in self.members]
             strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in nlls], [one for _, one in nlls])
 
     def _own_word(self, text: WrittenText, pool: Pool) -> Requests[Candidate]:
@@ -151,9 +151,9 @@ class CommittedSpanRound(SpanRound):
         candidate.dropped = None if member is None else outgrows(member)
         return candidate
 
-    def _written(self, text: WrittenText, pool: Pool, winner: Candidate) -> Requests[Candidate]:
-        """What the method writes itself of the answers; the winner where it writes nothing, or where that cannot be
-        committed."""
+    def _write_fused_answer(self, text: WrittenText, pool: Pool, winner: Candidate) -> Requests[Candidate]:
+        """The answer that the method writes itself from the candidates; the winner where it writes none, or where its
+        answer cannot be committed."""
         answer = self.selector.fused_text(text.prompt, pool, winner)
         if answer is None:
             return winner
@@ -193,7 +193,7 @@ class AnswerRound(CommittedSpanRound):
             candidate.log_probs[member_index] = values
 
 
-def _known(nlls: tuple[float, float]) -> tuple[float | None, float | None]:
-    """What is not known is NaN in numbers of members, and `None` in facts."""
+def _none_for_nan(nlls: tuple[float, float]) -> tuple[float | None, float | None]:
+    """Two NLLs with `None` in the place of NaN: members have NaN for an unknown number, and facts have `None`."""
     whole, last = (None if math.isnan(nll) else nll for nll in nlls)
     return whole, last

@@ -121,9 +121,13 @@ def propose_ahead(
     Returns:
         what it proposes, each as the texts of all rounds up to it.
     """
-    member, chains, texts, ids = proposer.member, list[list[str]](), list[str](), list[int]()
+    member = proposer.member
     saved = sum(other.costs.seconds(2) for other in others)
-    turn_cost, win_probability = sum(map(member.costs.seconds, sizes)), 1.0
+    turn_cost = sum(map(member.costs.seconds, sizes))
+    win_probability = 1.0  # that the best candidates of all rounds so far win
+    chains = list[list[str]]()
+    texts = list[str]()
+    ids = list[int]()
     for _ in range(policy_for(member.device).max_rounds_ahead):
         best = proposals.spans[0]
         win_probability *= record.win_probability(proposals.margins[-1]) if proposals.margins else 0.0
