@@ -75,7 +75,7 @@ class MemberTurns:
         member, prompt_index, end = self._members[member_index], cursor.prompt.index, cursor.node(member_index)
         spans, later = self._table(member_index, cursor, pool, drafts)
         needed = member.needed_to_score(prompt_index, spans) or unread([end])
-        useful = member.ends_of(prompt_index, spans) + later
+        useful = member.mark_ends(prompt_index, spans) + later
         if needed:
             first = unread(self._prefetchers[member_index].add_first_nodes(end))
             yield ForwardRequest(member_index, [*needed, *(node for node in first if node not in needed)], useful)

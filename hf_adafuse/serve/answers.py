@@ -55,7 +55,7 @@ class GrowingText:
         if len(content) == len(self._text):
             content = content[: len(content) - self._num_held()]
         if self._offer is not None:
-            content = content[: self._offer.num_words_so_far(content)]
+            content = content[: self._offer.num_plain_characters(content)]
         return self._send(content)
 
     def end(self, rounds: Sequence[AdaFuseRound]) -> str:
