@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# NumPy's threads wait for each other by spinning: where tests are run side by side, fits took a hundred times as long.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
 import torch

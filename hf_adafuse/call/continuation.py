@@ -13,8 +13,8 @@ from ..decoding.progress import Prompt
 from ..members.member import Member
 from ..members.model_handle import ModelHandle
 from ..transformers_compat import takes_keys
-from ..trees.adapters import model_state, weak_reference
-from ..trees.kv_cache import AdaFuseCache, CachedText, State, join_rows, make_cache
+from ..trees.adapters import model_fingerprint, weak_reference
+from ..trees.kv_cache import AdaFuseCache, CachedIds, CachedText, join_rows, make_cache
 from ..trees.model_call import ModelCall
 
 
@@ -22,7 +22,7 @@ def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Pr
     """The cache that a call returns: the main model's keys and values in the columns of `sequences[:, :-1]`, and beside
     them each assistant's ids, keys and values."""
     main = members[0].model
-    if not takes_keys(ModelCall(main).memory):
+    if not takes_keys(ModelCall(main).cache_argument):
         return None  # `generate()` would not take it
     width = sequences.shape[1] - 1
     cache = AdaFuseCache()
@@ -45,7 +45,7 @@ def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Pr
     return cache
 
 
-def assistant_states(past: Any, index: int, assistant: ModelHandle, num_rows: int) -> list[State] | None:
+def assistant_states(past: Any, index: int, assistant: ModelHandle, num_rows: int) -> list[CachedIds] | None:
     """Per row, the ids, keys and values of assistant `index` (from 0) in the cache `past`; `None` where this assistant
     did not take part in the call that returned it."""
     if not isinstance(past, AdaFuseCache) or len(past.texts) != num_rows:
@@ -54,7 +54,7 @@ def assistant_states(past: Any, index: int, assistant: ModelHandle, num_rows: in
 
 
 def resume_ids(
-    past: AdaFuseCache, continues_earlier_call: Sequence[bool], states: list[State], rows: list[list[int]]
+    past: AdaFuseCache, continues_earlier_call: Sequence[bool], states: list[CachedIds], rows: list[list[int]]
 ) -> bool:
     """In rows that continue the text of the cache, replace the assistant's ids in `rows` by its own ids of that text.
     Returns whether all rows do."""
@@ -67,4 +67,4 @@ def resume_ids(
 
 def _kind(member: Member | ModelHandle) -> tuple[Any, ...]:
     """What else an assistant's ids and keys follow from, beside its model."""
-    return member.vocabulary.fingerprint, model_state(member.model)
+    return member.vocabulary.fingerprint, model_fingerprint(member.model)

@@ -20,7 +20,7 @@ from ..decoding.decoder import Decoder
 from ..decoding.progress import Prompt
 from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import SampledPart
-from ..trees.adapters import base_model, model_state
+from ..trees.adapters import base_model, model_fingerprint
 from .output import finished_rounds
 from .plan import CallPlan
 from .run import make_members, make_prompts, make_reviews, make_strategies, prompt_nlls, question_asked
@@ -148,7 +148,7 @@ def batch_key(plan: CallPlan) -> tuple[Any, ...]:
     members = [
         (
             id(base_model(member.handle.model)),
-            model_state(member.handle.model),
+            model_fingerprint(member.handle.model),
             id(member.handle.tokenizer),
             member.backend,
             tuple(member.eos_ids),

@@ -81,7 +81,7 @@ class MemberTurns:
         end = text.node(member_index)
         spans, later = self._spans_and_later_nodes(member_index, text, pool, later_ids)
         needed = member.needed_to_score(prompt_index, spans) or unread([end])
-        useful = member.ends_of(prompt_index, spans) + later
+        useful = member.mark_ends(prompt_index, spans) + later
         if needed:
             first = unread(self._prefetchers[member_index].add_first_nodes(end))
             yield ForwardRequest(member_index, [*needed, *(node for node in first if node not in needed)], useful)

@@ -10,7 +10,7 @@ import torch
 
 from ..members.member import MemberError
 from ..outputs import AdaFuseRound
-from ..trees.kv_cache import State
+from ..trees.kv_cache import CachedIds
 
 
 class AdaFuseDecodingError(RuntimeError):
@@ -72,7 +72,8 @@ class Prompt:
         rounds (`list[AdaFuseRound]`): the rounds so far.
         scores, logits (`list[torch.Tensor]` of shape `(vocab_size,)`): per new token, the processed scores and the
             logits before processing, where `keeps_logits`.
-        states (`list[State]`): per member, its ids, keys and values when the prompt has ended and a cache is returned.
+        states (`list[CachedIds]`): per member, its ids, keys and values when the prompt has ended and a cache is
+            returned.
         finish_reason (`str`, *optional*): `"stop"` or `"length"`; `None` while the prompt is decoded.
         continues_earlier_call (`bool`): whether an earlier call has begun its text.
         max_length (`int`, *optional*): how many ids it has at the end, if nothing stops it before.
@@ -87,7 +88,7 @@ class Prompt:
     rounds: list[AdaFuseRound] = field(default_factory=list)
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)
+    states: list[CachedIds] = field(default_factory=list)
     finish_reason: str | None = None
     continues_earlier_call: bool = False
     max_length: int | None = None

@@ -117,7 +117,7 @@ class CommittedSpanRound(SpanRound):
 
     def _useful(self, member: Member, prompt_index: int, spans: Sequence[Span]) -> list[Node]:
         """The ends of the candidates: at one of them the next round begins."""
-        return member.ends_of(prompt_index, spans)
+        return member.mark_ends(prompt_index, spans)
 
     def choose(self, text: WrittenText, pool: Pool) -> Requests[Candidate | None]:
         """The method's choice; one that does not fit into a context, `dropped`, where nothing else may come."""

@@ -18,7 +18,7 @@ _ESCAPED = '"\\\n\t\r\v\f'
 _PLAIN = "".join(map(chr, range(32, 127))).replace('"', "").replace("\\", "") + "é"
 
 
-def flaw_of(pattern: str) -> str:
+def why_unenforced(pattern: str) -> str:
     """
     Why a string by the grammar of a pattern may not match it, or be no JSON; empty where neither is known.
 

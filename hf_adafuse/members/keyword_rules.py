@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# The keywords that rule out values, by the type of the values that they are about. Of a schema with one of `FIRST`,
-# the first in this order alone is read: what stands beside it is not.
-FIRST = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+# Of a schema with some of these keywords xgrammar reads the first one in this order, and nothing that stands beside it.
+EXCLUSIVE_KEYWORDS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+# The keywords that rule out values of any type, then those that rule out values of one type.
 _OF_ANY = ("not", "if", "$dynamicRef", "$recursiveRef")
 _OF_TYPE = {
     "object": (
@@ -84,7 +84,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def types_read(schema: Mapping[str, Any]) -> list[str]:
-    """The types as which the library reads a schema without one of `FIRST`; none: as anything at all."""
+    """The types as which the library reads a schema without one of `EXCLUSIVE_KEYWORDS`; none: as anything at all."""
     if "type" in schema:
         return [one for one in listed(schema["type"]) if one in _TYPES]
     is_object = any(keyword in schema for keyword in MEANS_OBJECT)
@@ -100,7 +100,12 @@ def others_keyword(schema: Mapping[str, Any]) -> str | None:
 def assertions(schema: Mapping[str, Any], types: Iterable[str] | None = None) -> Iterator[str]:
     """The keywords of a schema that rule out some value, of these types where they are given."""
     known = {*_TYPES} if types is None else {*types}
-    keywords = {"type", *FIRST, *_OF_ANY, *(one for kind in numbers_alike(known) for one in _OF_TYPE.get(kind, ()))}
+    keywords = {
+        "type",
+        *EXCLUSIVE_KEYWORDS,
+        *_OF_ANY,
+        *(one for kind in numbers_alike(known) for one in _OF_TYPE.get(kind, ())),
+    }
     return (keyword for keyword in schema if keyword in keywords and not _allows_everything(schema, keyword))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ..trees.nodes import Node
 from .node_logprobs import NodeLogprobs, look_up, numbers_of, span_log_probs
-from .processors import PromptProcessors, States
+from .processors import ProcessorStates, PromptProcessors
 
 # The logits of a pass are read in parts of so many bytes in float32: those of many nodes over a large vocabulary take
 # hundreds of MB, and what is computed of them as much again.
@@ -43,7 +43,9 @@ class LogitsReader:
         self._eos_ids = list(eos_ids)
         self.has_processors = any(processors)
         self._committed: dict[int, set[Node]] = {}  # per prompt, what has been committed before it was read
-        self._settled: dict[int, States | None] = {}  # per prompt, of the last token read before the first one unread
+        self._settled: dict[
+            int, ProcessorStates | None
+        ] = {}  # per prompt, of the last token read before the first one unread
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
         """Give nodes that have logits their `logprobs`. With `is_committed`, also those below forbidden tokens."""
@@ -114,10 +116,10 @@ class LogitsReader:
 
     def _process(
         self, logits: torch.Tensor, nodes: list[Node], is_committed: bool
-    ) -> tuple[torch.Tensor, dict[Node, States], set[Node], set[int]]:
+    ) -> tuple[torch.Tensor, dict[Node, ProcessorStates], set[Node], set[int]]:
         """The processed logits, where processors with a state are, which nodes are below forbidden tokens, and the
         rows that processors have made."""
-        states, forbidden, processed = dict[Node, States](), set[Node](), set[int]()
+        states, forbidden, processed = dict[Node, ProcessorStates](), set[Node](), set[int]()
         if not self.has_processors:
             return logits, states, forbidden, processed
         order = {id(node): index for index, node in enumerate(nodes)}
@@ -142,7 +144,9 @@ class LogitsReader:
                 logits[indices] = processors(ids, logits[indices])
         return logits, states, forbidden, processed
 
-    def _follow(self, node: Node, logits: torch.Tensor, states: dict[Node, States]) -> tuple[torch.Tensor, States]:
+    def _follow(
+        self, node: Node, logits: torch.Tensor, states: dict[Node, ProcessorStates]
+    ) -> tuple[torch.Tensor, ProcessorStates]:
         """The processed logits of one node, where the processors have a state: that of the node above goes on."""
         processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
         settled = self._settled.get(node.prompt_index)

@@ -204,9 +204,11 @@ class Member(ABC):
         return float("inf") if self.max_length is None else self.max_length - 1 - node.position
 
     def needed_to_score(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
-        """The nodes that the scores of these spans need and that have not been read. A span's last token needs no node
-        of its own, unless the text ends after it. A node whose scores are gone is made one that has not been read,
-        where another token may come after it."""
+        """
+        Returns the unread nodes that the scores of these spans need. It creates the nodes that are not there, and turns
+        forgotten ones back into nodes that no pass has computed. A span's last token needs no node of its own, unless
+        the text ends after it.
+        """
         needed: dict[Node, None] = {}
         for span in spans:
             path = self.path(prompt_index, span.ids)[: None if span.ends else -1]
@@ -215,8 +217,8 @@ class Member(ABC):
             self._read_again_if_forgotten(node)
         return list(needed)
 
-    def ends_of(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
-        """The last node of each span, marked as the end of a candidate."""
+    def mark_ends(self, prompt_index: int, spans: Iterable[Span]) -> list[Node]:
+        """Marks the last node of each span as the end of a candidate, and returns these nodes."""
         ends = [self.path(prompt_index, span.ids)[-1] for span in spans if span.ids]
         for node in ends:
             node.ends_candidate = True

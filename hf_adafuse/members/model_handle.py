@@ -28,7 +28,7 @@ from ..trees.model_call import (
     max_length,
     trained_length,
 )
-from ..trees.model_facts import found_once
+from ..trees.model_facts import cached_while_unchanged
 from .local_member import LocalMember
 from .member import Member
 from .served_backend import ServedBackend
@@ -56,7 +56,7 @@ class _Lengths(NamedTuple):
     vocab_size: int | None
 
 
-@found_once
+@cached_while_unchanged
 def _lengths(model: Any) -> _Lengths:
     config = model.config.get_text_config()
     return _Lengths(max_length(config), frequency_switch(config), getattr(config, "vocab_size", None))

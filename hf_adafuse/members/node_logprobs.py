@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 
 from ..trees.backend import ForwardError, to_device
-from .processors import States
+from .processors import ProcessorStates
 
 Allow = Callable[[int], bool]
 
@@ -97,7 +97,7 @@ class NodeLogprobs:
         log_total: float,
         top: list[int],
         top_log_probs: list[float],
-        states: States | None = None,
+        states: ProcessorStates | None = None,
         is_forbidden: bool = False,
         known: dict[int, float] | None = None,
     ) -> None:

@@ -43,8 +43,8 @@ class ProcessorStep:
     row: int = 0
 
     @property
-    def padding(self) -> int:
-        """The length of the prompt as the processor sees it."""
+    def padded_length(self) -> int:
+        """The length of the prompt with its padding, as the processor sees it."""
         return len(self.batch[self.row])
 
 
@@ -57,7 +57,7 @@ class StepState(NamedTuple):
     others: torch.Tensor
 
 
-States = list["StepState | None"]
+ProcessorStates = list["StepState | None"]
 
 
 class PromptProcessors:
@@ -85,35 +85,39 @@ class PromptProcessors:
         that are functions of the ids."""
         scores = scores.clone()
         for step in self.steps:
-            scores = _asked(step, self._rows(step, ids, scores), scores)
+            scores = _call_stateless(step, self._rows(step, ids, scores), scores)
         return scores
 
-    def begin(self, ids: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, States]:
+    def begin(self, ids: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, ProcessorStates]:
         """The processed `scores`, of shape `(vocab_size,)`, after a prompt, and the state of each processor."""
         return self._follow(ids, scores, [None] * len(self.steps))
 
-    def advance(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
+    def advance(
+        self, ids: list[int], scores: torch.Tensor, states: ProcessorStates
+    ) -> tuple[torch.Tensor, ProcessorStates]:
         """The processed scores after a text that is one token longer than that of `states`, and the new states."""
         return self._follow(ids, scores, states)
 
-    def _follow(self, ids: list[int], scores: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
-        scores, reached = scores[None].clone(), States()
+    def _follow(
+        self, ids: list[int], scores: torch.Tensor, states: ProcessorStates
+    ) -> tuple[torch.Tensor, ProcessorStates]:
+        scores, reached = scores[None].clone(), ProcessorStates()
         for step, state in zip(self.steps, states, strict=True):
             if is_stateful(step.processor):
-                scores, following = _called(step, state, ids[-1], scores)
+                scores, following = _call_stateful(step, state, ids[-1], scores)
                 reached.append(following)
             else:
-                scores = _asked(step, self._rows(step, [ids], scores), scores)
+                scores = _call_stateless(step, self._rows(step, [ids], scores), scores)
                 reached.append(None)
         return scores[0], reached
 
     def _rows(self, step: ProcessorStep, ids: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
         """The texts as a processor sees them: after the prompt's padding."""
-        padding = step.batch[step.row][: step.padding - self._num_prompt_tokens]
+        padding = step.batch[step.row][: step.padded_length - self._num_prompt_tokens]
         return torch.tensor([padding + row for row in ids], device=scores.device)
 
 
-def _asked(step: ProcessorStep, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def _call_stateless(step: ProcessorStep, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Call a processor that is a function of the ids; with each text in as many rows as it may have been made for."""
     size, shortest = len(step.batch), _SHORTEST.get(type(step.processor))
     if shortest is not None and scores.is_cpu and _is_list_of_ids(step.processor.eos_token_id):
@@ -138,7 +142,7 @@ def _without(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return scores.index_fill(-1, tokens[is_known], -math.inf)
 
 
-def _called(
+def _call_stateful(
     step: ProcessorStep, state: StepState | None, token: int, scores: torch.Tensor
 ) -> tuple[torch.Tensor, StepState]:
     """

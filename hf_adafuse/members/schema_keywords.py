@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .json_patterns import flaw_of
+from .json_patterns import why_unenforced
 from .keyword_rules import (
-    FIRST,
+    EXCLUSIVE_KEYWORDS,
     IGNORED,
     KNOWN_FORMATS,
     MEANS_OBJECT,
@@ -81,7 +81,7 @@ class _Reader:
         if schema is None or path in self._seen or self._is_taken_for_another(schema, path):
             return
         self._seen.add(path)
-        first = next((keyword for keyword in FIRST if keyword in schema), None)
+        first = next((keyword for keyword in EXCLUSIVE_KEYWORDS if keyword in schema), None)
         if first is not None:
             self._read_first(schema, path, first)
             return
@@ -107,7 +107,8 @@ class _Reader:
         self.found.append(Unenforced(keyword, _pointer(path), reason))
 
     def _is_taken_for_another(self, schema: Any, path: tuple[str, ...]) -> bool:
-        """The library tells schemas apart without the names of `_ANNOTATIONS`, of properties too."""
+        """Record and return whether xgrammar confuses this schema with an earlier one that differs only in the names of
+        annotations. It leaves these names out where it compares schemas, those of properties among them."""
         meaning = json.dumps(meaning_of(schema), sort_keys=True)
         known, where = self._alike.setdefault(
             json.dumps(compared_part(schema), sort_keys=True), (meaning, _pointer(path))
@@ -192,7 +193,7 @@ class _Reader:
         elif properties and others is not None:
             self._note("patternProperties", path, f"beside `{others}`")
         for pattern in patterns:
-            if reason := flaw_of(pattern):
+            if reason := why_unenforced(pattern):
                 self._note("patternProperties", path, f"{pattern!r} {reason}")
         if properties and others is not None:
             self._note("properties", path, f"beside `patternProperties` and `{others}`")
@@ -211,7 +212,7 @@ class _Reader:
                 self._note(keyword, path, f"beside `{instead}`")
         if form is not None and form not in KNOWN_FORMATS - UNSAFE_FORMATS:
             self._note("format", path, f"{form!r} is {'not safe' if form in KNOWN_FORMATS else 'not known'}")
-        if instead == "pattern" and (reason := flaw_of(pattern)):
+        if instead == "pattern" and (reason := why_unenforced(pattern)):
             self._note("pattern", path, reason)
 
     def _target(self, uri: str, path: tuple[str, ...]) -> tuple[Any, tuple[str, ...]] | None:
@@ -240,7 +241,7 @@ class _Reader:
         schema = well_formed(schema)
         if schema is None:
             return None
-        first = next((keyword for keyword in FIRST if keyword in schema), None)
+        first = next((keyword for keyword in EXCLUSIVE_KEYWORDS if keyword in schema), None)
         if first is None:
             return set(types_read(schema)) or None if not is_said or "type" in schema else None
         value = schema[first]

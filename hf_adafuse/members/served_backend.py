@@ -24,7 +24,8 @@ class ServedBackend(Backend):
 
     Attributes:
         num_top (`int`): how many of the most likely tokens are asked for; set by the member.
-        wanted (`dict[Node, set[int]]`): tokens that are to be asked for after nodes; filled by the member.
+        wanted_tokens (`dict[Node, set[int]]`): by node, the tokens after it whose log-probabilities the next request
+            asks for; filled by the member.
         make_logprobs (`Callable`): makes the `logprobs` of a node of what is known; set by the member.
     """
 
@@ -33,7 +34,7 @@ class ServedBackend(Backend):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         self.num_top = 2
-        self.wanted: dict[Node, set[int]] = {}
+        self.wanted_tokens: dict[Node, set[int]] = {}
         self.make_logprobs: Callable[[Sequence[int], Mapping[int, float]], Any] = lambda top, log_probs: None
 
     def prefill(
@@ -53,9 +54,9 @@ class ServedBackend(Backend):
             self.num_forwards += len(prompts)
         return []
 
-    def run(self, wanted: Iterable[Node]) -> list[Node]:
+    def run(self, nodes: Iterable[Node]) -> list[Node]:
         """Ask the server for these nodes. Returns the nodes that its answers have filled."""
-        work, apply_answer = self.plan(list(wanted))
+        work, apply_answer = self.plan(list(nodes))
         return apply_answer(work())
 
     def plan(self, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
@@ -93,14 +94,18 @@ class ServedBackend(Backend):
 
     def _query(self, node: Node) -> Query:
         tree = self.trees[node.prompt_index]
-        ids, tokens = tree.ids_to(node), self.wanted.pop(node, None) or set()
+        ids = tree.ids_to(node)
+        tokens = self.wanted_tokens.pop(node, None) or set()
         steps = 0
         if node.logprobs is None and (node is tree.root or not tokens):
             steps = max(1, min(self._num_steps(node.position - tree.root.position), self.model.room(len(ids))))
         return Query(tuple(ids), tuple(sorted(tokens)), steps)
 
     def _num_steps(self, depth: int) -> int:
-        """Of a walk from so far below the prefix: twice as many where it goes on, as a long word takes fewer requests.
-        Not more: others wait until the longest walk of a pass ends, and unlike walks go in separate requests."""
+        """
+        The number of steps of a greedy walk that begins `depth` tokens below the prefix. Deep below it the walk goes on
+        with a long word and takes twice as many steps, so that the word takes fewer requests. It takes no more, since
+        other prompts wait until the longest walk of a pass ends, and walks of different lengths are separate requests.
+        """
         steps: int = self.model.num_steps
         return steps if depth < 2 * steps else 2 * steps

@@ -30,7 +30,7 @@ class ServedMember(Member):
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         self.backend.num_top = num_top
         self.backend.make_logprobs = ServedLogprobs
-        return ServedLogprobsReader(self.eos_ids, self.backend.wanted)
+        return ServedLogprobsReader(self.eos_ids, self.backend.wanted_tokens)
 
 
 class ServedLogprobs:
@@ -62,15 +62,15 @@ class ServedLogprobsReader:
     Answers for a served member what [`LogitsReader`] answers for a local one.
 
     Args:
-        eos_ids (`list[int]`): of the member.
-        wanted (`dict[Node, set[int]]`): where the backend looks for tokens to ask for.
+        eos_ids (`list[int]`): the member's end-of-sequence ids.
+        wanted_tokens (`dict[Node, set[int]]`): the backend's: by node, the tokens that the next request asks for.
     """
 
     has_processors = False
 
-    def __init__(self, eos_ids: Sequence[int], wanted: dict[Node, set[int]]) -> None:
+    def __init__(self, eos_ids: Sequence[int], wanted_tokens: dict[Node, set[int]]) -> None:
         self._eos_ids = list(eos_ids)
-        self._wanted = wanted
+        self._wanted_tokens = wanted_tokens
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
         """Nothing to do: the backend gives nodes their `logprobs`."""
@@ -85,15 +85,17 @@ class ServedLogprobsReader:
         """Nothing to do: no logits processor acts on a member behind a server."""
 
     def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
-        """The nodes of this path after which the log-probability of the path's next token, or of the end of the text,
-        is not known. Those tokens are noted, to be asked for. The first `start` tokens are not scored and need nothing:
-        a server reads them with a later node."""
-        wanted = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
+        """
+        Returns the nodes of this path after which a log-probability is not known, and registers those tokens for the
+        next request: after each node the path's next token, after its last one the end of the text. The first `start`
+        tokens are not scored and need nothing: a server reads them with a later node.
+        """
+        scored = [[token] for token in tokens] + [self._eos_ids] * (len(path) - len(tokens))
         missing = []
-        for node, after in [*zip(path, wanted, strict=False)][start:]:
-            lacking = [token for token in after if token not in node.known_log_probs]
-            if lacking:
-                self._wanted.setdefault(node, set()).update(lacking)
+        for node, after in [*zip(path, scored, strict=False)][start:]:
+            unknown = [token for token in after if token not in node.known_log_probs]
+            if unknown:
+                self._wanted_tokens.setdefault(node, set()).update(unknown)
                 missing.append(node)
         return missing
 

@@ -155,8 +155,9 @@ class Offer:
         words = text[: max(at, 0)]
         return words if words.strip() else "", calls[: self.most_calls]
 
-    def num_words_so_far(self, text: str) -> int:
-        """How many first characters of an unfinished text are words, whatever follows."""
+    def num_plain_characters(self, text: str) -> int:
+        """How many of the first characters of an unfinished text are words of the answer and not of a call, whatever
+        follows."""
         if not text.strip() or text.lstrip().startswith("{"):
             return 0
         at = text.find(OPENING)

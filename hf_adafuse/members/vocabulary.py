@@ -16,13 +16,14 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
-from ..trees.model_facts import found_once
+from ..trees.model_facts import cached_while_unchanged
 from .mistral_tokenizers import MistralTokenizer, fast_interface
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# What a span is encoded behind, so that a tokenizer treats it as a continuation and not as the start of a text:
-# nothing, where that already decodes back (byte-level BPE); else the first of these that does and keeps its own ids.
-_ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
+# Texts before which a span is put to be encoded, so that a tokenizer treats it as a continuation and not as the start
+# of a text. The first one is taken that keeps its own ids and behind which the span decodes back to itself: with
+# byte-level BPE that is the empty one.
+_ENCODE_PREFIXES = ("", "\n", "a", "1", ".", ")", "Z", "é")
 
 # What ordinary prompts hold and some tokenizers do not keep: XGLM's makes a space of a newline and "1" of "¹", BERT's
 # makes small letters of capitals and leaves out what is not in its vocabulary.
@@ -70,11 +71,11 @@ class Vocabulary:
         self._pieces: dict[int, bytes] = {}
         self._encodings: dict[str, Encoding] = {}
         self._tokens: dict[bytes, int] | None = None
-        self._anchor_ids, self._anchor_text = self._find_anchor()
+        self._decode_prefix_ids, self._decode_prefix_text = self._find_decode_prefix()
 
     def text(self, ids: list[int]) -> str:
         """The text of `ids` as a continuation, leading space and all."""
-        return self._decode(self._anchor_ids + list(ids))[len(self._anchor_text) :]
+        return self._decode(self._decode_prefix_ids + list(ids))[len(self._decode_prefix_text) :]
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token as a continuation; a part of a character where a token is one."""
@@ -91,8 +92,10 @@ class Vocabulary:
         if backend is not None and "ByteLevel" not in self._decoders:
             # Many at a time: a decoder is slow to start. Those with a name of their own are read one by one.
             whole = [token for token in unread if token in self._known and not self._is_byte(token)]
-            texts = backend.decode_batch([[*self._anchor_ids, token] for token in whole], skip_special_tokens=True)
-            start = len(self._anchor_text)
+            texts = backend.decode_batch(
+                [[*self._decode_prefix_ids, token] for token in whole], skip_special_tokens=True
+            )
+            start = len(self._decode_prefix_text)
             self._pieces.update(
                 (t, text[start:].encode("utf-8", "replace")) for t, text in zip(whole, texts, strict=True)
             )
@@ -239,11 +242,11 @@ class Vocabulary:
 
     def _encode(self, text: str) -> Encoding:
         lossy: list[tuple[int, list[int]]] = []
-        for anchor in _ANCHORS:
-            head = self._tokenize(anchor) if anchor else []
-            ids = self._tokenize(anchor + text)
+        for prefix in _ENCODE_PREFIXES:
+            head = self._tokenize(prefix) if prefix else []
+            ids = self._tokenize(prefix + text)
             if ids[: len(head)] != head:
-                continue  # the span's first character merged with the anchor
+                continue  # the span's first character merged with the prefix
             ids = ids[len(head) :]
             if self.vocab_size is not None and any(token >= self.vocab_size for token in ids):
                 continue
@@ -271,8 +274,9 @@ class Vocabulary:
             _BYTE_TOKEN.fullmatch(self.tokenizer.convert_ids_to_tokens(token))
         )
 
-    def _find_anchor(self) -> tuple[list[int], str]:
-        """One visible token to decode behind, so that no decoder strips a space that belongs to a span."""
+    def _find_decode_prefix(self) -> tuple[list[int], str]:
+        """The ids and the text of one visible token. Spans are decoded behind it, so that no decoder strips a space
+        that belongs to a span."""
         usual = [token for char in "aA1." for token in reversed(self._tokenize(char))]
         for token in itertools.chain(usual, self._ids):
             text = self._decode([token])
@@ -287,7 +291,7 @@ def _shared_start(one: str, other: str) -> int:
     )
 
 
-@found_once
+@cached_while_unchanged
 def vocabulary_of(tokenizer: Any, vocab_size: int | None = None) -> Vocabulary:
     """The `Vocabulary` of a tokenizer, made once for as long as the tokenizer lives, does not grow and puts the same
     special tokens around a text."""

@@ -20,7 +20,7 @@ from ..transformers_compat import (
     is_adapter_layer,
     unwrapped,
 )
-from .model_facts import found_once
+from .model_facts import cached_while_unchanged
 
 
 class AdaptedModel:
@@ -139,15 +139,15 @@ def weak_reference(model: Any) -> Callable[[], Any]:
     return revive
 
 
-def model_state(model: Any) -> Any:
-    """What else the keys and values of a model follow from: its adapter, or those that are switched on; where and in
-    which type its weights are."""
+def model_fingerprint(model: Any) -> Any:
+    """What else than its weights the keys and values of a model follow from: the type and the device of the weights,
+    and its adapter, or the adapters that are switched on."""
     weights = next(base_model(model).parameters(), None)
-    kept = () if weights is None else (weights.dtype, weights.device)
-    return (*kept, model.adapter) if isinstance(model, AdaptedModel) else (*kept, *_switches(base_model(model)))
+    placed = () if weights is None else (weights.dtype, weights.device)
+    return (*placed, model.adapter) if isinstance(model, AdaptedModel) else (*placed, *_switches(base_model(model)))
 
 
-@found_once
+@cached_while_unchanged
 def _switches(model: Any) -> list[str]:
     """How the switches of adapters inside a model stand, each way once."""
     layers = [module for module in model.modules() if is_adapter_layer(module)]

@@ -99,7 +99,7 @@ class Backend:
     def _take_in(self: Self, newcomers: Self) -> None:
         """What has been read of further prompts becomes this backend's, where that is more than their trees."""
 
-    def run(self, wanted: Iterable[Node]) -> list[Node]:
+    def run(self, nodes: Iterable[Node]) -> list[Node]:
         """Run these nodes and their ancestors. Returns the nodes newly run."""
         raise NotImplementedError
 

@@ -19,11 +19,11 @@ from ..transformers_compat import adapter_names, attention_of, hooks_of
 from .backend import Backend, ForwardError
 from .branch_rows_backend import BranchRowsBackend
 from .model_call import ModelCall
-from .model_facts import found_once
+from .model_facts import cached_while_unchanged
 from .recurrent_backend import RecurrentBackend
 from .static_shapes import uncompiled
 from .tree_attention_backend import TreeAttentionBackend
-from .tree_mask import hidden_limit, hidden_mask_limit
+from .tree_mask import reason_against_padded_rows, reason_against_tree_attention
 from .uncached_backend import UncachedBackend
 
 # In the order in which they are tried, fastest first.
@@ -56,7 +56,7 @@ class SelfTestError(ValueError):
     """No backend gives what plain forward passes give; the text says how each one fails."""
 
 
-@found_once
+@cached_while_unchanged
 def choose_backend(model: Any, device: torch.device) -> str:
     """
     The name of the backend for a model. The self-test takes at most five forward passes where tree attention works, and
@@ -65,9 +65,9 @@ def choose_backend(model: Any, device: torch.device) -> str:
     Raises:
         SelfTestError: no backend works.
     """
-    forwards = _forwards(model)
-    key = _key(model, device, forwards)
-    if forwards:
+    own = _own_forwards_and_hooks(model)
+    key = _key(model, device, own)
+    if own:
         known = _of_model.get(model)
         if known is None or known[0] != key:
             known = _of_model[model] = key, _choose(model, device)
@@ -84,11 +84,11 @@ def reason_not_to_test(model: Any) -> str | None:
     return None
 
 
-def _key(model: Any, device: torch.device, forwards: tuple[int, ...]) -> _Key:
+def _key(model: Any, device: torch.device, own: tuple[int, ...]) -> _Key:
     config = model.config
     return (
         type(model).forward,
-        forwards,
+        own,
         config.to_json_string(use_diff=False),
         model.dtype,
         attention_of(model),
@@ -97,8 +97,9 @@ def _key(model: Any, device: torch.device, forwards: tuple[int, ...]) -> _Key:
     )
 
 
-def _forwards(model: Any) -> tuple[int, ...]:
-    """What this model runs that others of its class do not: a `forward` of its own (wrappers), or hooks inside."""
+def _own_forwards_and_hooks(model: Any) -> tuple[int, ...]:
+    """The ids of what this model runs that others of its class do not: a `forward` of its own (wrappers), or hooks
+    inside."""
     found: list[Any] = []
     for module in model.modules():
         if "forward" in vars(module):
@@ -191,7 +192,7 @@ def _eps(model: Any) -> float:
 
 def _noise_of_steps(call: ModelCall, batch: torch.Tensor, whole: torch.Tensor) -> float:
     """How far the logits of ordinary decoding are from those of one pass; 0 where the model has no memory."""
-    if call.memory is None:
+    if call.cache_argument is None:
         return 0.0
     memory, steps = None, []
     try:
@@ -213,9 +214,9 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _reason_not_to_try(name: str, model: Any) -> str | None:
     if name == "tree-attention":
-        return hidden_mask_limit(model) or hidden_limit(model)
+        return reason_against_tree_attention(model) or reason_against_padded_rows(model)
     if name == "branch-rows":
-        return hidden_limit(model)
+        return reason_against_padded_rows(model)
     return None
 
 

@@ -28,9 +28,9 @@ class BranchRowsBackend(KVCacheBackend):
         return len(self.active) > 1
 
     @torch.no_grad()
-    def run(self, wanted: Iterable[Node]) -> list[Node]:
+    def run(self, nodes: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
-        missing = missing_nodes(wanted)
+        missing = missing_nodes(nodes)
         if not missing:
             return []
         chains = [[node for node in leaf.lineage() if not node.is_computed] for leaf in leaves_of(missing)]
@@ -47,7 +47,7 @@ class BranchRowsBackend(KVCacheBackend):
         logits = self._forward(to_device(ids, self.device), positions, None if all(map(all, rows)) else mask, fork)
         self.num_tokens += sum(map(len, chains))
         found = _places(missing, chains)
-        columns = self.slots.allocate(missing)
+        columns = self.slots.allocate_for_nodes(missing)
         self.cache.append(fork, [(row, width + offset) for row, offset in found], columns, self.slots.width)
         entries, offsets = to_device(found, logits.device).unbind(1)
         return self._store(missing, logits[entries, offsets])

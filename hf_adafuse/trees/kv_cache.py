@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..transformers_compat import CACHE_NAME, DynamicCache, holds_all_keys
-from .adapters import base_model, model_state
+from .adapters import base_model, model_fingerprint
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
-# A member's ids of a prompt, and their keys and values where its backend keeps them.
-State = tuple[list[int], KeysValues | None]
+# A member's ids of one prompt, and the keys and values of these ids where its backend keeps them.
+CachedIds = tuple[list[int], KeysValues | None]
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,30 @@ class AdaFuseCache(DynamicCache):
 
     def set_owner(self, model: Any) -> None:
         """Note which model has computed the cache: by one of its weights, which views of the model share, and by its
-        state."""
+        fingerprint."""
         weight = _first_weight(model)
-        self._owner = (_nothing if weight is None else weakref.ref(weight)), model_state(model)
+        self._owner = (_nothing if weight is None else weakref.ref(weight)), model_fingerprint(model)
 
     def may_be_of(self, model: Any) -> bool:
         """Whether this model may have computed the cache. A copy does not know its model, and answers yes. Where the
-        model is gone, only its state is compared."""
+        model is gone, only its fingerprint is compared."""
         if self._owner is None:
             return True
-        reference, state = self._owner
+        reference, fingerprint = self._owner
         weight = reference()
-        return state == model_state(model) and (weight is None or weight is _first_weight(model))
+        return fingerprint == model_fingerprint(model) and (weight is None or weight is _first_weight(model))
 
-    def rows(self) -> list[State]:
+    def rows(self) -> list[CachedIds]:
         """Per row, the ids that have been read, with their keys and values."""
         layers = adopt_cache(self, self.get_seq_length()) if self.layers else []
-        found: list[State] = []
+        found: list[CachedIds] = []
         for row, text in enumerate(self.texts):
             columns = slice(text.start, text.start + text.num_read)
             own = [(keys[row : row + 1, :, columns], values[row : row + 1, :, columns]) for keys, values in layers]
             found.append((text.ids[: text.num_read], own))
         return found
 
-    def states_of(self, index: int, model: Any, kind: Any) -> list[State] | None:
+    def states_of(self, index: int, model: Any, kind: Any) -> list[CachedIds] | None:
         """The ids and keys and values per prompt of assistant `index`, where it is this model of this kind; of the
         first that is, where the assistants have changed places."""
         own = self.assistants[index : index + 1]
@@ -136,13 +136,13 @@ class AdaFuseCache(DynamicCache):
         return {**self.__dict__, "_owner": None, "assistants": []}
 
 
-def kept_beginnings(states: Sequence[State], prompts: Sequence[list[int]]) -> KeysValues | None:
+def kept_beginnings(states: Sequence[CachedIds], prompts: Sequence[list[int]]) -> KeysValues | None:
     """
     The keys and values of what each prompt and the text that has been read in its row begin with alike, but for the
     prompt's last token, which is always read.
 
     Args:
-        states (`list[State]`): per row, ids that have been read, and their keys and values.
+        states (`list[CachedIds]`): per row, ids that have been read, and their keys and values.
         prompts (`list[list[int]]`): per row, ids without padding.
 
     Returns:

@@ -63,7 +63,7 @@ class KVCacheBackend(Backend):
         self.cache = TreeCache(len(prompts))
         self.cache.fill(_left_padded(shared, pads, start) if shared is not None and start else cache or [], width)
         for row, (prompt_index, pad) in enumerate(zip(self.active, pads, strict=True)):
-            taken = self.slots.take(row, width)
+            taken = self.slots.allocate_columns(row, width)
             self.slots.add_prompt(prompt_index, row, taken[pad:])
         logits = self._read_prompts(ids, positions, mask if any(pads) else None, start, with_log_probs)
         if with_log_probs:
@@ -73,7 +73,7 @@ class KVCacheBackend(Backend):
             self.prompt_log_probs = [head + row[pad + len(head) :] for head, row, pad in rows]
         self.num_tokens += sum(width - pad - max(num_shared, start - pad) for pad in pads)
         for row, pad in enumerate(pads):
-            self.slots.release(row, range(pad))
+            self.slots.free_columns(row, range(pad))
         if can_share:
             self._keep(prompts[0], pads[0], with_log_probs)
         if len(prompts) > 1 and self._shares_row(self.slots.num_distinct):
@@ -86,8 +86,8 @@ class KVCacheBackend(Backend):
             self.cache = newcomers.cache
             return
         ids = [self.trees[index].ids for index in (self.active[0], newcomers.active[0])]
-        self.slots.take_in(newcomers.slots, common_length(ids))
-        self.cache.take_in(newcomers.cache)
+        self.slots.append_rows(newcomers.slots, common_length(ids))
+        self.cache.append_rows(newcomers.cache)
         self._rearrange([*self.active, *newcomers.active])
 
     def _shared_prefix(self, prompts: list[list[int]], with_log_probs: bool) -> SharedPrefix | None:
@@ -126,7 +126,7 @@ class KVCacheBackend(Backend):
             return
         known = [
             one
-            for one in kept.of(self.model, None if kept.keeps_all else False)
+            for one in kept.of(self.model, None if kept.keeps_many else False)
             if one.log_probs is not None or not with_log_probs
         ]
         num_new = len(ids) - max((common_length([ids, one.ids]) for one in known), default=0)
@@ -141,11 +141,13 @@ class KVCacheBackend(Backend):
         """Keep all of a text that has ended: a conversation may go on with it."""
         kept = kept_now()
         is_alone = len(self.trees) == 1
-        if kept is None or not (is_alone or kept.keeps_all):
+        if kept is None or not (is_alone or kept.keeps_many):
             return
         ids = self.trees[prompt_index].ids[: len(self.slots.prefix[prompt_index])]
         log_probs = self.prompt_log_probs[0] if is_alone and self.prompt_log_probs else None
-        is_known = kept.keeps_all and any(one.covers(SharedPrefix(ids, None, log_probs)) for one in kept.of(self.model))
+        is_known = kept.keeps_many and any(
+            one.covers(SharedPrefix(ids, None, log_probs)) for one in kept.of(self.model)
+        )
         if len(ids) >= self.policy.least_shared_tokens and not is_known:
             kept.add(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs), is_text=True)
 
@@ -177,7 +179,7 @@ class KVCacheBackend(Backend):
 
     def forget(self, node: Node) -> None:
         """Free the column of a node below a prefix."""
-        self.slots.free(node)
+        self.slots.free_node(node)
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""

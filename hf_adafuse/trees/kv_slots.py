@@ -63,19 +63,20 @@ class KVSlots:
         return max(Counter(self.row_of.values()).values(), default=1)
 
     def add_prompt(self, prompt_index: int, row: int, columns: Iterable[int]) -> None:
-        """Add a prompt whose tokens are in these columns of a row, which `take` has allocated."""
+        """Add a prompt whose tokens are in these columns of a row, which `allocate_columns` has allocated."""
         self.row_of[prompt_index] = row
         self.prefix[prompt_index] = list(columns)
         self._below[prompt_index] = {}
 
-    def take(self, row: int, number: int) -> list[int]:
+    def allocate_columns(self, row: int, number: int) -> list[int]:
         """Allocate `number` columns of a row: free ones first, then new ones at its end."""
-        free, end = self._free[row], self._ends[row]
-        columns, self._free[row] = free[:number], free[number:]
-        self._ends[row] = end + number - len(columns)
-        return [*columns, *range(end, self._ends[row])]
+        reused = self._free[row][:number]
+        end = self._ends[row]
+        self._free[row] = self._free[row][number:]
+        self._ends[row] = end + number - len(reused)
+        return [*reused, *range(end, self._ends[row])]
 
-    def release(self, row: int, columns: Iterable[int]) -> None:
+    def free_columns(self, row: int, columns: Iterable[int]) -> None:
         """Free these columns. Their keys and values are not cleared: the masks of later passes hide them, until the
         next node that takes a column overwrites them."""
         free = sorted([*self._free[row], *columns])
@@ -83,16 +84,16 @@ class KVSlots:
             self._ends[row] = free.pop()
         self._free[row] = free
 
-    def allocate(self, nodes: list[Node]) -> list[int]:
+    def allocate_for_nodes(self, nodes: list[Node]) -> list[int]:
         """Allocate a column for each of these nodes, whose prompts are in one row. Returns the columns."""
-        columns = self.take(self.row_of[nodes[0].prompt_index], len(nodes)) if nodes else []
+        columns = self.allocate_columns(self.row_of[nodes[0].prompt_index], len(nodes)) if nodes else []
         for node, column in zip(nodes, columns, strict=True):
             self._below[node.prompt_index][node] = column
         return columns
 
-    def free(self, node: Node) -> None:
+    def free_node(self, node: Node) -> None:
         """Free the column of a node below the prefix."""
-        self.release(self.row_of[node.prompt_index], [self._below[node.prompt_index].pop(node)])
+        self.free_columns(self.row_of[node.prompt_index], [self._below[node.prompt_index].pop(node)])
 
     def above(self, node: Node) -> list[tuple[int, Node]]:
         """The columns of `node` and of its ancestors below the prefix."""
@@ -105,15 +106,15 @@ class KVSlots:
         below = self._below[prompt_index]
         self.prefix[prompt_index] += [below.pop(node) for node in settled]
         self._below[prompt_index] = {node: below.pop(node) for node in kept}
-        self.release(self.row_of[prompt_index], below.values())
+        self.free_columns(self.row_of[prompt_index], below.values())
 
     def drop(self, prompt_index: int) -> None:
         """Free the columns of a prompt."""
         row, columns = self.row_of.pop(prompt_index), self.held(prompt_index)
         del self.prefix[prompt_index], self._below[prompt_index]
-        self.release(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
+        self.free_columns(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
 
-    def take_in(self, others: KVSlots, num_common: int) -> None:
+    def append_rows(self, others: KVSlots, num_common: int) -> None:
         """Append the rows of other prompts. The first `num_common` tokens are the same in both."""
         self.num_shared = min(self.num_shared, others.num_shared, num_common)
         self.row_of.update({prompt: self.num_rows + row for prompt, row in others.row_of.items()})

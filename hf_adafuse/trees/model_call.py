@@ -13,7 +13,7 @@ from ..kernels.small_batch_linear import with_small_batch_linears
 from ..transformers_compat import cache_argument, execution_device, has_compiled_parts, returned_cache
 from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
-from .model_facts import found_once
+from .model_facts import cached_while_unchanged
 
 # Positions of these models count from the padding id + 1.
 _OFFSET_POSITION_MODELS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"}
@@ -67,7 +67,7 @@ def frequency_switch(config: Any) -> int | None:
     return min(lengths, default=None)
 
 
-@found_once
+@cached_while_unchanged
 def device_of(model: Any) -> torch.device:
     """The device of a model's inputs."""
     return execution_device(model)
@@ -95,7 +95,8 @@ class ModelCall:
 
     Attributes:
         is_compiled (`bool`): whether torch compiles the model or a part of it.
-        memory (`str`, *optional*): the argument that takes the cache or state; `None` where there is none.
+        cache_argument (`str`, *optional*): the name of the argument that takes the cache or the recurrent state; `None`
+            where there is none.
     """
 
     def __init__(self, model: Any, is_set_up: bool = False) -> None:
@@ -107,7 +108,7 @@ class ModelCall:
         self._names = set(parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._names |= set(inspect.signature(getattr(base, "base_model", base).forward).parameters)
-        self.memory = cache_argument(parameters) or cache_argument(self._names)
+        self.cache_argument = cache_argument(parameters) or cache_argument(self._names)
         self.offset = position_offset(model.config.get_text_config())
 
     @functools.cached_property
@@ -132,13 +133,13 @@ class ModelCall:
         Raises:
             ForwardError: whatever the model raises.
         """
-        use_memory = use_memory and self.memory is not None
+        use_memory = use_memory and self.cache_argument is not None
         given: dict[str, Any] = {"input_ids": ids, "use_cache": use_memory, "return_dict": True}
         given["attention_mask"] = mask
         if positions is not None:
             given["position_ids"] = positions + self.offset
         if use_memory:
-            given[self.memory or ""] = memory
+            given[self.cache_argument or ""] = memory
         if last_only:
             given["logits_to_keep"] = 1
         elif keep is not None:
@@ -156,5 +157,5 @@ class ModelCall:
         self._is_set_up = True
         if self.is_compiled:
             logits = logits.clone()  # a CUDA graph writes those of its next run over them
-        returned = returned_cache(output, self.memory) if self.memory else None
+        returned = returned_cache(output, self.cache_argument) if self.cache_argument else None
         return logits, memory if returned is None else returned

@@ -1,4 +1,4 @@
-"""Facts that follow from a model or a tokenizer alone, found once where the caller promises that it stays as it is.
+"""Results that follow from a model or a tokenizer alone, cached where the caller promises that it stays as it is.
 
 `hf-adafuse serve` promises it for its own members. Elsewhere a user may move a model, hook it or change its config
 between two calls of `generate()`, so each call looks again.
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ModelFacts:
-    """Facts that have been found, by model. Threads may share it."""
+    """The cached results of functions of a model, by model. Threads may share it."""
 
     def __init__(self) -> None:
         self._found: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -39,10 +39,11 @@ _facts: ContextVar[ModelFacts | None] = ContextVar("unchanged_models", default=N
 def unchanged_models(facts: ModelFacts) -> Iterator[None]:
     """
     Within this context the caller promises not to change the models and their tokenizers: functions under
-    [`found_once`] run once for each.
+    [`cached_while_unchanged`] run once for each.
 
     Args:
-        facts (`ModelFacts`): where it is kept: another such context, in another thread too, goes on with it.
+        facts (`ModelFacts`): holds the cached results. A later context that is given the same object goes on with it,
+            in another thread too.
     """
     token = _facts.set(facts)
     try:
@@ -51,13 +52,13 @@ def unchanged_models(facts: ModelFacts) -> Iterator[None]:
         _facts.reset(token)
 
 
-def found_once(function: Callable[..., T]) -> Callable[..., T]:
+def cached_while_unchanged(function: Callable[..., T]) -> Callable[..., T]:
     """A function of a model, or a tokenizer, and hashable arguments, whose result follows from the model as it is now:
     within [`unchanged_models`] it runs once for each model."""
 
     @functools.wraps(function)
-    def find(model: Any, *args: Any) -> T:
+    def cached(model: Any, *args: Any) -> T:
         facts = _facts.get()
         return function(model, *args) if facts is None else facts.find(function, model, *args)
 
-    return find
+    return cached

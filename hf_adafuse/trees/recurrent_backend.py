@@ -141,9 +141,9 @@ class RecurrentBackend(Backend):
         return shared
 
     @torch.no_grad()
-    def run(self, wanted: Iterable[Node]) -> list[Node]:
+    def run(self, nodes: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them; returns the nodes newly run."""
-        missing = missing_nodes(wanted)
+        missing = missing_nodes(nodes)
         starts, below = _plan(missing)
         chains = [Chain(self.trees[node.prompt_index], node, below) for node in starts]
         while chains:
@@ -167,7 +167,7 @@ class RecurrentBackend(Backend):
         for prompt_index in finished.intersection(self.active):
             tree, kept = self.trees[prompt_index], kept_now()
             is_long = tree.num_read >= self.policy.least_shared_tokens and self._max_tokens is None
-            if kept is not None and is_long and (len(self.trees) == 1 or kept.keeps_all):  # it may be gone on with
+            if kept is not None and is_long and (len(self.trees) == 1 or kept.keeps_many):  # it may be gone on with
                 prefix = SharedPrefix(tree.ids[: tree.num_read], tree.recurrent_state, can_be_cut=False)
                 kept.add(self.model, prefix, is_text=True)
             tree.recurrent_state = tree.root.recurrent_state = None

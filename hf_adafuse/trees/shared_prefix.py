@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from .adapters import base_model, model_state
+from .adapters import base_model, model_fingerprint
 from .kv_cache import common_length
 from .pass_policy import Policy
 from .recurrent_state import num_bytes
@@ -42,9 +42,9 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _Entry:
     model: weakref.ref[Any]
-    kind: Any  # the state of the model, and whether it is a text that has ended
+    kind: Any  # the fingerprint of the model, and whether the prefix is a text that has ended
     prefix: SharedPrefix
     num_bytes: int
 
@@ -65,48 +65,50 @@ class KeptPrefixes:
     def __init__(self, max_bytes: int | None = None) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = self.num_used = 0
-        self._kept: list[_Kept] = []  # what was used last comes last
+        self._entries: list[_Entry] = []  # what was used last comes last
 
     @property
-    def keeps_all(self) -> bool:
-        """Whether more than the last ones are kept."""
+    def keeps_many(self) -> bool:
+        """Whether more prefixes are kept than the last prompt and the last text of each member."""
         return self.max_bytes is not None
 
     def of(self, model: Any, is_text: bool | None = None) -> list[SharedPrefix]:
         """The kept prefixes of a model: of prompts, of finished texts, or both."""
-        base, state = base_model(model), model_state(model)
-        kinds = [(state, one) for one in (False, True) if is_text in (None, one)]
-        return [one.prefix for one in self._kept if one.model() is base and one.kind in kinds]
+        base = base_model(model)
+        fingerprint = model_fingerprint(model)
+        kinds = [(fingerprint, one) for one in (False, True) if is_text in (None, one)]
+        return [entry.prefix for entry in self._entries if entry.model() is base and entry.kind in kinds]
 
     def add(self, model: Any, prefix: SharedPrefix, is_text: bool = False) -> None:
         """Keep a prefix that a model has read."""
-        base, kind = base_model(model), (model_state(model), is_text)
+        base = base_model(model)
+        kind = model_fingerprint(model), is_text
         size = num_bytes(prefix.memory)
         if self.max_bytes is None:
-            self._set([one for one in self._kept if one.model() is not base or one.kind != kind])
+            self._set([entry for entry in self._entries if entry.model() is not base or entry.kind != kind])
         elif size > self.max_bytes or any(one.covers(prefix) for one in self.of(model)):
             return
         else:
             covered = [one for one in self.of(model) if prefix.covers(one)]
-            self._set([one for one in self._kept if all(one.prefix is not other for other in covered)])
+            self._set([entry for entry in self._entries if all(entry.prefix is not other for other in covered)])
             while self.num_bytes + size > self.max_bytes:
-                self._set(self._kept[1:])
-        self._set([*self._kept, _Kept(weakref.ref(base, self._forget), kind, prefix, size)])
+                self._set(self._entries[1:])
+        self._set([*self._entries, _Entry(weakref.ref(base, self._forget), kind, prefix, size)])
 
     def use(self, prefix: SharedPrefix, number: int) -> None:
         """Count `number` tokens of a prefix as not read again. The prefix used last is forgotten last."""
         self.num_used += number
-        self._kept.sort(key=lambda one: one.prefix is prefix)
+        self._entries.sort(key=lambda entry: entry.prefix is prefix)
 
     def _forget(self, model: Any) -> None:
-        self._set([one for one in self._kept if one.model is not model])
+        self._set([entry for entry in self._entries if entry.model is not model])
 
-    def _set(self, kept: list[_Kept]) -> None:
-        self._kept = kept
-        self.num_bytes = sum(one.num_bytes for one in kept)
+    def _set(self, entries: list[_Entry]) -> None:
+        self._entries = entries
+        self.num_bytes = sum(entry.num_bytes for entry in entries)
 
 
-_kept: ContextVar[KeptPrefixes | None] = ContextVar("prefix_caching", default=None)
+_current: ContextVar[KeptPrefixes | None] = ContextVar("prefix_caching", default=None)
 
 
 @contextmanager
@@ -136,22 +138,22 @@ def prefix_caching(kept: KeptPrefixes | None = None) -> Iterator[None]:
 
     ```
     """
-    known = _kept.get() if kept is None else kept
-    token = _kept.set(KeptPrefixes() if known is None else known)
+    known = _current.get() if kept is None else kept
+    token = _current.set(KeptPrefixes() if known is None else known)
     try:
         yield
     finally:
-        _kept.reset(token)
+        _current.reset(token)
 
 
 def kept_now() -> KeptPrefixes | None:
     """The prefixes kept in this context; `None` outside of [`prefix_caching`]."""
-    return _kept.get()
+    return _current.get()
 
 
 def kept_prefixes(model: Any) -> list[SharedPrefix]:
     """The prefixes of a model that are kept in this context; none outside of [`prefix_caching`]."""
-    kept = _kept.get()
+    kept = kept_now()
     return [] if kept is None else kept.of(model)
 
 

@@ -32,9 +32,9 @@ class TreeAttentionBackend(KVCacheBackend):
         return self.slots.num_rows > 1
 
     @torch.no_grad()
-    def run(self, wanted: Iterable[Node]) -> list[Node]:
+    def run(self, nodes: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
-        missing = missing_nodes(wanted)
+        missing = missing_nodes(nodes)
         if not missing:
             return []
         if not self.is_padded and len(self.active) > 1 and not self._shares_row(self.slots.num_used):
@@ -43,15 +43,15 @@ class TreeAttentionBackend(KVCacheBackend):
         for node in missing:
             batch[self.slots.row_of[node.prompt_index]].append(node)
         filler = self._fill_up(batch)
-        queries = [node for nodes in batch for node in nodes]
+        queries = [node for row in batch for node in row]
         asking = {node.prompt_index for node in queries}
         numbers = self._masks.place({index: self.slots.prefix[index] for index in asking}, self.cache.width)
         # Contiguous each, also of one token: a compiled model is compiled anew for other strides.
         ids, positions, prompts = torch.tensor(
             [
-                [[node.token for node in nodes] for nodes in batch],
-                [[node.position for node in nodes] for nodes in batch],
-                [[numbers[node.prompt_index] for node in nodes] for nodes in batch],
+                [[node.token for node in row] for row in batch],
+                [[node.position for node in row] for row in batch],
+                [[numbers[node.prompt_index] for node in row] for row in batch],
             ],
             device="cpu",
         )
@@ -72,10 +72,10 @@ class TreeAttentionBackend(KVCacheBackend):
         filler = Node(0, None, self.active[0], 0)  # sees what any prompt sees: nobody looks at it
         columns, spare = [], []
         for row, nodes in enumerate(batch):
-            taken, num_missing = self.slots.allocate(nodes), num_queries - len(nodes)
+            taken, num_missing = self.slots.allocate_for_nodes(nodes), num_queries - len(nodes)
             if num_missing:
                 nodes += [filler] * num_missing
-                unused = self.slots.take(row, 1)
+                unused = self.slots.allocate_columns(row, 1)
                 spare.append((row, unused))
                 taken = taken + unused * num_missing
             columns.append(taken)
@@ -84,7 +84,7 @@ class TreeAttentionBackend(KVCacheBackend):
             width = self._memory.hold(self.cache, static_size(width, self.policy.least_static_columns))
         self.cache.open(columns, width)
         for row, unused in spare:
-            self.slots.release(row, unused)
+            self.slots.free_columns(row, unused)
         return filler
 
     def _seen(self, queries: list[Node]) -> list[tuple[int, int, int]]:

@@ -161,7 +161,7 @@ class TreeCache(DynamicCache):
         for layer in self.layers:
             yield _pick(layer.keys, index), _pick(layer.values, index)
 
-    def take_in(self, other: TreeCache) -> None:
+    def append_rows(self, other: TreeCache) -> None:
         """Append the rows of another cache."""
         self.num_rows = self.num_rows + other.num_rows
         self.width = max(self.width, other.width)

@@ -13,10 +13,10 @@ from .backend import to_device
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def hidden_limit(model: Any) -> str | None:
+def reason_against_padded_rows(model: Any) -> str | None:
     """
-    Why neither tree attention nor padded rows may be tried on this model: what a self-test of a few tokens would not
-    see. `None` where it would.
+    Why neither padded rows nor tree attention may be tried on this model, because a self-test of a few tokens would not
+    show that they go wrong. `None` where both may be tried.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS
@@ -25,8 +25,8 @@ def hidden_limit(model: Any) -> str | None:
     return None
 
 
-def hidden_mask_limit(model: Any) -> str | None:
-    """Why tree attention may not be tried on this model, where padded rows may."""
+def reason_against_tree_attention(model: Any) -> str | None:
+    """Why tree attention may not be tried on this model, though padded rows may; `None` where it may."""
     attention = attention_of(model)
     if attention not in ("sdpa", "eager"):  # flex_attention with a 4-D mask aborts the interpreter
         return f"its attention is {attention!r}"

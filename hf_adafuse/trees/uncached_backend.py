@@ -41,9 +41,9 @@ class UncachedBackend(Backend):
             self._keeps_log_probs = False
 
     @torch.no_grad()
-    def run(self, wanted: Iterable[Node]) -> list[Node]:
+    def run(self, nodes: Iterable[Node]) -> list[Node]:
         """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
-        missing = missing_nodes(wanted)
+        missing = missing_nodes(nodes)
         return self._read(missing, leaves_of(missing)) if missing else []
 
     def _read(self, nodes: list[Node], leaves: list[Node]) -> list[Node]:

@@ -12,7 +12,7 @@ import xgrammar
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 
-from hf_adafuse.members.json_patterns import flaw_of
+from hf_adafuse.members.json_patterns import why_unenforced
 from hf_adafuse.members.schema_keywords import Unenforced, unenforced_keywords
 from hf_adafuse.members.structured import parse_grammar, read_structured
 from hf_adafuse.members.tools import Offer
@@ -402,7 +402,7 @@ def test_what_is_no_schema_is_the_librarys_to_refuse(schema):
     ],
 )
 def test_patterns(pattern, flaw):
-    assert flaw_of(pattern) == flaw
+    assert why_unenforced(pattern) == flaw
 
 
 # What is said of it

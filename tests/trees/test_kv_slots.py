@@ -21,7 +21,7 @@ def path(prompt_index, length):
 
 def one_prompt(length=3):
     columns = KVSlots(1)
-    columns.add_prompt(0, 0, columns.take(0, length))
+    columns.add_prompt(0, 0, columns.allocate_columns(0, length))
     return columns
 
 
@@ -33,55 +33,55 @@ def test_at_first_nothing_is_held():
 
 def test_the_first_free_columns_are_taken():
     columns = KVSlots(2)
-    assert columns.take(0, 5) == [0, 1, 2, 3, 4]
-    columns.release(0, [3, 1])
+    assert columns.allocate_columns(0, 5) == [0, 1, 2, 3, 4]
+    columns.free_columns(0, [3, 1])
     assert (columns.width, columns.num_used) == (5, 3)
-    assert columns.take(0, 3) == [1, 3, 5]  # two holes, then the end
-    assert columns.take(1, 2) == [0, 1]  # rows do not know each other
-    assert columns.take(1, 0) == []
+    assert columns.allocate_columns(0, 3) == [1, 3, 5]  # two holes, then the end
+    assert columns.allocate_columns(1, 2) == [0, 1]  # rows do not know each other
+    assert columns.allocate_columns(1, 0) == []
     assert (columns.width, columns.num_used) == (6, 8)
 
 
 def test_the_end_moves_back_over_free_columns():
     columns = KVSlots(1)
-    columns.take(0, 6)
-    columns.release(0, [2, 3])
-    columns.release(0, [5])
+    columns.allocate_columns(0, 6)
+    columns.free_columns(0, [2, 3])
+    columns.free_columns(0, [5])
     assert (columns.width, columns.num_used) == (5, 3)  # column 4 is held
-    columns.release(0, [4])
+    columns.free_columns(0, [4])
     assert (columns.width, columns.num_used) == (2, 2)
-    assert columns.take(0, 2) == [2, 3]
+    assert columns.allocate_columns(0, 2) == [2, 3]
 
 
 def test_a_prompt_without_its_padding():
     columns = KVSlots(1)
-    taken = columns.take(0, 4)
+    taken = columns.allocate_columns(0, 4)
     columns.add_prompt(7, 0, taken[2:])
-    columns.release(0, taken[:2])
+    columns.free_columns(0, taken[:2])
     assert columns.prefix == {7: [2, 3]} and columns.row_of == {7: 0}
     assert (columns.width, columns.num_used) == (4, 2)
-    assert columns.allocate(path(7, 3)) == [0, 1, 4]
+    assert columns.allocate_for_nodes(path(7, 3)) == [0, 1, 4]
 
 
 def test_nodes_are_placed_in_order_and_found_from_below():
     columns, nodes = one_prompt(), path(0, 4)
-    assert columns.allocate(nodes[1:3]) == [3, 4]
+    assert columns.allocate_for_nodes(nodes[1:3]) == [3, 4]
     assert columns.above(nodes[3]) == [(3, nodes[1]), (4, nodes[2])]  # itself has none, nor has the first
     assert columns.above(nodes[1]) == [(3, nodes[1])]
     assert columns.held(0) == [0, 1, 2, 3, 4]
-    assert columns.allocate([]) == []
+    assert columns.allocate_for_nodes([]) == []
 
 
 def test_what_is_settled_joins_the_prefix_and_the_rest_is_free():
     columns, nodes = one_prompt(), path(0, 3)
     dead, late = nodes[0].add_child(9), nodes[2].add_child(8)
-    assert columns.allocate([dead, *nodes]) == [3, 4, 5, 6]
+    assert columns.allocate_for_nodes([dead, *nodes]) == [3, 4, 5, 6]
     columns.promote(0, nodes[:2], [nodes[2]])
     assert columns.prefix[0] == [0, 1, 2, 4, 5]
     assert columns.held(0) == [0, 1, 2, 4, 5, 6]
     assert columns.above(late) == [(6, nodes[2])]
     assert (columns.width, columns.num_used) == (7, 6)
-    assert columns.allocate([late]) == [3]
+    assert columns.allocate_for_nodes([late]) == [3]
     columns.promote(0, [nodes[2]], [late])
     assert columns.prefix[0] == [0, 1, 2, 4, 5, 6]  # in the order of the text
     columns.promote(0, [late], [])
@@ -91,28 +91,30 @@ def test_what_is_settled_joins_the_prefix_and_the_rest_is_free():
 def test_a_prompt_that_is_gone_leaves_its_columns_to_the_others():
     columns = KVSlots(1)
     for prompt_index in range(2):
-        columns.add_prompt(prompt_index, 0, columns.take(0, 2))
-    columns.allocate(path(0, 2))
+        columns.add_prompt(prompt_index, 0, columns.allocate_columns(0, 2))
+    columns.allocate_for_nodes(path(0, 2))
     columns.drop(0)
     assert columns.row_of == {1: 0} and columns.prefix == {1: [2, 3]}
     assert (columns.width, columns.num_used) == (4, 2)
-    assert columns.allocate(path(1, 3)) == [0, 1, 4]
+    assert columns.allocate_for_nodes(path(1, 3)) == [0, 1, 4]
 
 
 def test_rows_are_laid_out_anew_without_holes():
     columns = KVSlots(3)
     for prompt_index in range(3):
-        columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3 + prompt_index)[prompt_index:])
-        columns.release(prompt_index, range(prompt_index))  # as if left-padded
+        columns.add_prompt(
+            prompt_index, prompt_index, columns.allocate_columns(prompt_index, 3 + prompt_index)[prompt_index:]
+        )
+        columns.free_columns(prompt_index, range(prompt_index))  # as if left-padded
     nodes = path(2, 2)
-    columns.allocate(nodes)  # into 0 and 1, the columns of the padding
+    columns.allocate_for_nodes(nodes)  # into 0 and 1, the columns of the padding
     sources = columns.rearrange([[2, 0], [1]])
     assert sources == [[(2, 2), (2, 3), (2, 4), (2, 0), (2, 1), (0, 0), (0, 1), (0, 2)], [(1, 1), (1, 2), (1, 3)]]
     assert columns.row_of == {2: 0, 0: 0, 1: 1}
     assert columns.prefix == {2: [0, 1, 2], 0: [5, 6, 7], 1: [0, 1, 2]}
     assert columns.above(nodes[1]) == [(3, nodes[0]), (4, nodes[1])]
     assert (columns.num_rows, columns.width, columns.num_used) == (2, 8, 11)
-    assert columns.take(1, 1) == [3]
+    assert columns.allocate_columns(1, 1) == [3]
 
 
 @dataclass
@@ -142,10 +144,10 @@ class Walk:
         width = self.rng.randint(4, 9)
         for prompt_index in range(num_prompts):
             pad = self.rng.randint(0, 3)
-            taken = self.columns.take(prompt_index, width)
+            taken = self.columns.allocate_columns(prompt_index, width)
             assert taken == list(range(width))
             self.columns.add_prompt(prompt_index, prompt_index, taken[pad:])
-            self.columns.release(prompt_index, taken[:pad])
+            self.columns.free_columns(prompt_index, taken[:pad])
             texts = [f"{prompt_index}: {column}" for column in taken[pad:]]
             self.table.content |= {(prompt_index, column): text for column, text in zip(taken[pad:], texts)}
             self.table.prefix[prompt_index], self.table.nodes[prompt_index] = texts, []
@@ -166,15 +168,15 @@ class Walk:
                     new.append(parent.add_child(len(parent.children)))
                     self.table.nodes[prompt_index].append(new[-1])
         expected = self.table.first_free(row, len(new))
-        assert self.columns.allocate(new) == expected
+        assert self.columns.allocate_for_nodes(new) == expected
         self.table.content |= {(row, column): node for column, node in zip(expected, new)}
 
     def take(self):
         """Filler: columns that are taken and given back."""
         row = self.rng.randrange(self.columns.num_rows)
         expected = self.table.first_free(row, self.rng.randint(0, 4))
-        assert self.columns.take(row, len(expected)) == expected
-        self.columns.release(row, self.rng.sample(expected, len(expected)))
+        assert self.columns.allocate_columns(row, len(expected)) == expected
+        self.columns.free_columns(row, self.rng.sample(expected, len(expected)))
 
     def settle(self):
         """Some steps down the tree; some of what is off the path goes."""

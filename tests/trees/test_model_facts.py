@@ -9,10 +9,10 @@ import threading
 import torch
 from support.tiny import tiny_model
 
-from hf_adafuse.trees.adapters import model_state
+from hf_adafuse.trees.adapters import model_fingerprint
 from hf_adafuse.trees.backend_probe import choose_backend
 from hf_adafuse.trees.model_call import device_of
-from hf_adafuse.trees.model_facts import ModelFacts, found_once, unchanged_models
+from hf_adafuse.trees.model_facts import ModelFacts, cached_while_unchanged, unchanged_models
 
 
 class Counted:
@@ -26,7 +26,7 @@ class Counted:
 
 def test_once_for_each_model_and_argument():
     count, facts = Counted(), ModelFacts()
-    find = found_once(count)
+    find = cached_while_unchanged(count)
     one, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     assert [find(one), find(one)] == [1, 2]  # outside of the context
     with unchanged_models(facts):
@@ -48,7 +48,7 @@ def test_a_model_that_is_gone_is_forgotten():
     facts = ModelFacts()
     with unchanged_models(facts):
         model = torch.nn.Linear(1, 1)
-        found_once(str)(model)
+        cached_while_unchanged(str)(model)
         assert len(facts._found) == 1
         del model
         gc.collect()
@@ -63,7 +63,7 @@ def test_modules_are_looked_through_once(monkeypatch):
 
     def look():
         walks.clear()
-        found = choose_backend(model, device_of(model)), model_state(model)
+        found = choose_backend(model, device_of(model)), model_fingerprint(model)
         return found, len(walks)
 
     monkeypatch.setattr(
@@ -77,7 +77,7 @@ def test_modules_are_looked_through_once(monkeypatch):
 
 def test_a_model_that_is_changed_is_seen_outside():
     model = copy.deepcopy(tiny_model("llama", "byte_level", 0))
-    before = model_state(model)
+    before = model_fingerprint(model)
     with unchanged_models(ModelFacts()):
-        assert model_state(model) == before
-    assert model_state(model.to(torch.bfloat16)) != before
+        assert model_fingerprint(model) == before
+    assert model_fingerprint(model.to(torch.bfloat16)) != before

@@ -250,7 +250,7 @@ def test_shared_columns_are_free_when_the_last_prompt_leaves(seed):
     columns = KVSlots(len(prompts), num_shared)
     content, roots = {}, {}
     for prompt in prompts:
-        taken = columns.take(prompt, num_shared + rng.randint(1, 4))
+        taken = columns.allocate_columns(prompt, num_shared + rng.randint(1, 4))
         columns.add_prompt(prompt, prompt, taken)
         own = [(prompt, place) for place in range(num_shared, len(taken))]
         for column, thing in zip(taken, [*range(num_shared), *own], strict=True):
@@ -266,7 +266,7 @@ def test_shared_columns_are_free_when_the_last_prompt_leaves(seed):
         assert all(len(set(places)) == len(places) for places in sources)
         for prompt in prompts:
             node = roots[prompt].add_child(rng.randint(0, 99))
-            (column,) = columns.allocate([node])
+            (column,) = columns.allocate_for_nodes([node])
             row = columns.row_of[prompt]
             assert (row, column) not in content  # it was free
             content[row, column] = (prompt, node)

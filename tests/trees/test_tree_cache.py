@@ -192,9 +192,14 @@ def test_columns_and_tensors_agree():
     """What `rearrange` of columns says is what `rearrange` of the tensors does."""
     columns, cache = KVSlots(2), filled([[10, 11, 12], [20, 21, 22]])
     for prompt_index in range(2):
-        columns.add_prompt(prompt_index, prompt_index, columns.take(prompt_index, 3))
+        columns.add_prompt(prompt_index, prompt_index, columns.allocate_columns(prompt_index, 3))
     first, second = chain(0, 2), chain(1, 2)
-    write(cache, [columns.allocate(first), columns.allocate(second)], columns.width, [[50, 51], [60, 61]])
+    write(
+        cache,
+        [columns.allocate_for_nodes(first), columns.allocate_for_nodes(second)],
+        columns.width,
+        [[50, 51], [60, 61]],
+    )
     columns.promote(0, first[1:], [])  # the other is free: a hole
     columns.promote(1, second[:1], second[1:])
     cache.rearrange(columns.rearrange([[1, 0]]))

@@ -86,7 +86,7 @@ class Ensemble:
         """Member k's ordinary greedy generation of exactly so many tokens."""
         inputs = self._batch(k, rows)
         call = ModelCall(self.models[k])
-        if call.is_compiled and takes_keys(call.memory):
+        if call.is_compiled and takes_keys(call.cache_argument):
             inputs |= {
                 CACHE_NAME: self._static_cache(k, inputs["input_ids"], num_tokens),
                 "disable_compile": True,
