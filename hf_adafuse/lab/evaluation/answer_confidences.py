@@ -28,7 +28,7 @@ class Confidences:
             tokens, and their product.
         own_calibrated (`list[float]`): the probability that the answer is right, by the features that the member has
             alone. The calibration was fitted on the other half of the questions.
-        score (`list[float]`): the confidence score of all members.
+        score (`list[float]`): the `confidence` of an output, by all members.
         calibrated (`list[float]`): likewise, by the features of all members.
         chosen (`list[float]`), chosen_right (`list[float]`): of the members' answers the highest such probability, and
             1 where that answer is right.
