@@ -68,7 +68,9 @@ class TokenText(CommittedText):
         return None if ids is None else member.path(self.prompt.index, ids)[-1]
 
     def close(self) -> None:
-        """All of the text is in every member's prefix, as far as it can be written, and in the rounds."""
+        """Finish as in [`CommittedText`]. Put what is left of the text into every assistant's prefix, as far as the
+        assistant can write it, and into the rounds."""
+        super().close()
         for k in range(1, len(self.members)):
             self._flush_tail(k)
         if self._unshown:  # it ends inside a character
