@@ -299,9 +299,9 @@ class Proposer:
 
     def ends_before(self, word: GrowingWord, token: int) -> bool:
         """Whether the word ends where `token` would come next."""
-        return self.is_complete(word.data, token)
+        return self.bytes_end_before(word.data, token)
 
-    def is_complete(self, data: bytes, token: int) -> bool:
+    def bytes_end_before(self, data: bytes, token: int) -> bool:
         """Whether a word of these bytes ends where `token` would come next."""
         return self.splitter.is_complete(data, None if token in self.eos_ids else self.piece(token))
 

@@ -83,7 +83,7 @@ class WordSampler:
         allow = None
         if not word.nodes and last is not None:
             # The last word must end before the token, else the token would go on with that word.
-            allow = lambda token: proposer.is_complete(last, token)  # noqa: E731
+            allow = lambda token: proposer.bytes_end_before(last, token)  # noqa: E731
         token = self._draws[member_index](node, self._numbers, allow)
         if not word.nodes:
             begun = proposer.begin(node, token)
