@@ -68,7 +68,7 @@ class MemberJobs:
         questions (`list[Question]`), template (`Template`): what [`read_asked`] returns.
 
     Attributes:
-        seconds_a_question (`dict[str, float]`): by the name of a job, how long its last batch took per question.
+        seconds_a_question (`dict[str, float]`): how long a job's last batch took per question, by the job's name.
     """
 
     def __init__(self, args: argparse.Namespace, questions: Sequence[Question], template: Template) -> None:

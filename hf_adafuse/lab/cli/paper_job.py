@@ -60,7 +60,7 @@ class PaperJob:
         Args:
             experiment (`Experiment`): the table or figure.
             questions (`Questions`): the questions of its tasks.
-            left_out (`dict[str, str]`): by name, what is left out beside missing tasks, and why.
+            left_out (`dict[str, str]`): why a peer is left out, by its name.
             most (`int`): the most questions that figure 3 shows.
             has_plot (`bool`): whether to draw a picture.
 

@@ -111,8 +111,8 @@ def clopper_pearson(number: int, of: int, level: float = 0.95) -> tuple[float, f
         level (`float`, *optional*, defaults to 0.95): the confidence level.
 
     Returns:
-        `tuple[float, float]`: the lowest and the highest proportion at which so few, or so many, successes have a
-        probability of at least (1 - level) / 2.
+        `tuple[float, float]`: the proportion at which `number` successes or more have the probability (1 - level) / 2,
+        and the one at which `number` successes or fewer have it.
     """
     outer = (1 - level) / 2
     lowest = 0.0 if number == 0 else _root(lambda p: 1 - _at_most(number - 1, of, p) - outer)

@@ -15,8 +15,7 @@ class PromptReader(LM):
     A model that keeps the prompts which it is asked.
 
     Attributes:
-        prompts (`dict[str, list[str]]`): by the name of a task, its prompts in order. Chats are as `contexts` makes
-            them.
+        prompts (`dict[str, list[str]]`): each task's prompts in order, by its name. Chats are as `contexts` makes them.
         rounds (`dict`): empty: no answer has rounds.
     """
 
@@ -38,5 +37,5 @@ class PromptReader(LM):
         raise NotImplementedError
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """As of `AdaFuseLM`."""
+        """The messages as a string, as `AdaFuseLM` makes it."""
         return chat_context(chat_history, add_generation_prompt)

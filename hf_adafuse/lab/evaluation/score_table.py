@@ -17,7 +17,7 @@ def score_rows(methods: Mapping[str, HarnessResults], members: Collection[str] =
     error.
 
     Args:
-        methods (`dict`): by name, what [`evaluate`] returned.
+        methods (`dict`): what [`evaluate`] returned for each method, by its name.
         members (`list[str]`, *optional*): the names that are those of members alone.
     """
     rows: list[tuple[str, ...]] = [("task", "metric", "who", "value", "+- s.e.", "n")]

@@ -35,7 +35,7 @@ class Report:
         names (`list[str]`): the names of the members, the main model's first.
         tasks (`list[str]`): the tasks, one for each column.
         scores (`dict[tuple[str, Contestant], Scores]`): the scores by task and candidate.
-        left_out (`dict[str, str]`): by the name of a task or peer that is not in the table, why it is not.
+        left_out (`dict[str, str]`): why a task or peer is not in the table, by its name.
         settings (`dict`): how the questions were asked, which the JSON records.
     """
 

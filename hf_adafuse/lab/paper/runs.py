@@ -29,7 +29,7 @@ class Questions:
     Attributes:
         tasks (`dict[str, tuple[Tasks, Plan]]`): each task by its name, as the harness takes it.
         prompts (`dict[str, list[str]]`): the prompts of each task.
-        left_out (`dict[str, str]`): by the name of a task without questions, why it has none.
+        left_out (`dict[str, str]`): why a task has no questions, by its name.
     """
 
     tasks: dict[str, tuple[harness.Tasks, harness.Plan]]
