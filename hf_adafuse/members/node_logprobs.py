@@ -25,7 +25,7 @@ _MOST_DRAWS = 16
 _LARGE_VOCABULARY = 2**14
 _BLOCK = 512
 _MANY_BLOCKS = 4
-# In the place of scores that are not needed any more.
+# Stands in the place of the scores of a forgotten node.
 _NO_SCORES = torch.empty(0, device="cpu")
 
 
@@ -115,11 +115,11 @@ class NodeLogprobs:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the scores are gone, but for those that have left the device."""
+        """Whether the scores are freed, but for those that were copied to the host."""
         return self.row is _NO_SCORES
 
     def forget(self) -> None:
-        """Free the scores. What has left the device stays."""
+        """Free the scores. Those that were copied to the host stay."""
         self.row = _NO_SCORES
 
     def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:

@@ -188,7 +188,7 @@ class KVCacheBackend(Backend):
         self.slots.promote(prompt_index, settled, tree.unsettled())
 
     def keys_values(self, prompt_index: int) -> KeysValues:
-        """A copy of the keys and values of a prompt's committed tokens, as far as they have been run."""
+        """A copy of the keys and values of a prompt's settled tokens."""
         row = self.slots.row_of[prompt_index]
         return list(self.cache.gather([[(row, column) for column in self.slots.prefix[prompt_index]]]))
 

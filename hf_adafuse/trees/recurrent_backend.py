@@ -142,7 +142,7 @@ class RecurrentBackend(Backend):
 
     @torch.no_grad()
     def run(self, nodes: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them; returns the nodes newly run."""
+        """Run these nodes, and those above them; returns the newly computed nodes."""
         missing = missing_nodes(nodes)
         starts, below = _plan(missing)
         chains = [Chain(self.trees[node.prompt_index], node, below) for node in starts]

@@ -33,7 +33,7 @@ class TreeAttentionBackend(KVCacheBackend):
 
     @torch.no_grad()
     def run(self, nodes: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        """Run these nodes, and those above them, in one forward pass; returns the newly computed nodes."""
         missing = missing_nodes(nodes)
         if not missing:
             return []
