@@ -34,9 +34,8 @@ class KVSlots:
         self.num_shared = num_shared
         self.row_of: dict[int, int] = {}
         self.prefix: dict[int, list[int]] = {}
-        self._below: dict[
-            int, dict[Node, int]
-        ] = {}  # per prompt, the columns of its computed nodes that are not settled
+        # Per prompt, the columns of its computed nodes that are not settled.
+        self._below: dict[int, dict[Node, int]] = {}
         self._clear([0] * num_rows)
 
     def _clear(self, ends: list[int]) -> None:

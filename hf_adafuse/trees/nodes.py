@@ -5,7 +5,7 @@ The states of a node, as all docstrings call them:
 | state | what it means | where it is kept |
 |---|---|---|
 | computed | a forward pass has run it, here or behind a server | `Node.is_computed` |
-| read | its member has read log-probabilities off its logits; else it is unread | `Node.logprobs` is set |
+| read | its member has read its log-probabilities and best tokens; else it is unread | `Node.logprobs` is set |
 | forgotten | read, and its scores are freed, but for those that were copied to the host | `NodeLogprobs.is_forgotten` |
 | committed | its token is part of the text | `TokenTree.ids` |
 | settled | committed and computed, as are all committed tokens before it | it has left the tree, or is `root` |
