@@ -60,13 +60,20 @@ class LogitsReader:
         largest = logits.amax(-1)  # NaN where any is
         scores, states, forbidden, processed = self._process(logits, nodes, is_committed)
         asked = [list({*node.children, *self._eos_ids}) for node in nodes]  # what will be asked of each
-        for index, (node, found) in enumerate(
-            zip(nodes, numbers_of(scores, largest, self._num_top, asked), strict=True)
-        ):
+        numbers = numbers_of(scores, largest, self._num_top, asked)
+        for index, (node, found) in enumerate(zip(nodes, numbers, strict=True)):
             # A node lives longer than the pass: it keeps its own row, and a second one only where processors made it.
             row = scores[index].clone() if index in processed else node.logits
             assert row is not None
-            node.logprobs = NodeLogprobs(row, *found[:3], states.get(node), node in forbidden, found[3])
+            node.logprobs = NodeLogprobs(
+                row,
+                found.log_total,
+                found.top,
+                found.top_log_probs,
+                states=states.get(node),
+                is_forbidden=node in forbidden,
+                known=found.known,
+            )
 
     def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
         """Take the processors of further prompts."""
