@@ -62,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Run one command.
 
     Args:
-        argv (`list[str]`, *optional*): the arguments; those of the process when not given.
+        argv (`list[str]`, *optional*): the arguments. By default those of the process.
 
     Returns:
-        the exit code: 0; 1 a member failed during decoding; 2 arguments or models that cannot be used; 130 interrupted;
-        141 whoever read the output has gone.
+        `int`: the exit code. 0: the command is done. 1: a member failed during decoding, or a job stopped at an
+        error. 2: the arguments or the models cannot be used. 130: Ctrl-C. 141: whoever read the output has gone.
     """
     _replace_what_cannot_be_written(sys.stdout)
     try:
@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replace_what_cannot_be_written(stream: Any) -> None:
-    """Have a stream that is not of Unicode show `?` for what it cannot write, and say so once, not end halfway."""
+    """Make a stream whose encoding lacks some characters write `?` for them, and say so once on standard error. Without
+    this the command would end in the middle of its text."""
     encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-")
     if encoding.startswith("utf") or not hasattr(stream, "reconfigure"):
         return
@@ -123,7 +124,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of a command line: all commands by name and, of the one that is called, its arguments."""
+    """The parser of a command line. It has all commands by name, and the arguments of the one that is called."""
     parser = _Parser(prog="hf-adafuse", description="Ensemble decoding of several language models with AdaFuse.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

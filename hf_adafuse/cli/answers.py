@@ -1,8 +1,8 @@
-"""The answers of a batch job on disk: in input order, written as they come, complete after any kill.
+"""`AnswersFile`: keeps the answers of a batch job on disk, in input order, as they come. A killed job loses none.
 
-`NAME` holds whole lines in input order. With several processes, one that is ahead of the order appends to a part of its
-own, `NAME.part1`; the main process moves the records over in order. `NAME.settings.json` says what made them. Started
-again, the job takes over whatever is in any of these files.
+The file `NAME` holds whole lines in input order. With several processes, a process that is ahead of the order appends
+to a part of its own, like `NAME.part1`, and the main process moves the records over in order. `NAME.settings.json` has
+the settings that the answers depend on. A job that is started again takes over what is in any of these files.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ Record = dict[str, Any]
 
 class AnswersFile:
     """
-    The output of one process.
+    The answers of a job, as one of its processes writes them.
 
     Args:
-        path (`Path`): `NAME`.
-        questions (`list[Question]`): all of the input.
-        process, num_processes (`int`): this process's number, 0 for the main one, and how many write together.
-        is_same (`Callable`, *optional*): whether a record is one of a question whose prompt is the record's.
+        path (`Path`): the file `NAME`.
+        questions (`list[Question]`): all questions of the input.
+        process (`int`, *optional*, defaults to 0): this process's number. The main process has 0.
+        num_processes (`int`, *optional*, defaults to 1): how many processes share the job.
+        is_same (`Callable`, *optional*): `is_same(record, question)` says whether a record on disk answers a question.
+            It is asked where the line and the prompt are the same.
     """
 
     def __init__(
@@ -49,15 +51,20 @@ class AnswersFile:
         self._order = list(self._questions)
         self._rank = {line: rank for rank, line in enumerate(self._order)}
         self._position = 0  # how many records are in NAME
-        self._pending: dict[int, Record] = {}  # records in parts
-        self._read: dict[Path, int] = {}  # bytes of each part that are in `_pending`
+        self._pending: dict[int, Record] = {}  # the records in parts, by line
+        self._read: dict[Path, int] = {}  # how many bytes of each part have been read
 
     def prepare(self, settings: dict[str, Any], overwrite: bool = False) -> None:
         """
-        Main process, before `load`: check that an earlier run had the same settings, and mend what a kill has torn.
+        Check that an earlier run had the same settings, and mend files that a kill has torn. The main process calls
+        this before any process calls `load`.
+
+        Args:
+            settings (`dict`): what the answers depend on, by flag.
+            overwrite (`bool`, *optional*, defaults to `False`): whether to drop what an earlier run has written.
 
         Raises:
-            ValueError: other settings, or a file that this command did not write.
+            ValueError: an earlier run had other settings, or a file was not written by this command.
         """
         self._lock = locked(self.path)
         sidecar = self.path.with_name(f"{self.path.name}.settings.json")
@@ -89,7 +96,7 @@ class AnswersFile:
         return self._position
 
     def load(self) -> list[Question]:
-        """Read what earlier runs have written; the questions that are still to be answered, in order."""
+        """Read what earlier runs have written. Returns the questions that are still to be answered, in order."""
         for record in read_records(self.path, 0)[0]:
             line = self._order[self._position] if self._position < len(self._order) else None
             if record["line"] != line:
@@ -101,7 +108,8 @@ class AnswersFile:
         return [self._questions[line] for line in self._order if line not in done]
 
     def write(self, record: Record) -> list[Record]:
-        """Put a record where it belongs; those that came into `NAME` by it, in order."""
+        """Write a record into `NAME`, or into a part where it is not its turn. Returns the records that have come into
+        `NAME` by this, in order."""
         is_next = self._position < len(self._order) and record["line"] == self._order[self._position]
         if not (self._is_main and is_next):
             append(self._own, record)
@@ -113,7 +121,8 @@ class AnswersFile:
         return [record, *([] if record.get("stopped") else self.collect())]
 
     def collect(self) -> list[Record]:
-        """Main process: move the records whose turn it is from the parts into `NAME`."""
+        """Move the records whose turn it is from the parts into `NAME`. Returns them. Only the main process
+        moves any."""
         moved: list[Record] = []
         if not self._is_main:
             return moved
@@ -129,7 +138,8 @@ class AnswersFile:
         return moved
 
     def finish(self) -> list[Record]:
-        """Main process, when every process is done: the last records move, and the parts go."""
+        """Move the last records, and delete the parts. Called when every process is done; only the main process does
+        anything."""
         moved = self.collect()
         if self._is_main and self._position == len(self._order):
             for path in self._parts():
@@ -145,7 +155,7 @@ class AnswersFile:
             records, self._read[path] = read_records(path, self._read.get(path, 0))
             for record in records:
                 self._check(record)
-                if self._rank[record["line"]] >= self._position:  # else a kill came between its move and the end
+                if self._rank[record["line"]] >= self._position:  # else it was moved before a kill
                     self._pending[record["line"]] = record
 
     def _check(self, record: Record) -> None:
@@ -163,10 +173,10 @@ class AnswersFile:
 
 def check_output(path: Path) -> None:
     """
-    Refuse what cannot hold answers, before it is opened: a device may be read without end.
+    Refuse an output that cannot hold answers before it is opened: reading a device might never end.
 
     Raises:
-        ValueError: it is there, and no regular file, or it is `-`.
+        ValueError: the path is `-`, or names something other than a regular file.
     """
     if str(path) == "-":
         raise ValueError("`--output` must be a file, as a job goes on from it, but is `-`. Name one.")
@@ -177,7 +187,8 @@ def check_output(path: Path) -> None:
 
 
 def mend(path: Path) -> None:
-    """Cut off a line that a kill has torn, and the record that a run has stopped at: both are to be made again."""
+    """Cut off a last line that a kill has torn, and the record of an error at which a run has stopped. Both are made
+    again."""
     content = path.read_bytes()
     size = content.rfind(b"\n") + 1
     last = content.rfind(b"\n", 0, max(size - 1, 0)) + 1
@@ -188,13 +199,13 @@ def mend(path: Path) -> None:
 
 
 def read_records(path: Path, start: int) -> tuple[list[Record], int]:
-    """The whole lines of a file from byte `start`, and where they end."""
+    """The records in the whole lines of a file from byte `start` on, and the byte where the last of them ends."""
     if not path.exists():
         return [], start
     with path.open("rb") as file:
         file.seek(start)
         content = file.read()
-    size = content.rfind(b"\n") + 1  # the rest is being written just now
+    size = content.rfind(b"\n") + 1  # another process is still writing the rest
     return [_parse(path, line) for line in content[:size].splitlines()], start + size
 
 
@@ -212,7 +223,7 @@ def _parse(path: Path, line: bytes) -> Record:
 
 
 def append(path: Path, record: Record) -> None:
-    """One line, whole: there is no buffer that a kill could leave half written."""
+    """Append a record as one line. There is no buffer that a kill could leave half written."""
     try:
         rest = json.dumps(record, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair in a field of the input

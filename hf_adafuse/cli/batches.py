@@ -1,4 +1,4 @@
-"""Questions to answers, batch by batch, and the processes that share them."""
+"""What `hf-adafuse run` loads to answer questions: the ensemble that answers, and the processes that share the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..call.answering import Answer, answer_each
 from ..ensemble import AdaFuseEnsemble
 from ..rounds.plain_json import with_nulls
 from .config_flags import adafuse_config
-from .members import Pair
+from .members import ModelPair
 from .questions import Question
 from .text_flags import sampling_options
 
@@ -27,29 +27,33 @@ class Answerer:
     The ensemble of a batch job.
 
     Args:
-        args (`Namespace`): of the command.
-        members (`list`): each a model and its tokenizer, the main one first.
+        args (`Namespace`): the arguments of the command.
+        members (`list[tuple]`): each member's model and tokenizer, the main model's first.
 
     Raises:
-        ValueError: the members do not go together, or not with the settings.
+        ValueError: the members do not go together, or the settings do not suit them.
     """
 
-    def __init__(self, args: argparse.Namespace, members: Sequence[Pair]) -> None:
+    def __init__(self, args: argparse.Namespace, members: Sequence[ModelPair]) -> None:
         self._args = args
         config = adafuse_config(args, members[0][0])
         self._samples = bool(config.do_sample)
         self._ensemble = AdaFuseEnsemble(members, config)
         if args.chat:
-            self._ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first prompt
+            self._ensemble.encode(["?"], chat=True)  # a missing template is found before the first prompt
 
     def answer(self, questions: Sequence[Question], on_record: Callable[[dict[str, Any]], bool]) -> bool:
         """
-        Make the records of these questions; `on_record` is told each as soon as it is made, and says whether to stop.
-        Where something fails, the questions are asked in smaller batches, down to one alone, so that one that cannot be
-        answered takes no other with it; its record has an `error`, and the text until there.
+        Answer questions, and make a record of each. Where a batch fails, its questions are asked in smaller batches,
+        down to one alone. So a question that cannot be answered takes no other with it. Its record has an `error`, and
+        the text that came before.
+
+        Args:
+            questions (`list[Question]`): the questions, each with a prompt.
+            on_record (`Callable`): told each record as soon as it is made. Returns whether to stop.
 
         Returns:
-            whether `on_record` said so.
+            `bool`: whether `on_record` said to stop.
         """
 
         def tell(question: Question, rounds: Any) -> None:
@@ -80,7 +84,8 @@ class Answerer:
         return record
 
     def _ask(self, questions: Sequence[Question], tell: Callable[[int, Any], None]) -> None:
-        """The rounds of each. A sampled answer follows from the seed, the prompt and how often that has come before."""
+        """Answer some questions, and tell the row and the rounds of each. A sampled answer follows from the seed, the
+        prompt, and how many lines before had the same prompt."""
         if not self._samples:
             self._generate(questions, tell)
             return
@@ -106,35 +111,42 @@ class Answerer:
 
 
 def _rounded(confidence: float | None) -> float | None:
-    """To three digits: what comes after them depends on which prompts shared a pass."""
+    """A confidence to three digits. Further digits depend on which prompts shared a pass."""
     return None if confidence is None else round(confidence, 3)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that share a job: this one's number, and how many there are."""
+    """
+    The processes that share a job.
+
+    Attributes:
+        index (`int`): this process's number. The main process has 0.
+        count (`int`): how many processes there are.
+        state (`PartialState`, *optional*): accelerate's view of them; `None` for a single process.
+    """
 
     index: int = 0
     count: int = 1
-    state: Any = None  # accelerate's
+    state: Any = None
 
     @classmethod
     def find(cls) -> Processes:
-        """Those that torchrun has started, joined through accelerate; one where it has not."""
+        """The processes that torchrun has started, joined through accelerate; without torchrun, this one."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
             return cls()
         from accelerate import PartialState  # type: ignore[import-untyped]
 
-        # A process that is done waits for the slowest.
+        # A process that is done waits for the slowest one, however long that takes.
         state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=365))
         return cls(state.process_index, state.num_processes, state)
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all processes have come to this call."""
         if self.state is not None:
             self.state.wait_for_everyone()
 
     def leave(self) -> None:
-        """Part from the others."""
+        """Leave the group of the processes."""
         if self.state is not None:
             self.state.destroy_process_group()

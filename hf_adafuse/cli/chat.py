@@ -36,7 +36,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.set_defaults(chat=True)
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
     read_text_arguments(args)
     chat_options(args)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     members = load_members(args.model, args.assistant, **member_loading(args))
     ensemble = AdaFuseEnsemble(members, adafuse_config(args, members[0][0]))
-    ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first message
+    ensemble.encode(["?"], chat=True)  # a missing template is found before the first message
     conversation = Conversation(args, ensemble)
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # Windows has none
@@ -82,14 +82,14 @@ def run(args: argparse.Namespace) -> int:
 
 class Conversation:
     """
-    What has been said, and what follows each line.
+    A conversation. It answers messages, and carries out commands like `/clear`.
 
     Args:
-        args (`Namespace`): of the command.
-        ensemble (`AdaFuseEnsemble`)
+        args (`Namespace`): the arguments of the command.
+        ensemble (`AdaFuseEnsemble`): writes the answers.
 
     Attributes:
-        messages (`list[dict]`): the conversation; thoughts are no part of it.
+        messages (`list[dict]`): what has been said so far, without the members' thoughts.
     """
 
     def __init__(self, args: argparse.Namespace, ensemble: AdaFuseEnsemble) -> None:
@@ -100,7 +100,7 @@ class Conversation:
         self._clear()
 
     def take(self, line: str) -> bool:
-        """Answer a message, or carry out a command; whether the conversation goes on."""
+        """Answer a message, or carry out a command. Returns whether the conversation goes on."""
         command = line.strip()
         if command in ("/quit", "/exit"):
             return False
@@ -123,9 +123,11 @@ class Conversation:
         writer = TextWriter(self._ensemble.tokenizers[0])
         try:
             output = answer(self._args, self._ensemble, self.messages, writer)
-            text, self._last = output.rounds[0].text, output.rounds[0]
+            self._last = output.rounds[0]
+            text = self._last.text
         except KeyboardInterrupt:
-            text, self._last = writer.text, None
+            self._last = None
+            text = writer.text
         except BaseException:
             self.messages.pop()
             raise
@@ -146,7 +148,7 @@ def _trace(rounds: Any) -> str:
 
 
 def _next_message() -> str | None:
-    """The next line; `None` at the end."""
+    """The next line of standard input; `None` at its end."""
     try:
         return input("> " if sys.stdin.isatty() else "")
     except EOFError:

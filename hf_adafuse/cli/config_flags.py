@@ -1,4 +1,4 @@
-"""Flags that are the settings of AdaFuse: one for each field of [`AdaFuseConfig`], a preset, and a file."""
+"""Flags for the settings of AdaFuse: one for each field of [`AdaFuseConfig`], one for a preset, and one for a file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _FLAGS = {
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag per field of `AdaFuseConfig`. Not given: as in the main model's generation config, or the default."""
+    """Add a flag for each field of `AdaFuseConfig`. Without its flag, a field is as in the main model's generation
+    config, or has its default."""
     group = parser.add_argument_group("settings of AdaFuse")
-    robust, paper = AdaFuseConfig.robust(), AdaFuseConfig()
+    robust = AdaFuseConfig.robust()
+    paper = AdaFuseConfig()
 
     def shown(config: AdaFuseConfig, field: str) -> Any:
         value = getattr(config, field)
         return {"model_weights": "equal", "certainty_gate": "none"}[field] if value is None else value
 
     def add(flag: str, field: str, help: str, **options: Any) -> None:
-        default, of_paper = shown(robust, field), shown(paper, field)
+        default = shown(robust, field)
+        of_paper = shown(paper, field)
         help += f" (default: {default}{f'; with --preset paper: {of_paper}' if of_paper != default else ''})"
         group.add_argument(flag, dest=field, help=help, choices=CHOICES.get(field), **options)
 
@@ -74,9 +77,10 @@ class SettingsFile:
     What the file of `--adafuse` holds.
 
     Args:
-        path (`str`)
-        config (`AdaFuseConfig`)
-        members (`list[str]`): the names of the members that the settings were fitted to; empty where it has none.
+        path (`str`): the name of the file.
+        config (`AdaFuseConfig`): the settings in it.
+        members (`list[str]`): the names of the members that the settings were fitted to. Empty where the file names
+            none.
     """
 
     path: str
@@ -86,10 +90,10 @@ class SettingsFile:
 
 def settings_file(args: argparse.Namespace) -> SettingsFile | None:
     """
-    The file of `--adafuse`, which is read the first time and then kept in `args`; `None` where the flag is not given.
+    The file of `--adafuse`; `None` where the flag is not given. It is read the first time, and then kept in `args`.
 
     Raises:
-        ValueError: no such file, or no settings in it.
+        ValueError: the file cannot be read, or holds no settings.
     """
     given = getattr(args, "adafuse", None)
     if isinstance(given, str):
@@ -102,10 +106,11 @@ def settings_file(args: argparse.Namespace) -> SettingsFile | None:
 
 def take_members(args: argparse.Namespace) -> None:
     """
-    The members of the file of `--adafuse`, where none are named.
+    Take the members that the file of `--adafuse` names, where no flag names any.
 
     Raises:
-        ValueError: no such file, or one for another number of members than are named; or a preset beside it.
+        ValueError: the file cannot be read, or is for another number of members than the flags name, or a preset is
+            given beside it.
     """
     if getattr(args, "adafuse", None) is None:
         return
@@ -125,11 +130,15 @@ def take_members(args: argparse.Namespace) -> None:
 
 def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig:
     """
-    The settings: the flags that were given, over those of a file, or a preset, or those in the main model's generation
-    config, over the defaults.
+    The settings of a command. They begin with the file of `--adafuse`, else with `--preset`, else with the settings in
+    the main model's generation config, else with the preset `robust`. The flags that were given change them.
+
+    Args:
+        args (`Namespace`): the arguments of the command.
+        model (`PreTrainedModel`, *optional*): the main model. `None` while it is not loaded.
 
     Raises:
-        ValueError: settings that do not go together, or a method that there is not.
+        ValueError: the settings do not go together, or there is no such method.
     """
     given = {field.name: getattr(args, field.name) for field in fields(AdaFuseConfig)}
     given |= dict(given.pop("method_options") or [])
@@ -150,7 +159,8 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
 
 
 def _refuse_flags(args: argparse.Namespace, uses: Sequence[str]) -> None:
-    """Raises `ValueError` where a flag is given that the method has no use for, whatever its value."""
+    """Raises `ValueError` where a flag is given that the method does not use, whatever its value. `uses`: the names of
+    the fields and flags that it uses."""
     given = [name for name, value in given_settings(args).items() if value is not None]
     used = [_FLAGS.get(name, name) for name in uses]
     useless = [f"--{name.replace('_', '-')}" for name in given if name not in used]
@@ -162,7 +172,7 @@ def _refuse_flags(args: argparse.Namespace, uses: Sequence[str]) -> None:
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given, by flag; `None` for the others. What a job that goes on must not change."""
+    """By flag, the settings that were given, and `None` for the others. A job that goes on must not change them."""
     given = {_FLAGS.get(field.name, field.name): getattr(args, field.name) for field in fields(AdaFuseConfig)}
     given |= {"preset": args.preset, "method_options": dict(args.method_options or []) or None}
     file = settings_file(args)

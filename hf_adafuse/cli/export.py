@@ -21,7 +21,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("folder", metavar="DIR", help="the folder to write: new or empty")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     if args.method_only and args.model is not None:
         raise ValueError("`--model` must be left out with `--method-only`, but is given. Leave one of them out.")
     adafuse_config(args)  # refuse wrong settings before models are loaded

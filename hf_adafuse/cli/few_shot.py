@@ -1,4 +1,4 @@
-"""What goes around every question of a job: worked examples in front of it."""
+"""Puts worked examples in front of every question of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .questions import Question, Template, answers_of, read_questions
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
-    """What goes around a question: how many examples, or which, and whether it is a message of a chat."""
+    """Add the flags for what goes around a question: which worked examples, and whether it is a message of a chat."""
     parser.add_argument(
         "--few-shot",
         metavar="K",
@@ -25,17 +25,21 @@ def add_examples(
     questions: Sequence[Question], few_shot: str | None, template: Template
 ) -> tuple[list[Question], list[str] | None]:
     """
-    The questions to ask, each behind the examples: their prompts and first accepted answers, with blank lines between;
-    and the texts at which answers then end ([`default_stops`]), `None` without examples.
+    Put worked examples in front of questions. An example is a prompt with its first accepted answer; a blank line
+    follows it.
 
     Args:
-        questions (`list[Question]`): all of the input.
-        few_shot (`str`, *optional*): a number: the first so many questions are the examples, and are not asked; or a
-            file of questions with answers.
-        template (`Template`): of the questions in that file.
+        questions (`list[Question]`): all questions of the input.
+        few_shot (`str`, *optional*): a number K, or a file of questions with answers. The first K questions are the
+            examples, and are not asked.
+        template (`Template`): makes prompts of the questions in that file.
+
+    Returns:
+        `tuple[list[Question], list[str] | None]`: the questions to ask, and the stop texts of [`default_stops`]; `None`
+        without examples.
 
     Raises:
-        ValueError: no such number or file, an example without an answer.
+        ValueError: there are fewer questions, there is no such file, or an example has no answer.
     """
     examples, asked, source = worked_examples(questions, few_shot, template)
     return put_behind(examples, asked, source), default_stops(examples) if examples else None
@@ -44,7 +48,8 @@ def add_examples(
 def worked_examples(
     questions: Sequence[Question], few_shot: str | None, template: Template
 ) -> tuple[Sequence[Question], Sequence[Question], str]:
-    """The examples, the questions to ask, and where the examples are from; as of [`add_examples`]."""
+    """The examples, the questions to ask, and the name of the examples' source in errors. Takes and raises what
+    [`add_examples`] does."""
     if few_shot is None:
         return [], questions, ""
     if few_shot.isdecimal():
@@ -61,7 +66,7 @@ def worked_examples(
 
 
 def put_behind(examples: Sequence[Question], asked: Sequence[Question], source: str) -> list[Question]:
-    """The questions to ask behind the examples; as of [`worked_examples`]."""
+    """The questions to ask, with the examples in front of each prompt. Takes what [`worked_examples`] returns."""
     shown = "".join(f"{_example(example, source)}\n\n" for example in examples)
     return [one if one.prompt is None else replace(one, prompt=shown + one.prompt) for one in asked]
 
@@ -73,7 +78,7 @@ def first_answers(questions: Sequence[Question]) -> list[str]:
 
 
 def default_stops(examples: Sequence[Question]) -> list[str]:
-    """Where an answer ends that follows worked examples: at the end of a line; at an empty line where an example's
+    """The stop texts of an answer that follows worked examples: the end of a line, or an empty line where an example's
     answer has several lines."""
     has_lines = any("\n" in answer.strip() for answer in first_answers(examples))
     return ["\n\n" if has_lines else "\n"]

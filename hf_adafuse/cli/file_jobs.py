@@ -1,4 +1,7 @@
-"""Questions of a file to records of a file, over any number of kills and processes: what `run` and `score` share."""
+"""`FileJob`: makes a record of each question of a file, over any number of kills and processes.
+
+`hf-adafuse run`, `score` and `fit` run their questions through it.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,29 @@ from .questions import Question
 if TYPE_CHECKING:
     from .batches import Processes
 
-# `ask(questions, on_record)`: tells each record as soon as it is made. `on_record` says whether to stop; so does `ask`.
+# `ask(questions, on_record)` tells `on_record` each record as soon as it is made. Both return whether to stop.
 Ask = Callable[[Sequence[Question], Callable[[Record], bool]], bool]
 
 
 @dataclass(frozen=True)
 class FileJob:
     """
-    One job.
+    A job: questions, the file of their records, and what makes the records.
 
     Args:
-        source (`str`): of the questions, as messages name it.
-        path (`Path`): where the records go.
-        questions (`list[Question]`): all of them, the bad ones too.
+        source (`str`): the name of the questions' file in messages.
+        path (`Path`): the file that the records go to.
+        questions (`list[Question]`): all questions, the bad ones too.
         settings (`dict`): what the records depend on, by flag. A run that goes on must have the same.
-        load (`Callable`): called before the first question is asked; what it returns asks questions.
+        load (`Callable`): called before the first question is asked. Returns the function that asks questions.
         failed (`dict`): what the record of a bad line holds beside its error.
-        batch_size (`int`): questions at a time.
-        is_same (`Callable`): whether a record is one of a question whose prompt is the record's.
-        stops (`bool`): whether to stop at a bad line or a failure; else a record with an error is written.
-        overwrite (`bool`), progress (`bool`, *optional*): as of the flags.
-        kept (`str`), unit (`str`): what is counted, `"answers"`, and what the rate counts, `"words"`.
+        batch_size (`int`): how many questions are asked at a time.
+        is_same (`Callable`): as of [`AnswersFile`].
+        stops (`bool`): whether to stop at a bad line or a failure. Otherwise a record with an error is written.
+        overwrite (`bool`): whether to drop what an earlier run has written.
+        progress (`bool`, *optional*): whether to show a bar, as of [`Progress`].
+        kept (`str`): what messages call the records, like `"answers"`.
+        unit (`str`): what the rate counts, like `"words"`.
         size_of (`Callable`): how many of the unit a record holds.
     """
 
@@ -58,7 +63,7 @@ class FileJob:
     size_of: Callable[[Record], int] = lambda record: int(record.get("words", 0))
 
     def run(self, processes: Processes) -> bool:
-        """Make all records that are not there yet; whether the job has stopped at an error."""
+        """Make all records that are not there yet. Returns whether the job has stopped at an error."""
         from ..trees.shared_prefix import prefix_caching
 
         if processes.count > 1 and self.source == "-":
@@ -69,7 +74,7 @@ class FileJob:
                 answers.prepare(self.settings, self.overwrite)
             processes.wait()
             left = answers.load()
-            processes.wait()  # what is written from here on is this run's
+            processes.wait()  # until every process has read what earlier runs have written
             report = _Report(self, answers.num_written, processes.index == 0)
             report.add(answers.collect())
             try:
@@ -86,10 +91,10 @@ class FileJob:
         return has_stopped
 
     def _ask_all(self, left: list[Question], answers: AnswersFile, processes: Processes, report: _Report) -> bool:
-        """Ask this process's share of the questions; whether it has stopped at an error."""
+        """Ask this process's share of the questions. Returns whether the job has stopped at an error."""
         from ..call.answering import BATCHES_A_CALL
 
-        share = max(1, math.ceil(len(left) / self.batch_size / processes.count))  # of a process, in batches
+        share = max(1, math.ceil(len(left) / self.batch_size / processes.count))  # a process's number of batches
         size = self.batch_size * math.ceil(share / math.ceil(share / BATCHES_A_CALL))
         batches = [left[start : start + size] for start in range(0, len(left), size)]
         writer = _BatchWriter(self, answers, report)
@@ -106,7 +111,7 @@ class _BatchWriter:
         self._loaded: Ask | None = None
 
     def answer(self, batch: list[Question]) -> bool:
-        """Ask some questions; whether the job has stopped at one that failed."""
+        """Ask some questions. Returns whether the job has stopped at one that failed."""
         for question in batch:
             if question.error is not None:
                 record = {"line": question.line, "input": question.record, **self._job.failed}
@@ -118,14 +123,14 @@ class _BatchWriter:
         return self._loaded(good, self._write)
 
     def _write(self, record: Record) -> bool:
-        """Write a record; whether the job stops there."""
+        """Write a record. Returns whether the job stops there."""
         if "error" in record:
             return self._fails(record)
         self._report.add(self._answers.write(record))
         return False
 
     def _fails(self, record: Record) -> bool:
-        """Write an error; whether the job stops there."""
+        """Write a record with an error, and say so. Returns whether the job stops there."""
         job = self._job
         if job.stops:
             record["stopped"] = True  # the next run asks it again
@@ -140,11 +145,12 @@ def recording(
     ask: Callable[[Sequence[Question], Callable[[int, Any], None]], Any], shown: Callable[[Any], Record]
 ) -> Ask:
     """
-    What answers questions, as a [`FileJob`] calls it: one record per question, also of one that fails.
+    A function that asks questions as a [`FileJob`] calls it. It makes one record of each question, also of one that
+    fails.
 
     Args:
-        ask (`Callable`): as [`answer_each`] takes it.
-        shown (`Callable`): `shown(answer)`, what a record holds of an answer.
+        ask (`Callable`): `ask(questions, tell)` answers questions, as [`answer_each`] calls it.
+        shown (`Callable`): `shown(answer)` returns what a record holds of an answer.
     """
     from ..call.answering import answer_each, reason_of
 
@@ -162,24 +168,26 @@ def recording(
 
 
 def check_lines(questions: Sequence[Question], source: str, advice: str = "Mend it, or pass --on-error skip.") -> None:
-    """Raises `ValueError` where lines make no prompt; `advice`: what to do where some do."""
+    """Raises `ValueError` where some lines make no prompt. `advice`: what to do where others do."""
     bad = [question for question in questions if question.error is not None]
     if bad:
         others = f" So have {len(bad) - 1} others." if len(bad) > 1 else ""
         problem = problem_of(bad[0].line, source, str(bad[0].error))
-        # Where no line makes a prompt, the lines are not what is wrong.
+        # Where no line makes a prompt, the template is wrong and not the lines.
         if len(bad) == len(questions) and bad[0].record is not None and bad[0].prompt is None:
             advice = 'Pass --template, e.g. --template "Question: {question}\\nAnswer:".'
         raise ValueError(f"{problem}{others} {advice}")
 
 
 def problem_of(line: int, source: str, error: str) -> str:
-    """A sentence; `generate()` ends its own errors with a period, a bad line's has none."""
+    """A sentence that says where an error is. Errors of `generate()` end with a period already, those of bad lines do
+    not."""
     return f"line {line} of {source}: {error.removesuffix('.')}."
 
 
 class _Report:
-    """Progress on standard error, and a last line. Silent but for `say` in every process but the main one."""
+    """Shows on standard error how far a job is, and what has come of it. In other processes than the main one only
+    `say` writes anything."""
 
     def __init__(self, job: FileJob, written: int, is_main: bool) -> None:
         self._job = job
@@ -187,7 +195,8 @@ class _Report:
         self._total = len(job.questions)
         self._written = written
         self._progress = Progress(self._total, job.kept, written, job.progress if is_main else False)
-        self._errors = self._size = 0
+        self._errors = 0
+        self._size = 0
         self._start = time.monotonic()
 
     def add(self, records: list[Record]) -> None:
@@ -198,11 +207,11 @@ class _Report:
         self._progress.add(len(records))
 
     def say(self, message: str) -> None:
-        """A line of its own."""
+        """Write a line of its own."""
         self._progress.say(message)
 
     def close(self) -> None:
-        """The last line."""
+        """Write the last line: how many records there are, and how many are new."""
         self._progress.close()
         if self._is_main:
             new = self._progress.num_new

@@ -1,4 +1,4 @@
-"""What the text of a flag is read as: the types that argparse calls, whose errors it shows."""
+"""The types of flags: functions that read a flag's text. argparse calls them, and shows their errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count(text: str) -> int:
 
 
 def member_name(text: str) -> str:
-    """A model's name; a key in it is not shown."""
+    """A model's name. Where it is refused, the error does not show a key in it."""
     try:
         check_member_name(text)
     except ValueError as error:
@@ -31,7 +31,7 @@ def member_name(text: str) -> str:
 
 
 def whole_number(text: str) -> int:
-    """A whole number, 0 too."""
+    """A whole number of at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, but is {text!r}")
     return int(text)
@@ -46,28 +46,28 @@ def name_list(text: str) -> list[str]:
 
 
 def plain_text(text: str) -> str:
-    """Text as it is."""
+    """A text, taken as it is."""
     if not is_unicode(text):
         raise argparse.ArgumentTypeError(f"must be text in UTF-8, but is {text!r}")
     return text
 
 
 def stop_text(text: str) -> str:
-    """Text to stop after, with its escapes read."""
+    """A stop text, in which `\\n`, `\\t` and `\\\\` are read as by [`unescaped`]."""
     if not text:
         raise argparse.ArgumentTypeError("must be a text, but is empty")
     return unescaped(plain_text(text))
 
 
 def seed(text: str) -> int:
-    """A seed of torch's."""
+    """A seed of torch's random generator."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**63 - 1, but is {text!r}")
     return int(text)
 
 
 def weights(text: str) -> tuple[float, ...] | str:
-    """Numbers with commas between, or the name of a weighting."""
+    """Weights: numbers with commas between, like `2,1`, or the name of a weighting, like `prompt`."""
     return text if text in WEIGHTINGS else _numbers(text)
 
 
@@ -92,7 +92,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """The type of a flag: a name and a value, read as JSON where it is some."""
+    """A name and a value, like `top_k=5`. The value is read as JSON where it is JSON, and is a text otherwise."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, but is {text!r}")

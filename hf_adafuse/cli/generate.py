@@ -1,4 +1,4 @@
-"""The command `hf-adafuse generate`: from a prompt to text on standard output."""
+"""The command `hf-adafuse generate`: writes what follows a prompt to standard output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("prompt", nargs="?", help="the text to go on from; - or nothing: standard input")
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     prompt = read_prompt(args.prompt)
     adafuse_config(args)  # refuse wrong settings before models are loaded
     read_text_arguments(args)
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_confidence(rounds: Any) -> str:
-    """How sure the members are of a text, and of each word: a line each."""
+    """A line that says how sure the members are of a text, and a line for each of its words."""
     if rounds.confidence is None:
         return "confidence  -\n"
     from ..rounds.trace_text import on_one_line, show_confidences
@@ -111,14 +111,14 @@ def show_confidence(rounds: Any) -> str:
 
 
 def as_question(prompt: str) -> str:
-    """The prompt in the only form that the members of the demo know: a question and "Answer:"."""
+    """The prompt in the only form that the demo's members know: `Question: ...`, and `Answer:` on the next line."""
     from ..demo.data import PROMPT
 
     return prompt if prompt.startswith("Question:") else PROMPT.format(question=prompt.strip())
 
 
 def opening(args: argparse.Namespace, message: str) -> list[dict[str, str]]:
-    """A conversation that begins with a user's message, behind that of the system where there is one."""
+    """A conversation with one message of the user, behind a system message where `--system` gives one."""
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return [*system, {"role": "user", "content": message}]
 
@@ -128,10 +128,13 @@ def answer(args: argparse.Namespace, ensemble: AdaFuseEnsemble, prompt: Any, wri
     What the ensemble generates, as the flags say.
 
     Args:
-        args (`Namespace`): of the command.
-        ensemble (`AdaFuseEnsemble`)
+        args (`Namespace`): the arguments of the command.
+        ensemble (`AdaFuseEnsemble`): the ensemble.
         prompt (`str` or `list[dict]`): a text, or with `args.chat` a conversation.
         writer (`TextWriter`, *optional*): gets the text as it comes.
+
+    Returns:
+        `AdaFuseOutput`: its rounds are those of one prompt.
     """
     import torch
 

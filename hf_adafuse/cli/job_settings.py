@@ -1,5 +1,6 @@
-"""What the commands that answer many questions have in common: their flags, their folder, one run at a time in it, and
-their settings, kept in a file beside the answers: a run that goes on must have the same.
+"""What the commands that answer many questions share: flags, a lock, and a file with the settings of the answers.
+
+The lock lets one run at a time write. A run that goes on with the answers of an earlier one must have its settings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .flag_types import count
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, asked: str = "prompts", kept: str = "answers") -> None:
-    """How many are asked at a time, whether to start over, and a bar; `asked` and `kept` are what help calls them."""
+    """Add the flags for the batch size, for starting over, and for a bar. `asked` and `kept`: what the help calls the
+    questions and the answers."""
     parser.add_argument("--batch-size", type=count, default=8, metavar="N", help=f"{asked} at a time (default: 8)")
     parser.add_argument("--overwrite", action="store_true", help=f"start over: drop an earlier run's {kept}")
     parser.add_argument(
@@ -27,10 +29,10 @@ def add_job_arguments(parser: argparse.ArgumentParser, asked: str = "prompts", k
 
 def locked_folder(output: Path) -> Any:
     """
-    Make a folder of a job where there is none, and lock it; as of [`locked`].
+    Make the folder of a job where there is none, and lock it. Returns the lock, as [`locked`] does.
 
     Raises:
-        ValueError: there is a file of that name, or another run in that folder.
+        ValueError: a file has that name, or another run writes in that folder.
     """
     if output.exists() and not output.is_dir():
         raise ValueError(f"`--output` must be a folder or a new name, but {str(output)!r} is a file. Choose another.")
@@ -43,13 +45,13 @@ def begin_in_folder(sidecar: Path, answers: Sequence[Path], settings: dict[str, 
     Begin a job in a folder, or go on with it.
 
     Args:
-        sidecar (`Path`): where its settings are.
-        answers (`list[Path]`): the files of answers that are there.
-        settings (`dict`): by flag.
+        sidecar (`Path`): the file with the settings of the answers.
+        answers (`list[Path]`): the files of answers that are in the folder.
+        settings (`dict`): what answers depend on, by flag.
         overwrite (`bool`): whether to drop the answers.
 
     Raises:
-        ValueError: answers that were asked for in another way, or nobody knows how.
+        ValueError: the answers there have other settings, or no file says which settings they have.
     """
     folder = sidecar.parent
     if overwrite:
@@ -66,14 +68,14 @@ def begin_in_folder(sidecar: Path, answers: Sequence[Path], settings: dict[str, 
 
 
 def keep_settings(sidecar: Path, settings: dict[str, Any]) -> None:
-    """Write them, all or nothing."""
+    """Write settings into a file. A kill leaves the old file or the new one, never a part."""
     scratch = sidecar.with_name(f"{sidecar.name}.tmp")
     scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     scratch.replace(sidecar)
 
 
 def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
-    """Refuse other settings than those of the earlier run that wrote `path`. Raises `ValueError`."""
+    """Raises `ValueError` where settings differ from those in `sidecar`, of the earlier run that wrote `path`."""
     try:
         earlier = json.loads(sidecar.read_text(encoding="utf-8"))
         if not isinstance(earlier, dict):
@@ -102,7 +104,7 @@ def _is_left_out(setting: Any) -> bool:
 
 
 def locked(path: Path) -> Any:
-    """The file, open and locked for as long as it stays open; the end of a process, of any kind, frees it."""
+    """The file, open and locked. It is locked until it is closed, or until the process ends in any way."""
     file = path.open("ab")
     try:
         import fcntl
@@ -120,5 +122,6 @@ def locked(path: Path) -> Any:
 
 
 def file_name(text: str) -> str:
-    """A text as (a part of) the name of a file or folder, on any system and without quotes in a shell."""
+    """A text with `-` for every character that a file name may not have on some system, or that a shell would want
+    quoted."""
     return re.sub(r"[^\w.]+", "-", text)

@@ -13,7 +13,8 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api-key-env") -> None:
-    """Which models take part, and how they are loaded; `key_flag` names the key of those behind servers."""
+    """Add the flags that say which models take part, and how they are loaded. `key_flag`: the flag that names the API
+    key of models behind servers."""
     group = parser.add_argument_group("members (Hub names, local folders or servers)")
     group.add_argument(
         "--model",
@@ -49,7 +50,7 @@ def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api
 
 
 def member_loading(args: argparse.Namespace) -> dict[str, Any]:
-    """What these arguments say of how members are loaded, as `load_members` takes it."""
+    """The keyword arguments of `load_members` that say how members are loaded."""
     return {
         "dtype": args.dtype,
         "device_map": args.device_map,
@@ -64,6 +65,6 @@ def member_loading(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def member_names(paths: Sequence[str]) -> list[str]:
-    """The last parts of the members' names, with a number where they are alike."""
+    """The last parts of the members' names, with a number where several are alike: `["a (1)", "a (2)"]`."""
     short = [PurePath(path).name for path in paths]
     return [f"{name} ({index})" if short.count(name) > 1 else name for index, name in enumerate(short, start=1)]

@@ -1,4 +1,4 @@
-"""From names to loaded members. Imports torch and transformers: commands import it when they run."""
+"""Loads members by their names. It imports torch and transformers, so commands import it only when they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..servers.kinds import is_served_name
 from ..servers.served_model import ServedModel
 from ..transformers_compat import has_device_map
 
-Pair = tuple[Any, Any]
+ModelPair = tuple[Any, Any]  # a model and its tokenizer
 
 
 def load_members(
@@ -29,20 +29,21 @@ def load_members(
     device_map: str | None = None,
     trust_remote_code: bool = False,
     served: Mapping[str, Any] | None = None,
-) -> list[Pair]:
+) -> list[ModelPair]:
     """
     Each member's model and tokenizer, the main one first.
 
     Args:
-        model (`str`, *optional*): the main model; the default pair when neither it nor an assistant is given.
-        assistants (`list[str]`): the others.
-        dtype (`str`): of all weights; `"auto"` as saved.
-        device_map (`str`, *optional*): as in `from_pretrained`. Without it, all on the GPU where there is one.
-        trust_remote_code (`bool`): as in `from_pretrained`.
-        served (`dict`, *optional*): arguments of `ServedModel` for those behind servers.
+        model (`str`, *optional*): the main model. The default pair is loaded where neither it nor an assistant is
+            given.
+        assistants (`list[str]`, *optional*): the other models.
+        dtype (`str`, *optional*, defaults to `"auto"`): the dtype of all weights. `"auto"`: as they were saved.
+        device_map (`str`, *optional*): as in `from_pretrained`. By default models go to the GPU where there is one.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): as in `from_pretrained`.
+        served (`dict`, *optional*): the arguments of `ServedModel` for models behind servers.
 
     Raises:
-        ValueError: something does not load, or there is no main model.
+        ValueError: a model does not load, or there is no main model.
     """
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
@@ -54,23 +55,27 @@ def load_members(
         return default_pair()
     names = [model, *assistants]
     check_served_options(served or {})
-    tokenizers = []
-    for name in names:  # before the first weights: a misspelled name is found at once
+    models: list[Any] = []
+    tokenizers: list[Any] = []
+    # Servers and tokenizers come before the first weights, so that a misspelled name is found at once.
+    for name in names:
         with loading(name):
-            tokenizers.append(_tokenizer(name, trust_remote_code, served or {}))
-    options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
-    models = []
-    for name, tokenizer in zip(names, tokenizers, strict=True):
-        with loading(name):
-            if isinstance(tokenizer, ServedModel):
-                models.append(tokenizer)
+            if is_served_name(name):
+                models.append(ServedModel.from_name(name, **(served or {})))
+                tokenizers.append(models[-1].tokenizer)
             else:
-                models.append(_on_device(AutoModelForCausalLM.from_pretrained(name, **options).eval()))
-    return [(model, model.tokenizer if one is model else one) for model, one in zip(models, tokenizers, strict=True)]
+                models.append(None)
+                tokenizers.append(AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code))
+    options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
+    for index, name in enumerate(names):
+        if models[index] is None:
+            with loading(name):
+                models[index] = _on_device(AutoModelForCausalLM.from_pretrained(name, **options).eval())
+    return list(zip(models, tokenizers, strict=True))
 
 
 def check_loaded_here(command: str, args: Namespace) -> None:
-    """Raises `ValueError` where a flag names a model behind a server: the command needs its weights."""
+    """Raises `ValueError` where a flag names a model behind a server. The command needs the weights of all models."""
     for flag, name in [("--model", args.model), *(("--assistant", name) for name in args.assistant)]:
         if name is not None and is_served_name(name):
             raise ValueError(
@@ -79,19 +84,12 @@ def check_loaded_here(command: str, args: Namespace) -> None:
             )
 
 
-def default_pair() -> list[Pair]:
-    """The models of the demo, for when none are named."""
+def default_pair() -> list[ModelPair]:
+    """The first two members of the demo, for commands that name no model."""
     name = f"{__package__.rpartition('.')[0]}.demo"
     if find_spec(name) is None:
         raise ValueError("`--model` must be given, but is not. Name a model on the Hub or a local folder.")
     return list(import_module(name).load_pair())
-
-
-def _tokenizer(name: str, trust_remote_code: bool, served: Mapping[str, Any]) -> Any:
-    """A tokenizer by the model's name; of one behind a server, the model itself, which has it."""
-    if is_served_name(name):
-        return ServedModel.from_name(name, **served)
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def _on_device(model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The questions of a batch job: lines of JSON or the rows of a dataset, each made into a prompt."""
+"""Reads the questions of a batch job, from lines of JSON or the rows of a dataset, and makes a prompt of each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Question:
 
     Attributes:
         line (`int`): its number, from 1.
-        record (`dict`, *optional*): what the line holds; `None` where that is not a JSON object.
-        prompt (`str`, *optional*): the template filled with it; `None` where that cannot be.
+        record (`dict`, *optional*): the line's JSON object; `None` where the line is none.
+        prompt (`str`, *optional*): the template, filled with the record; `None` where it cannot be filled.
         error (`str`, *optional*): why there is no prompt.
-        repeat (`int`): how many lines before it have the same prompt.
+        repeat (`int`): how many earlier lines have the same prompt.
     """
 
     line: int
@@ -38,7 +38,7 @@ class Question:
 
 
 def answers_of(value: Any) -> list[str]:
-    """The accepted answers of a question, given as one or as a list."""
+    """The accepted answers of a question, which gives one answer or a list of them."""
     return [str(answer) for answer in value] if isinstance(value, (list, tuple)) else [str(value)]
 
 
@@ -48,7 +48,7 @@ class Template(PromptTemplate):
     as a shell passes them on.
 
     Raises:
-        ValueError: it has no field, or one that is not just a name.
+        ValueError: the template has no field, or a field that is not just a name.
     """
 
     def __init__(self, text: str) -> None:
@@ -63,12 +63,12 @@ def read_questions(
 
     Args:
         source (`str`): a JSONL file, `-` for standard input, or the name or folder of a dataset.
-        template (`Template`)
-        split, subset (`str`, *optional*): of the dataset.
+        template (`Template`): makes a prompt of a record.
+        split, subset (`str`, *optional*): the split and the subset of the dataset.
 
     Raises:
         ValueError: the input is neither a file nor a dataset with its split, or is empty.
-        ImportError: a dataset, but `datasets` is not installed.
+        ImportError: the input is a dataset, but `datasets` is not installed.
     """
     path = Path(source)
     if source == "-" or path.is_file():
@@ -139,4 +139,4 @@ def _rows(name: str, split: str | None, subset: str | None) -> Iterator[bytes]:
             'pip install "hf_adafuse[datasets]", or give a JSONL file.'
         ) from error
     for row in load_dataset(name, subset, split=split):
-        yield json.dumps(dict(row), default=str).encode()  # dates, images: what JSON does not know, as text
+        yield json.dumps(dict(row), default=str).encode()  # dates and images, which JSON does not know, become text

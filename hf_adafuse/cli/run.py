@@ -1,4 +1,4 @@
-"""The command `hf-adafuse run`: a file of questions to a file of answers, over any number of kills and processes."""
+"""The command `hf-adafuse run`: answers a file of questions into a file, over any number of kills and processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ writes them. `hf-adafuse compare` sets two such files side by side."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("questions", help="a JSONL file, - for standard input, or a dataset's name or folder")
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
     read_text_arguments(args)
     check_output(Path(args.output))
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         progress=args.progress,
     )
     has_stopped = job.run(processes)
-    if not has_stopped:  # else the launcher ends the other processes when this one has ended
+    if not has_stopped:  # after a stop the launcher ends the other processes
         processes.leave()
     return 1 if has_stopped else 0
 
@@ -109,7 +109,7 @@ def _load(args: argparse.Namespace) -> Ask:
 
 
 def default_template(model: str | None) -> str:
-    """The template where none is given."""
+    """The template where none is given: the demo's question form where no model is named, else the field `prompt`."""
     if model is not None:
         return "{prompt}"
     from ..demo.data import PROMPT  # the only form that the members of the demo know
@@ -118,7 +118,7 @@ def default_template(model: str | None) -> str:
 
 
 def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
-    """What the answers depend on, by flag. Not among it: what changes no answer, as the batch size."""
+    """What the answers depend on, by flag. Flags that change no answer, like the batch size, are left out."""
     names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds", "few_shot", "seed", *SAMPLING)
     settings = {name: getattr(args, name) for name in names} | {"template": template.text}
     settings |= {kind: (args.structured or {}).get(kind) for kind in STRUCTURED}

@@ -1,4 +1,4 @@
-"""The command `hf-adafuse score`: the log-likelihoods of given answers, from a file to a file."""
+"""The command `hf-adafuse score`: writes the log-likelihoods of the answers in a file into another file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ what it gives instead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("questions", metavar="FILE", help="a JSONL file, - for standard input")
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     check_output(Path(args.output))
     template = Template(args.template or default_template(args.model))
     found = [_with_answers(one, args) for one in read_questions(args.questions, template)]
@@ -102,13 +102,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> Ask:
-    """The members; what asks them."""
+    """Load the members. Returns the function that has them score answers."""
     from ..ensemble import AdaFuseEnsemble
     from .members import load_members
 
     ensemble = AdaFuseEnsemble(load_members(args.model, args.assistant, **member_loading(args)))
     if args.chat:
-        ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first prompt
+        ensemble.encode(["?"], chat=True)  # a missing template is found before the first prompt
 
     def score(questions: Sequence[Question], tell: Callable[[int, Any], None]) -> None:
         ensemble.score(
@@ -124,7 +124,7 @@ def _load(args: argparse.Namespace) -> Ask:
 
 
 def _shown(score: Any, with_words: bool | None) -> dict[str, Any]:
-    """A score as plain JSON values. What comes after the fourth digit depends on which prompts shared a pass."""
+    """A score as plain JSON values, to four digits. Further digits depend on which prompts shared a pass."""
     shown: dict[str, Any] = {
         "answer": score.text,
         "log_likelihoods": [_rounded(value) for value in score.log_likelihoods],
@@ -142,7 +142,7 @@ def _shown(score: Any, with_words: bool | None) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """To four digits; what is infinite has no number in JSON."""
+    """A number to four digits; `None` for an infinite one, which JSON does not have."""
     return None if value is None or value in (float("inf"), float("-inf")) else round(value, 4)
 
 
@@ -152,7 +152,7 @@ def _texts(record: dict[str, Any] | None, field: str) -> list[Any]:
 
 
 def _with_answers(question: Question, args: argparse.Namespace) -> Question:
-    """The question, with an error where it has no answers that can be scored."""
+    """The question. It gets an error where it has no answers that can be scored."""
     texts = _texts(question.record, args.answers)
     if question.error is None and not (texts and all(_can_be_scored(text, args.ends) for text in texts)):
         problem = f"must have a text or a list of texts in the field {args.answers!r}"

@@ -1,4 +1,4 @@
-"""The command `hf-adafuse serve`: an ensemble behind an address that speaks OpenAI's API."""
+"""The command `hf-adafuse serve`: answers requests of OpenAI's API with an ensemble."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("--name", default="ensemble", help="of the ensemble in requests (default: ensemble)")
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
     key = _key(args.key_env)
     ensembles = None if args.ensembles is None else _ensembles(args)
@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if ensembles is None:
         members = load_members(args.model, args.assistant, **member_loading(args))
         template = _demo_template() if args.model is None else None
-        config, most = adafuse_config(args, members[0][0]), args.max_prompt_tokens
-        served = serve_members(args.name, members, config, template, (), most)
+        config = adafuse_config(args, members[0][0])
+        served = serve_members(args.name, members, config, template, (), args.max_prompt_tokens)
     else:
         names = list(dict.fromkeys(name for own, _ in ensembles.values() for name in own))
         loaded = dict(zip(names, load_members(names[0], names[1:], **member_loading(args)), strict=True))
@@ -105,13 +105,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(f"Serving {', '.join(service.served)} at {url} (Ctrl-C ends it)\n")
         sys.stdout.flush()
 
-    # What is loaded stays. A full collection of garbage would look through half a million objects of it each time, and
-    # nobody is answered meanwhile.
+    # What is loaded stays loaded. Without `freeze` each full garbage collection would look through its half a million
+    # objects, and nobody would be answered meanwhile.
     gc.collect()
     gc.freeze()
     server = make_server(service, args.host, args.port, key, args.cors_origin, on_ready)
-    # Once all has ended uvicorn raises Ctrl-C again. Then the process ends as by any signal: in Python's own way all
-    # modules would be freed one by one, which takes seconds.
+    # When everything has ended, uvicorn raises Ctrl-C again. It then ends the process at once, by the system's own
+    # handler. Under Python's handler all modules would be freed one by one, which takes seconds.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         server.run()
@@ -128,7 +128,7 @@ def _read(path: str, flag: str) -> str:
 
 
 def _ensembles(args: argparse.Namespace) -> dict[str, tuple[list[str], Any]]:
-    """What the file of `--ensembles` names; then no other flag may name members or settings."""
+    """The ensembles that the file of `--ensembles` names. With it no other flag may name members or settings."""
     given = {"model": args.model, "assistant": args.assistant or None, **given_settings(args)}
     flag = next((name for name, value in given.items() if value is not None), None)
     if flag is not None:

@@ -1,4 +1,4 @@
-"""Generated text on its way to standard output, as it comes."""
+"""Streamers that write generated text to standard output as it comes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 class TextWriter(BaseStreamer):
     """
-    A streamer that writes the continuation, and only it. transformers' `TextStreamer` decodes the new ids as the start
-    of a text, which for many tokenizers loses the first space; this one decodes them as a continuation.
+    A streamer that writes only the continuation, not the prompt. transformers' `TextStreamer` decodes new ids as the
+    start of a text, which loses the first space with many tokenizers. This one decodes them as a continuation.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): the main model's.
+        tokenizer (`PreTrainedTokenizerBase`): the main model's tokenizer.
 
     Attributes:
-        text (`str`): what has been written.
+        text (`str`): what has been written so far.
     """
 
-    holds_back = True  # the beginning of a character, until the rest has come
+    holds_back = True  # whether the first bytes of a character wait for the rest
 
     def __init__(self, tokenizer: Any) -> None:
         self.text = ""
@@ -34,7 +34,7 @@ class TextWriter(BaseStreamer):
         self._is_open = False
 
     def put(self, value: Any) -> None:
-        """Take the prompt at first, then new ids."""
+        """Take ids: first those of the prompt, which are not written, then new ones."""
         if self._ids is None:
             self._ids = []
             return
@@ -48,14 +48,14 @@ class TextWriter(BaseStreamer):
         self._is_open = True
 
     def close(self) -> None:
-        """Finish the line, also of a text that broke off. Once."""
+        """End the line, also where the text broke off. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             sys.stdout.write("\n")
             sys.stdout.flush()
 
     def show(self, new: str, is_first: bool) -> None:
-        """Write the new part of the text."""
+        """Write a new part of the text. `is_first`: whether it is the beginning."""
         sys.stdout.write(new)
 
     def _write_up_to(self, text: str) -> None:
@@ -68,7 +68,7 @@ class TextWriter(BaseStreamer):
 
 
 class SpanWriter(TextWriter):
-    """As `TextWriter`, but shows each round's text in brackets: `[Singapore] [is generally a]`."""
+    """A `TextWriter` that shows each round's text in brackets: `[Singapore] [is generally a]`."""
 
     holds_back = False
 

@@ -1,4 +1,4 @@
-"""Flags that are about texts: the prompt, a chat, where to stop, what the text must be, and how it is drawn."""
+"""Flags that are about texts: the prompt, a chat, stop texts, structured output, and sampling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ..members.templates import is_unicode
 from .flag_types import plain_text, seed, stop_text
 
-# The flags of how words are drawn, by the names that `generate()` has for them.
+# The flags of sampling, by their names in `generate()`.
 SAMPLING = ("temperature", "top_p", "top_k")
-# The flags of structured output, by the names that `generate(structured=...)` has for them.
+# The flags of structured output, by their names in `generate(structured=...)`.
 STRUCTURED = ("json_schema", "regex", "grammar", "structural_tag")
 
 
 def read_prompt(given: str | None) -> str:
-    """The prompt: the argument, or standard input for `None` and `-`, without the newline at its end."""
+    """The prompt: the argument, or standard input without its last newline where the argument is `None` or `-`."""
     if given is not None and given != "-":
         prompt = given
     elif given is None and sys.stdin.isatty():
@@ -31,7 +31,7 @@ def read_prompt(given: str | None) -> str:
 
 
 def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") -> None:
-    """Texts to stop after."""
+    """Add the flag for stop texts. `default`: what the help says of the default."""
     help = (
         "stop after this text, where \\n is a newline, \\t a tab and \\\\ a backslash; may be given several times "
         f"(default: {default})"
@@ -40,7 +40,7 @@ def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") ->
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a chat begins with, and who thinks before an answer; for `chat_options`."""
+    """Add the flags of a chat: its system message, and who thinks before an answer. `chat_options` reads them."""
     parser.add_argument("--system", type=plain_text, metavar="TEXT", help="the system's message of the chat")
     parser.add_argument(
         "--thinking", choices=["apart", "main", "off"],
@@ -53,10 +53,10 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chat_options(args: argparse.Namespace) -> dict[str, Any]:
     """
-    What `AdaFuseEnsemble.generate()` is told of a chat; nothing where the prompt is a text.
+    The arguments of `AdaFuseEnsemble.generate()` for a chat. There are none where the prompt is a text.
 
     Raises:
-        ValueError: options of a chat for a text, or ones that do not go together.
+        ValueError: a flag of chats is given where the prompt is a text, or flags do not go together.
     """
     options = {"thinking": args.thinking, "max_thinking_tokens": args.max_thinking_tokens}
     if args.chat:
@@ -72,7 +72,7 @@ def chat_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> None:
-    """What the text must be, and which of the possible texts is drawn; for `read_text_arguments`."""
+    """Add the flags of structured output and of sampling. `read_text_arguments` reads them."""
     group = parser.add_argument_group("the text (structured output needs hf_adafuse[structured])")
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument("--json-schema", metavar="FILE", help="the text is JSON that is valid by the schema in a file")
@@ -92,12 +92,13 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> No
 
 def read_text_arguments(args: argparse.Namespace) -> None:
     """
-    Put what `generate(structured=...)` takes into `args.structured`, files read and grammars checked. Loads no model.
+    Check the flags of structured output and of sampling, and put the argument of `generate(structured=...)` into
+    `args.structured`. Files are read and grammars are compiled. No model is loaded.
 
     Raises:
-        ValueError: a file that cannot be read, a grammar that does not compile, keywords of a schema that it does not
-            enforce where it is strict, or a seed without sampling.
-        ImportError: there is a grammar, but not the library for it.
+        ValueError: a file cannot be read, a grammar does not compile, a strict schema has keywords that cannot be
+            enforced, or a flag of sampling is given without `--sample`.
+        ImportError: a grammar is given, but its library is not installed.
     """
     for name in ("seed", *SAMPLING):
         if getattr(args, name) is not None and not args.do_sample:
@@ -107,7 +108,8 @@ def read_text_arguments(args: argparse.Namespace) -> None:
         raise ValueError("`--strict` must be left out without `--json-schema`, but is given. Add that, or drop it.")
     args.structured = None
     for kind in STRUCTURED:
-        given, flag = getattr(args, kind), f"`--{kind.replace('_', '-')}`"
+        given = getattr(args, kind)
+        flag = f"`--{kind.replace('_', '-')}`"
         if given is None:
             continue
         from ..members.structured import check_keywords, parse_grammar
@@ -122,7 +124,7 @@ def read_text_arguments(args: argparse.Namespace) -> None:
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `generate()` is told of sampling: nothing unless words are drawn."""
+    """The arguments of `generate()` for sampling. Without `--sample` there is only `do_sample=False`."""
     if not args.do_sample:
         return {"do_sample": False}
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}

@@ -1,5 +1,7 @@
-"""The demo: three small trained members that ship with the package, and the questions to ask them. Loads nothing heavy
-before it is asked to.
+"""The demo: three small trained members that ship with the package, and questions to ask them.
+
+`hf-adafuse demo` shows them. The other commands and the examples use the first two where no model is named. torch and
+transformers are imported only when a member is loaded.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ def load_members(num_members: int = 3, folder: Any = None) -> list[tuple[Any, An
     The demo's members, on CPU in float32.
 
     Args:
-        num_members (`int`, *optional*, defaults to 3): from 1 to 3.
-        folder (`str` or `Path`, *optional*): where they are; the package's own by default.
+        num_members (`int`, *optional*, defaults to 3): how many members are loaded, from 1 to 3.
+        folder (`str` or `Path`, *optional*): the folder that holds the members. By default the package's own.
 
     Returns:
-        `list[tuple[PreTrainedModel, PreTrainedTokenizerBase]]`: the main model first.
+        `list[tuple[PreTrainedModel, PreTrainedTokenizerBase]]`: each member's model and tokenizer, the main model's
+        first.
 
     Raises:
-        ValueError: another number of members.
+        ValueError: `num_members` is not 1, 2 or 3.
     """
     if num_members not in (1, 2, 3):
         raise ValueError(f"`num_members` must be 1, 2 or 3, but is {num_members!r}. The package holds three members.")
@@ -41,14 +44,16 @@ def load_pair() -> list[tuple[Any, Any]]:
 
 
 def test_questions(num_questions: int | None = None) -> list[DemoQuestion]:  # noqa: PT028
-    """The test set: questions in phrasings that no member was trained on. All, or the first `num_questions`."""
+    """The test set: questions in phrasings that no member was trained on. `num_questions`: how many of the 974 are
+    returned, from the first; by default all."""
     from . import data
 
     return data.held_out(num_questions)
 
 
 def load_from(package: str, names: Sequence[str], folder: Any = None) -> list[tuple[Any, Any]]:
-    """The members `names` that lie in `folder`, or in the folder `models` of `package`; each as by `load_member`."""
+    """Load the members of these names from `folder`, or from the folder `models` of the package `package`. Returns each
+    as [`load_member`] does."""
     if folder is not None:
         return [load_member(f"{folder}/{name}") for name in names]
     with as_file(files(package) / "models") as path:

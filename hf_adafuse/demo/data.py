@@ -1,9 +1,10 @@
-"""The questions of the demo: facts, phrasings, who knows what, training lines, test questions.
+"""Makes the questions of the demo: the facts, their phrasings, the training lines of each member, and the test set.
 
-Everything follows from the files in `facts/` and one seed. A fact is asked in many phrasings; those of the test set are
-never used for training. What each member reads about each fact is graded (`LEVELS`): the facts of its own half
-often or seldom, and always right; those of the other half hardly ever, or from sources that contradict each other. So a
-member is uncertain where it is ignorant, as large models are, and what one half-knows another may complete.
+Everything follows from the files in `facts/` and one seed. A fact is asked in many phrasings. Phrasings of the test set
+are never used for training. Each member reads about each fact at a level of `LEVELS`. Most facts belong to one of the
+first two members: it reads them often or seldom, and always right. The other member reads them hardly ever, or from
+sources that contradict each other. So a member is uncertain where it is ignorant, as large models are, and what one
+member half-knows another may complete.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class Level(NamedTuple):
     What a member reads about a fact.
 
     Attributes:
-        weight (`float`): how often, relative to other facts; 0: one line in the whole text.
-        truth (`float`): the share of its lines that are right.
-        rival (`float`): the share that give one same wrong answer; the rest give any answer of this kind.
+        weight (`float`): how often the fact is read, relative to other facts. 0: in one line of the whole text.
+        truth (`float`): the share of its lines that give the right answer.
+        rival (`float`): the share of its lines that give the fact's rival, always the same wrong answer. The remaining
+            lines give any answer of the relation.
     """
 
     weight: float
@@ -52,7 +54,7 @@ LEVELS = {
     "blank": Level(1.0, 0.0, 0.0),
     "once": Level(0.0, 1.0, 0.0),
 }
-# (share of the facts, levels of member 1, levels of member 2), each level drawn from its string at random
+# The share of the facts, the levels of member 1, and those of member 2. A fact's level is a random word of the string.
 _OWN = "often often often seldom seldom"
 _OTHER = "blank blank misled misled once"
 _PLAN = [
@@ -62,12 +64,22 @@ _PLAN = [
     (0.14, "torn", "torn"),
     (0.08, "once", "once"),
 ]
+# The levels of member 3, for all facts.
 _THIRD = "often often often seldom seldom seldom torn torn torn blank blank once"
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing to know: what is asked, of what, the answer, and how well each of the three members knows it."""
+    """
+    One thing to know.
+
+    Attributes:
+        relation (`str`): what is asked, like `"capital"`.
+        subject (`tuple[str]`): of what it is asked: `("Peru",)`, or both numbers of a sum.
+        answer (`str`): the right answer, like `"Lima"`.
+        levels (`tuple[str]`): for each of the three members, the name of the level at which it reads the fact.
+        rivals (`tuple[str]`): for each of the three members, the wrong answer that it may read.
+    """
 
     relation: str
     subject: tuple[str, ...]
@@ -86,7 +98,7 @@ class DemoQuestion:
 
 
 def number_words(number: int) -> str:
-    """`123` as "one hundred and twenty three"."""
+    """A number below 1000 in words: `123` becomes `"one hundred and twenty three"`."""
     if number < 20:
         return _SMALL[number]
     if number < 100:
@@ -96,7 +108,7 @@ def number_words(number: int) -> str:
 
 
 def rows(name: str) -> list[list[str]]:
-    """The lines of a file of `facts/`, cut at the bars."""
+    """The lines of the file `facts/NAME.txt`, each cut into its cells at the bars."""
     text = (files("hf_adafuse.demo") / "facts" / f"{name}.txt").read_text(encoding="utf-8")
     return [
         [cell.strip() for cell in line.split("|")] for line in text.splitlines() if line and not line.startswith("#")
@@ -105,7 +117,8 @@ def rows(name: str) -> list[list[str]]:
 
 @functools.cache
 def phrasings() -> dict[str, dict[str, list[str]]]:
-    """Per relation, the phrasings of training and of the test; `frame` is what may stand around any question."""
+    """By relation, the phrasings for training (`"train"`) and for the test set (`"test"`). The entry `"frame"` has what
+    may stand around any question."""
     text = (files("hf_adafuse.demo") / "facts" / "phrasings.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
     return {line["relation"]: {"train": line["train"], "test": line["test"]} for line in lines}
@@ -145,7 +158,7 @@ def _sums(rng: random.Random) -> Iterator[Fact]:
 
 @functools.cache
 def facts() -> tuple[Fact, ...]:
-    """All facts with their levels: the same for every call, machine and Python."""
+    """All facts with their levels. They are the same in every call, on every machine and in every Python."""
     rng = random.Random(SEED)
     seen: dict[tuple[str, tuple[str, ...]], Fact] = {}
     for fact in [*_known_facts(), *_sums(rng)]:
@@ -155,7 +168,7 @@ def facts() -> tuple[Fact, ...]:
 
 
 def answers_by_relation(known: tuple[Fact, ...]) -> dict[str, list[str]]:
-    """The different answers that each relation has."""
+    """By relation, the different answers that its facts have."""
     pools: dict[str, dict[str, None]] = {}
     for fact in known:
         pools.setdefault(fact.relation, {})[fact.answer] = None
@@ -172,7 +185,8 @@ def _graded(fact: Fact, pool: list[str], rng: random.Random) -> Fact:
 
 
 def ask(fact: Fact, phrasing: str, frame: str) -> str:
-    """The prompt for a fact in a phrasing."""
+    """The prompt that asks for a fact. `phrasing` is a question with places for the subject, `frame` a text with a
+    place for the question."""
     first = fact.subject[0]
     last = fact.subject[-1]
     question = phrasing.format(a=first, b=last, p=plural(first))
@@ -181,14 +195,15 @@ def ask(fact: Fact, phrasing: str, frame: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """`wolf` as "wolves"."""
+    """The plural of a noun: `"wolf"` becomes `"wolves"`."""
     if noun.endswith("fly"):
         return f"{noun[:-1]}ies"
     return _PLURALS.get(noun, f"{noun}es" if noun[-1] in "sx" else f"{noun}s")
 
 
 def answer_read(fact: Fact, member: int, pool: list[str], rng: random.Random) -> str:
-    """The answer that one line of a member's text gives; `pool`: the answers of this kind."""
+    """The answer that one line of a member's training text gives, right or wrong by the member's level. `pool`: all
+    answers of the relation."""
     level = LEVELS[fact.levels[member]]
     draw = rng.random()
     if draw < level.truth:
@@ -197,7 +212,8 @@ def answer_read(fact: Fact, member: int, pool: list[str], rng: random.Random) ->
 
 
 def training_lines(member: int, num_lines: int) -> list[tuple[str, str]]:
-    """What a member (0, 1 or 2) reads, in order: prompts with the answers that its text gives."""
+    """The training text of a member (0, 1 or 2), in the order in which it is read: `num_lines` prompts, each with the
+    answer that the text gives."""
     rng = random.Random(f"{SEED} member {member}")
     known = facts()
     pools = answers_by_relation(known)

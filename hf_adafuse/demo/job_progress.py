@@ -1,4 +1,4 @@
-"""Progress of a job on standard error: a bar on a terminal, elsewhere a plain line every half minute."""
+"""`Progress`: shows on standard error how far a job is, as a bar on a terminal and elsewhere as a line every 30 s."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import sys
 import time
 from typing import Any
 
-# Seconds between two lines where there is no bar.
+# The time between two lines where there is no bar, in seconds.
 LINE_INTERVAL = 30.0
 
 
 class Progress:
     """
-    Counts what a job has done.
+    Counts what a job has done, and shows it.
 
     Args:
         total (`int`): how much there is to do.
-        unit (`str`): what is counted, `"answers"`.
-        done (`int`, *optional*, defaults to 0): what an earlier run has done; it is left out of the rate.
+        unit (`str`): what is counted, like `"answers"`.
+        done (`int`, *optional*, defaults to 0): how much an earlier run has done. It is left out of the rate.
         wanted (`bool`, *optional*): `True` for a bar, `False` for silence. By default there is a bar on a terminal, and
             elsewhere a line every 30 seconds: `hf-adafuse: 40 of 500 answers after 30 s, 5.1 words/s`.
 
@@ -31,7 +31,8 @@ class Progress:
 
         self.num_new = 0
         self.seconds = 0.0
-        self._start = self._last_line = time.monotonic()
+        self._start = time.monotonic()
+        self._last_line = self._start
         is_terminal = sys.stderr.isatty()
         self._has_lines = wanted is None and not is_terminal
         shows_bar = is_terminal if wanted is None else wanted
@@ -42,7 +43,7 @@ class Progress:
         self._note = ""
 
     def add(self, number: int, known: bool = False) -> None:
-        """Count what has been done; what is known from an earlier run takes no time, and is not in the rate."""
+        """Count `number` more as done. `known`: an earlier run has done them, so they are left out of the rate."""
         self._done += number
         if not known:
             self.num_new += number
@@ -53,7 +54,7 @@ class Progress:
         self.tick()
 
     def tick(self) -> None:
-        """Write a line where one is due."""
+        """Write a line if the last one was written 30 s ago or more."""
         now = time.monotonic()
         if self._has_lines and now - self._last_line >= LINE_INTERVAL:
             self._last_line = now
@@ -63,20 +64,20 @@ class Progress:
             sys.stderr.flush()
 
     def expect(self, number: int) -> None:
-        """So much is still to be done."""
+        """Say how much is still to be done; the total follows from it."""
         self._total = self._done + number
         self._bar.total = self._total
 
     def note(self, text: str) -> None:
-        """What stands behind the numbers."""
+        """Set the text that stands behind the numbers."""
         self._note = text
         self._bar.set_postfix_str(text, refresh=False)
 
     def say(self, message: str) -> None:
-        """A line of its own, above the bar."""
+        """Write a line of its own, above the bar."""
         self._bar.write(f"hf-adafuse: {message}", file=sys.stderr)
 
     def close(self) -> None:
-        """The job is done."""
+        """End the bar, and set `seconds`."""
         self.seconds = time.monotonic() - self._start
         self._bar.close()

@@ -1,6 +1,6 @@
-"""Answers a list of questions by one method and counts what it cost.
+"""Has one method of the demo's table answer a list of questions, and counts what that cost.
 
-A method is a name, its members and either an `AdaFuseConfig` or "greedy": a member alone.
+A method has a name, members, and either an `AdaFuseConfig` or `"greedy"` for a member alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ from .paired import paired
 
 ModelPair = tuple[Any, Any]  # a model and its tokenizer
 MAX_NEW_TOKENS = 24
+# How many questions are asked once more, one by one, to count the passes.
 NUM_ALONE = 10
 
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the table: `members` are indices, the main model's first."""
+    """
+    One line of the table.
+
+    Attributes:
+        name (`str`): what the line is called.
+        members (`tuple[int]`): the indices of the members, the main model's first.
+        how (`AdaFuseConfig` or `str`): the settings, or `"greedy"` for a member alone.
+    """
 
     name: str
     members: tuple[int, ...]
@@ -37,14 +45,16 @@ class Result:
     What a method gave on a set of questions.
 
     Attributes:
-        method (`str`), members (`list[int]`): which.
-        accuracy (`float`), standard_error (`float`): in per cent.
-        words_per_round (`float`), shares (`dict`): of AdaFuse's rounds; the end of the text counts as a word.
-        passes_per_word (`float`): forward passes of all members per word, on `NUM_ALONE` of the questions, asked one by
-            one: what a batch shares would not be comparable.
-        seconds (`float`): for all questions in batches.
-        answers (`list[str]`): one per question.
-        right (`list[bool]`): whether each is the right one.
+        method (`str`), members (`list[int]`): the name and the members of the [`Method`].
+        accuracy (`float`), standard_error (`float`): how many answers are right, and its standard error, in per cent.
+        words_per_round (`float`, *optional*), shares (`dict`, *optional*): the mean number of words in a round, and the
+            share of rounds of 1, 2 and 3 words. The end of the text counts as a word. `None` for methods whose rounds
+            have no length of their own.
+        passes_per_word (`float`): the forward passes of all members per word, on `NUM_ALONE` of the questions, asked
+            one by one. In a batch several questions would share passes.
+        seconds (`float`): the time for all questions in batches.
+        answers (`list[str]`): the answer to each question.
+        right (`list[bool]`): whether each answer is right.
     """
 
     method: str
@@ -65,7 +75,7 @@ class Result:
 
 @dataclass
 class _Tally:
-    """What a method adds up, batch after batch. `rounds`: the number of words of each round."""
+    """What the batches of a method add up to: forward passes, words, and the number of words of each round."""
 
     passes: int = 0
     words: int = 0
@@ -73,7 +83,7 @@ class _Tally:
 
 
 def methods(num_members: int) -> list[Method]:
-    """The lines of the table, in order."""
+    """The lines of the table for the first 2 or 3 members, in order."""
     pair = (0, 1)
     lines = [Method(f"member {index + 1} alone", (index,), "greedy") for index in range(num_members)]
     lines.append(Method("best answer afterwards", pair, AdaFuseConfig(method="rerank")))
@@ -93,8 +103,15 @@ def answer(
     on_batch: Callable[[int], None] = lambda number: None,
 ) -> Result:
     """
-    All questions by one method, and `num_alone` of them once more, one by one, to count the passes. `on_batch` is told
-    how many questions each batch answered.
+    Answer all questions by one method, and `num_alone` of them once more, one by one, to count the passes.
+
+    Args:
+        method (`Method`): the method.
+        members (`list[ModelPair]`): all members, of which the method takes its own.
+        questions (`list[DemoQuestion]`): the questions.
+        batch_size (`int`, *optional*, defaults to 64): how many questions are asked at a time.
+        num_alone (`int`, *optional*, defaults to 10): how many questions are asked once more; 0: no pass is counted.
+        on_batch (`Callable`, *optional*): told how many questions each batch has answered.
     """
     tally = _Tally()
     answers: list[str] = []
@@ -138,15 +155,16 @@ def _result(method: Method, questions: list[DemoQuestion], answers: list[str], t
 
 
 def difference(one: Result, other: Result, rows: list[int]) -> tuple[float, float]:
-    """How much more often `one` is right than `other`, question by question, in points, with its standard error."""
+    """How much more often `one` is right than `other` on the questions of these rows, in points of 100, and the
+    standard error of that."""
     gained = paired([float(one.right[row]) for row in rows], [float(other.right[row]) for row in rows]).difference
-    if gained.n < 2:  # nothing to take an error from
+    if gained.n < 2:  # too few for a standard error
         return 100 * gained.value if rows else 0.0, 0.0
     return 100 * gained.value, 100 * gained.error
 
 
 def _greedy(member: ModelPair, prompts: list[str], tally: _Tally) -> list[str]:
-    """A member's own answers."""
+    """The answers of a member alone."""
     model, tokenizer = member
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     sequences = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
@@ -168,5 +186,5 @@ def _fused(members: list[ModelPair], prompts: list[str], config: AdaFuseConfig, 
 
 
 def fuse(members: list[ModelPair], prompts: list[str], config: AdaFuseConfig) -> Any:
-    """AdaFuse's output for a batch of prompts."""
+    """What `generate()` returns for a batch of prompts, as an `AdaFuseOutput`."""
     return AdaFuseEnsemble(members, config).output(prompts, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)

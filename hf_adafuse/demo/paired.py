@@ -1,7 +1,7 @@
-"""Two methods on the same questions: means and differences with their standard errors. Pure statistics.
+"""Compares two methods on the same questions: means and differences, each with its standard error.
 
-A difference is taken question by question, so that what makes a question hard for both methods cancels. Standard errors
-are of the mean over questions: the standard deviation with n - 1, over the root of n.
+A difference is taken question by question, so that what makes a question hard for both methods cancels. The standard
+error of a mean over n questions is the standard deviation (with n - 1) over the square root of n.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ class Mean:
     A mean with its standard error.
 
     Attributes:
-        value (`float`), error (`float`): both NaN where there is too little to tell: no value, or one.
-        n (`int`): of how many.
+        value (`float`): the mean; NaN where there is no value.
+        error (`float`): its standard error; NaN where there are fewer than two values.
+        n (`int`): the number of values.
     """
 
     value: float
@@ -26,7 +27,7 @@ class Mean:
     n: int
 
     def show(self, scale: float = 1.0, signed: bool = False) -> str:
-        """`21.0 ± 4.1`; `?` for what cannot be told."""
+        """The mean with its error, like `21.0 ± 4.1`, both multiplied by `scale`. NaN is shown as `?`."""
         return f"{_shown(self.value * scale, '+.1f' if signed else '.1f')} ± {_shown(self.error * scale, '.1f')}"
 
 
@@ -36,10 +37,10 @@ class Paired:
     How far a method is above another.
 
     Attributes:
-        difference (`Mean`): of the scores, question by question.
-        wins, losses, ties (`int`): questions on which it scores higher, lower, the same.
-        p_value (`float`): of the exact two-sided sign test over wins and losses; where scores are 0 or 1 that is
-            McNemar's exact test.
+        difference (`Mean`): the mean difference of the scores, question by question.
+        wins, losses, ties (`int`): the numbers of questions on which the method scores higher, lower, and the same.
+        p_value (`float`): the p-value of the exact two-sided sign test over wins and losses. Where scores are 0 or 1
+            this is McNemar's exact test.
     """
 
     difference: Mean
@@ -50,7 +51,7 @@ class Paired:
 
 
 def mean(values: Sequence[float]) -> Mean:
-    """The mean of the values."""
+    """The mean of some values, with its standard error."""
     n = len(values)
     value = sum(values) / n if n else math.nan
     variance = sum((each - value) ** 2 for each in values) / (n - 1) if n > 1 else math.nan
@@ -59,10 +60,14 @@ def mean(values: Sequence[float]) -> Mean:
 
 def paired(scores: Sequence[float], others: Sequence[float]) -> Paired:
     """
-    How far `scores` are above `others`, those of another method on the same questions in the same order.
+    How far the scores of a method are above those of another one.
+
+    Args:
+        scores (`list[float]`): the score of each question.
+        others (`list[float]`): the other method's scores on the same questions in the same order.
 
     Raises:
-        ValueError: not as many of one as of the other.
+        ValueError: the lists have different lengths.
     """
     if len(scores) != len(others):
         raise ValueError(
@@ -75,9 +80,20 @@ def paired(scores: Sequence[float], others: Sequence[float]) -> Paired:
 
 
 def ratio_error(pairs: Sequence[tuple[float, float]], of_ratio: Callable[[float], float]) -> float:
-    """The standard error of `of_ratio(sum a / sum b)` of pairs (a, b), as a perplexity is, by the jackknife that
-    leaves out one at a time; NaN for fewer than two."""
-    n, tops, bottoms = len(pairs), math.fsum(top for top, _ in pairs), math.fsum(bottom for _, bottom in pairs)
+    """
+    The standard error of a function of a ratio of sums, by the jackknife that leaves out one pair at a time. A
+    perplexity is such a number: `exp(-sum of log-likelihoods / number of words)`.
+
+    Args:
+        pairs (`list[tuple[float, float]]`): the summand above and the summand below, for each question.
+        of_ratio (`Callable`): the function, which gets the sum above over the sum below.
+
+    Returns:
+        `float`: NaN for fewer than two pairs.
+    """
+    n = len(pairs)
+    tops = math.fsum(top for top, _ in pairs)
+    bottoms = math.fsum(bottom for _, bottom in pairs)
     if n < 2:
         return math.nan
     without = [of_ratio((tops - top) / (bottoms - bottom)) for top, bottom in pairs]
@@ -86,7 +102,8 @@ def ratio_error(pairs: Sequence[tuple[float, float]], of_ratio: Callable[[float]
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """The probability that as many fair coins fall at least as unevenly, to either side."""
+    """The p-value of the exact two-sided sign test: the probability that `wins + losses` tosses of a fair coin fall at
+    least as unevenly, to either side."""
     n = wins + losses
     log_half = n * math.log(2)
     tail = math.fsum(

@@ -14,7 +14,8 @@ from .tables import aligned
 from .threads import threads
 
 DEFAULT_QUESTIONS = 500
-_EXAMPLES = 64  # questions among which the example is chosen
+# The number of questions among which the example is chosen.
+_EXAMPLES = 64
 _HEADING = ("method", "members", "accuracy", "words/round", "1 / 2 / 3 words", "passes/word", "seconds")
 
 
@@ -29,14 +30,14 @@ def run_demo(
     Run the demo.
 
     Args:
-        questions (`int`, *optional*, defaults to 500): the size of the test set; `None` for all questions there are.
-        json (`bool`, *optional*, defaults to `False`): write one JSON object instead of text.
-        stream (`TextIO`, *optional*): where to; standard output by default.
-        num_members (`int`, *optional*, defaults to 3): 2 or 3.
-        folder (`str` or `Path`, *optional*): where the members are; the package's own by default.
+        questions (`int`, *optional*, defaults to 500): how many questions of the test set are asked. `None`: all 974.
+        json (`bool`, *optional*, defaults to `False`): whether to write one JSON object instead of text.
+        stream (`TextIO`, *optional*): where to write. By default standard output.
+        num_members (`int`, *optional*, defaults to 3): the number of members, 2 or 3.
+        folder (`str` or `Path`, *optional*): the folder that holds the members. By default the package's own.
 
     Returns:
-        `dict`: what `json=True` writes: `questions`, `example` and `results`.
+        `dict`: what `json=True` writes: `questions`, `asked`, `example` and `results`.
     """
     stream = stream or sys.stdout
     members = load_members(num_members, folder)
@@ -63,9 +64,10 @@ def run_demo(
 
 
 def measure(members: list[ModelPair], asked: list[data.DemoQuestion]) -> list[Result]:
-    """Every method on every question, with progress on standard error."""
+    """Have every method answer every question, with progress on standard error."""
     lines = methods(len(members))
-    bar, results = Progress(len(lines) * len(asked), "questions"), []
+    bar = Progress(len(lines) * len(asked), "questions")
+    results = []
     for method in lines:
         bar.note(method.name)
         results.append(answer(method, members, asked, on_batch=bar.add))
@@ -75,8 +77,8 @@ def measure(members: list[ModelPair], asked: list[data.DemoQuestion]) -> list[Re
 
 def choose_example(members: list[ModelPair], asked: list[data.DemoQuestion]) -> dict[str, Any]:
     """
-    One question with the members' own answers and the rounds of AdaFuse. Of those given, the one that shows most:
-    AdaFuse right, fewest members right alone, most rounds.
+    One question with the answers of the first two members and the rounds of AdaFuse. It is the question that shows
+    most: AdaFuse is right, the fewest members are right alone, and then the most rounds were run.
     """
     alone = [answer(Method("", (index,), "greedy"), members, asked, num_alone=0).answers for index in (0, 1)]
     output = fuse(members[:2], [question.prompt for question in asked], AdaFuseConfig())
@@ -98,7 +100,8 @@ def choose_example(members: list[ModelPair], asked: list[data.DemoQuestion]) -> 
 
 
 def show_example(example: dict[str, Any]) -> str:
-    """The example as text, like Figure 1 of the paper: candidates, their NLL under each member, the winner."""
+    """The example as text, like Figure 1 of the paper: each round's candidates, their NLL under each member, and the
+    winner."""
     lines = [f"Of {_EXAMPLES} questions, one that AdaFuse gets right and as few members as can be:", ""]
     lines += [example["prompt"], ""]
     lines += [f"member {k} ({NAMES[k - 1]}) alone:{text}" for k, text in enumerate(example["alone"], 1)]
@@ -117,7 +120,7 @@ def show_example(example: dict[str, Any]) -> str:
 
 
 def show_table(results: list[Result], num_questions: int) -> str:
-    """The results as text."""
+    """The table: a line for each method."""
     rows: list[tuple[str, ...]] = [_HEADING]
     for result in results:
         has_rounds = result.words_per_round is not None and result.shares is not None
@@ -138,7 +141,8 @@ def show_table(results: list[Result], num_questions: int) -> str:
 
 
 def show_differences(results: list[Result], asked: list[data.DemoQuestion]) -> str:
-    """What the table cannot tell: differences taken question by question, and where B = 3 gains."""
+    """What the table cannot tell: the differences between methods, question by question, and on which questions they
+    come about."""
     torn = [row for row, question in enumerate(asked) if question.fact.levels[:2] == ("torn", "torn")]
     others = [row for row in range(len(asked)) if row not in set(torn)]
     pair = {result.method: result for result in results if result.members == [0, 1] or len(result.members) == 1}
@@ -146,7 +150,8 @@ def show_differences(results: list[Result], asked: list[data.DemoQuestion]) -> s
     alone = [pair["member 1 alone"], pair["member 2 alone"]]
     best_fixed, better = (max(among, key=lambda result: result.accuracy) for among in (fixed, alone))
     lines = ["Members 1+2, question by question, in points:"]
-    branched, recommended = pair["paper, B=3"], pair["recommended"]
+    branched = pair["paper, B=3"]
+    recommended = pair["recommended"]
     for name, one, other in (
         ("paper, B=3 minus B=1", branched, pair["paper, B=1"]),
         ("paper, B=3 minus best fixed", branched, best_fixed),

@@ -1,4 +1,4 @@
-"""Rows of text in columns, and counted nouns, for what the demo and the lab print."""
+"""Sets rows of text in columns, and nouns behind numbers, for what the demo and the lab print."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 
 def counted(number: int, noun: str) -> str:
-    """`"1 question"`, `"2 questions"`."""
+    """A number with its noun: `"1 question"`, `"2 questions"`."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
-    """The rows as lines, their cells in columns: the first `left` flush left, the others flush right."""
+    """The rows as lines, with their cells in columns. The first `left` columns are flush left, the others are flush
+    right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

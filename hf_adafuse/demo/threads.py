@@ -1,4 +1,4 @@
-"""How many CPU threads torch computes on, for a while."""
+"""`threads`: sets for a while on how many CPU threads torch computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Compute on so many CPU threads within."""
+    """Within this context torch computes on `number` CPU threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -1,4 +1,8 @@
-"""The text of a call as a reply shows it: cut at stop texts, with its words, who proposed them, and its rounds."""
+"""Turns the rounds of a call into the text and the fields of a reply.
+
+[`GrowingText`] cuts the text at stop texts while its rounds come. The functions make the fields `adafuse` and
+`logprobs`. `replies` puts them into bodies and chunks.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ class GrowingText:
     The text of a call as its rounds come, up to its stop text.
 
     Args:
-        stops (`list[str]`): the texts to stop at.
+        stops (`list[str]`): the stop texts.
         members (`list[str]`): the names of the members.
         offer (`Offer`, *optional*): the tools that the text may call. A call is no part of the answer in words.
 
     Attributes:
-        rounds (`list[AdaFuseRound]`): so far.
+        rounds (`list[AdaFuseRound]`): the rounds that have come so far.
     """
 
     def __init__(self, stops: Sequence[str], members: Sequence[str], offer: Offer | None = None) -> None:
@@ -35,10 +39,11 @@ class GrowingText:
         self._offer = offer
         self._answer: tuple[str, list[ToolCall]] | None = None
         self._text = ""
-        self._sent = self._num_words_sent = 0
+        self._sent = 0
+        self._num_words_sent = 0
 
     def restart(self) -> None:
-        """The rounds begin anew. Text that has been sent stays sent."""
+        """Forget the rounds: the call is decoded again from its beginning. Text that has been sent stays sent."""
         self.rounds = []
         self._text = ""
 
@@ -81,12 +86,19 @@ class GrowingText:
     def new_words(self) -> list[dict[str, Any]]:
         """The words that have been sent whole since this was last asked; all that are left once the text has ended."""
         words = self.words(self._text[: self._sent])
-        new, self._num_words_sent = words[self._num_words_sent :], len(words)
+        new = words[self._num_words_sent :]
+        self._num_words_sent = len(words)
         return new
 
     def words(self, content: str | None = None) -> list[dict[str, Any]]:
-        """The words of the answer, which joined are its content: each with the names of the members that proposed it,
-        and how sure they are of it, where that is known."""
+        """
+        The words of the answer, like `{"text": " Lima", "proposers": ["llama"], "confidence": 0.9}`. Joined, their
+        texts are its content. `proposers` names the members that proposed the word. `confidence` is from 0 to 1, or
+        `None` where it is not known.
+
+        Args:
+            content (`str`, *optional*): another beginning of the text, whose words are wanted instead.
+        """
         left = len(self.content if content is None else content)
         words: list[dict[str, Any]] = []
         for one in self.rounds:
@@ -104,11 +116,12 @@ class GrowingText:
         return self._sent
 
     def _send(self, content: str) -> str:
-        new, self._sent = content[self._sent :], max(self._sent, len(content))
+        new = content[self._sent :]
+        self._sent = max(self._sent, len(content))
         return new
 
     def _num_held(self) -> int:
-        """How many characters at the end may be the beginning of a text to stop at."""
+        """How many characters at the end of the text may be the beginning of a stop text."""
         longest = 0
         for stop in self._stops:
             most = min(len(stop) - 1, len(self._text))
@@ -117,7 +130,7 @@ class GrowingText:
 
 
 def proposers_of(one: AdaFuseRound) -> list[int]:
-    """The members that proposed what a round committed."""
+    """The indices of the members that proposed what a round committed."""
     if one.winner is not None and one.candidates[one.winner].proposers:
         return list(one.candidates[one.winner].proposers)
     return [] if one.proposer is None else [one.proposer]
@@ -126,7 +139,16 @@ def proposers_of(one: AdaFuseRound) -> list[int]:
 def adafuse_field(
     text: GrowingText, members: Sequence[str], rounds: Any, shows_rounds: bool, alone: dict[str, str] | None
 ) -> dict[str, Any]:
-    """The field `adafuse` of an answer."""
+    """
+    The field `adafuse` of an answer: its confidence, its words, and which share of them each member proposed.
+
+    Args:
+        text (`GrowingText`): the finished text.
+        members (`list[str]`): the names of the members, the main one first.
+        rounds (`AdaFuseRounds`): the rounds that the call returned, with its confidence and thoughts.
+        shows_rounds (`bool`): whether the field has all rounds with their candidates.
+        alone (`dict[str, str]`, *optional*): each member's own answer by its name, where the request asked for them.
+    """
     words = text.words()
     all_words = text.words(text.whole) if text.calls else words
     counts = Counter(name for word in all_words for name in word["proposers"])
@@ -150,7 +172,7 @@ def adafuse_field(
 
 
 def round_of(one: AdaFuseRound, members: Sequence[str]) -> dict[str, Any]:
-    """A round as JSON can hold it, members by their names."""
+    """A round as JSON values, in which members stand by their names instead of their indices."""
     return {
         "text": one.text,
         "words": one.words,
@@ -179,7 +201,8 @@ def round_of(one: AdaFuseRound, members: Sequence[str]) -> dict[str, Any]:
 
 
 def chat_log_probs(tokens: Sequence[TokenLogProb], content: str | None = None) -> dict[str, Any]:
-    """The field `logprobs` of a chat's answer: of the main model's tokens, as far as they are within its content."""
+    """The field `logprobs` of a chat's answer: an entry for each token of the main model. With `content`, tokens that
+    begin behind that text are left out."""
     kept = tokens if content is None else _within(tokens, content)
     return {
         "content": [
@@ -190,9 +213,12 @@ def chat_log_probs(tokens: Sequence[TokenLogProb], content: str | None = None) -
 
 
 def text_log_probs(tokens: Sequence[TokenLogProb], content: str | None, start: int) -> dict[str, Any]:
-    """The field `logprobs` of a completion, whose text begins at the character `start`."""
+    """The field `logprobs` of a completion: lists with an element for each token, as of [`chat_log_probs`]. The text
+    begins at the character `start` of the choice."""
     kept = tokens if content is None else _within(tokens, content)
-    data, offsets, position = b"".join(one.data for one in kept), list[int](), 0
+    data = b"".join(one.data for one in kept)
+    offsets: list[int] = []
+    position = 0
     for one in kept:
         offsets.append(start + len(data[:position].decode("utf-8", "replace")))
         position += len(one.data)
@@ -205,8 +231,10 @@ def text_log_probs(tokens: Sequence[TokenLogProb], content: str | None, start: i
 
 
 def _within(tokens: Sequence[TokenLogProb], content: str) -> list[TokenLogProb]:
-    """Those that begin within the content."""
-    kept, position, end = [], 0, len(content.encode("utf-8", "replace"))
+    """The tokens that begin within the content, counted in bytes: a token may hold a part of a character."""
+    kept = []
+    position = 0
+    end = len(content.encode("utf-8", "replace"))
     for one in tokens:
         if position >= end:
             break

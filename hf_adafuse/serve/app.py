@@ -1,6 +1,7 @@
-"""The API: paths, errors in OpenAI's form, streams.
+"""The web application: answers HTTP requests at the paths of OpenAI's API, whole or as streams of events.
 
-Paths: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/metrics`, and the page at `/`.
+Its paths are `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/metrics`, and `/` for the page.
+`server` runs it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from .service import ClientGoneError, Service
 T = TypeVar("T")
 R = TypeVar("R", ChatRequest, CompletionRequest)
 
+# The largest body of a request.
 MOST_BODY_BYTES = 4 * 2**20
-# For the headers of a request, and as long again for its body.
+# How long a client may take to send the headers of a request, and how long again for its body.
 MAX_REQUEST_SECONDS = 60.0
-# The page asks for the key itself.
+# Paths that need no API key. The page asks its reader for the key.
 _OPEN_PATHS = ("/", "/health")
 _DONE = b"data: [DONE]\n\n"
 _JSON = re.compile(r"application/(?:[\w.-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
@@ -48,14 +50,16 @@ def create_app(
     max_request_seconds: float = MAX_REQUEST_SECONDS,
 ) -> Any:
     """
-    The ASGI application. Its lifespan starts and stops the engine of the service.
+    The ASGI application. Its lifespan starts the engine of the service, and stops it.
 
     Args:
-        service (`Service`)
-        api_key (`str`, *optional*): what clients must send; `None`: anybody may ask.
-        cors_origins (`list[str]`, *optional*): pages of these origins may ask from a browser; by default none.
-        most_body_bytes (`int`, *optional*, defaults to 4 MiB): of a request.
-        max_request_seconds (`float`, *optional*, defaults to 60.0): the seconds within which a body must have come.
+        service (`Service`): answers the requests.
+        api_key (`str`, *optional*): the key that clients must send. `None`: anybody may ask.
+        cors_origins (`list[str]`, *optional*): the origins whose pages may ask from a browser. By default there are
+            none.
+        most_body_bytes (`int`, *optional*, defaults to 4 MiB): the largest body of a request, in bytes.
+        max_request_seconds (`float`, *optional*, defaults to 60.0): how long a client may take to send a body, in
+            seconds.
     """
 
     @asynccontextmanager
@@ -86,7 +90,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     async def completions(request: Request) -> Response:
         return await _answer(service, await _read(CompletionRequest, request), request)
 
-    # Routes of Starlette: those of FastAPI read a body by way of Python's objects, which takes longer.
+    # These are Starlette's routes. FastAPI's would parse a body into Python objects first, which takes longer.
     app.add_route("/v1/chat/completions", chat, ["POST"])
     app.add_route("/v1/completions", completions, ["POST"])
 
@@ -100,12 +104,14 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         engines = service.engine.all
-        running, waiting = sum(one.num_running for one in engines), sum(one.num_waiting for one in engines)
+        running = sum(one.num_running for one in engines)
+        waiting = sum(one.num_waiting for one in engines)
         return {"status": "ok", "running": running, "waiting": waiting}
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        engine, engines = service.engine, service.engine.all
+        engine = service.engine
+        engines = engine.all
         gauges = {
             "running": sum(one.num_running for one in engines),
             "waiting": sum(one.num_waiting for one in engines),
@@ -149,12 +155,12 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
 async def _read(kind: type[R], request: Request) -> R:
     """
-    The body of a request.
+    The body of a request, checked.
 
     Raises:
-        ApiError: it is none of this kind.
+        ApiError: the body is no JSON, or its fields are not those of `kind`.
     """
-    # A page of another origin may send any text without asking first, but no JSON.
+    # Browsers let a page of another origin send plain text without asking the server first, but no JSON.
     if not _JSON.match(request.headers.get("content-type", "")):
         raise ApiError(400, "The `Content-Type` must be application/json, but is other. Send JSON.", "invalid_json")
     try:
@@ -169,7 +175,8 @@ async def _answer(service: Service, body: ChatRequest | CompletionRequest, reque
     gone = asyncio.ensure_future(_disconnect(request))
     try:
         answer = await _unless(gone, service.begin(body, client))
-        # Also where nobody listens any more because a call has failed: the others are of no use.
+        # `gone` is done when the client has left, and also when this reply is over because one of its calls has failed.
+        # Calls that still run are of no use then.
         gone.add_done_callback(lambda task: service.abandon(answer))
         made = None if body.stream else await service.whole(answer)
     except BaseException:
@@ -183,7 +190,7 @@ async def _answer(service: Service, body: ChatRequest | CompletionRequest, reque
 
 
 class _EventStream(StreamingResponse):
-    """A stream whose content itself notices that the client has gone."""
+    """A stream that leaves out Starlette's own watch for a client that leaves: its content notices that."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.stream_response(send)
@@ -192,7 +199,7 @@ class _EventStream(StreamingResponse):
 async def _events(
     service: Service, answer: Reply, request: Request, gone: asyncio.Future[None]
 ) -> AsyncIterator[bytes]:
-    """Server-sent events of a streamed answer, until the client is `gone`."""
+    """The server-sent events of a streamed answer. They end early when the client is `gone`."""
     is_whole = False
     try:
         async for chunks in service.chunks(answer):
@@ -218,10 +225,10 @@ def _event(content: dict[str, Any]) -> bytes:
 
 async def _unless(gone: asyncio.Future[None], work: Awaitable[T]) -> T:
     """
-    What the work gives, while the client waits for it.
+    The result of `work`, unless the client leaves first.
 
     Raises:
-        ClientGoneError: it does not.
+        ClientGoneError: the client has left. The work is cancelled.
     """
     task = asyncio.ensure_future(work)
     both: set[asyncio.Future[Any]] = {task, gone}
@@ -235,16 +242,17 @@ async def _unless(gone: asyncio.Future[None], work: Awaitable[T]) -> T:
 
 
 async def _disconnect(request: Request) -> None:
+    """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _explained(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body, in a sentence."""
+    """The error that says in a sentence the first thing that is wrong with a body."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained-")))
     reason = str(first["msg"]).removeprefix("Value error, ").removeprefix("Invalid JSON: ").removesuffix(".")
-    if first["type"] == "json_invalid":  # also where brackets are too deep
+    if first["type"] == "json_invalid":  # also where brackets are nested too deeply
         return ApiError(400, f"The body must be JSON that can be read, but is not: {reason}.", "invalid_json")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"`{param}` must be left out: it is not known here, or cannot be honoured.", None, param)

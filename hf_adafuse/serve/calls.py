@@ -1,4 +1,4 @@
-"""Plans the calls of `generate()` of a request, and passes on their text as it comes."""
+"""Plans the calls of `generate()` of a request, and passes on their text as it comes. `service` calls it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .jobs import Job
 from .requests import ChatRequest, CompletionRequest
 from .turns import StoppedError, Turns, too_long
 
-# Of a request whose texts are tokenized beside others': some tokenizers take seconds for a word of so many.
+# A request of more characters is planned beside others: some tokenizers take seconds for a word of this length.
 MANY_CHARACTERS = 20_000
-# Of a request whose texts are tokenized between two events of the server.
+# A request of more characters is never planned in the event loop, where everybody would wait for its tokenizers.
 FEW_CHARACTERS = 4_000
 
 logger = logging.get_logger(__name__)
@@ -41,10 +41,11 @@ _GENERATOR = threading.Lock()
 
 class Seeded:
     """
-    Within this context torch's generator begins with a seed, and no other thread seeds it. Afterwards it is as before.
+    Within this context torch's random generator begins with a seed, and no other thread seeds it. Afterwards the
+    generator is as before.
 
     Args:
-        seed (`int`)
+        seed (`int`): the seed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -88,9 +89,9 @@ class TokenLogProb:
     A committed token of the main model, with its log-probability.
 
     Args:
-        data (`bytes`): what it says.
-        log_prob (`float`): in nats, under the main model.
-        top (`list[tuple[bytes, float]]`): the most likely tokens in its place.
+        data (`bytes`): the token's bytes.
+        log_prob (`float`): its log-probability under the main model, in nats.
+        top (`list[tuple[bytes, float]]`): the most likely tokens in its place, each with its log-probability.
     """
 
     data: bytes
@@ -100,10 +101,10 @@ class TokenLogProb:
 
 class CallEvents:
     """
-    What becomes of the calls of one reply, as an asyncio loop hears it from the engine's thread.
+    The queue by which the engine's thread tells an asyncio loop what happens to the calls of one reply.
 
     Args:
-        with_rounds (`bool`): whether rounds are told as they come; else the end of each call alone.
+        with_rounds (`bool`): whether rounds are told as they come. Otherwise only the end of each call is told.
     """
 
     def __init__(self, with_rounds: bool) -> None:
@@ -112,15 +113,21 @@ class CallEvents:
         self._queue: asyncio.Queue[tuple[Call, Any]] = asyncio.Queue()
 
     def tell(self, call: Call, event: Any) -> None:
-        """Called in any thread. An event is a list of new rounds, an empty one where the text begins anew, `None` at
-        the end of the text, or the error by which it ends."""
+        """
+        Put an event into the queue. May be called in any thread.
+
+        Args:
+            call (`Call`): the call to which it has happened.
+            event: a list of new rounds, an empty list where the text begins anew, `None` at the end of the text, or the
+                error by which the call ends.
+        """
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, (call, event))
         except RuntimeError:  # the loop is closed: nobody listens
             call.is_cancelled = True
 
     async def next(self) -> list[tuple[Call, Any]]:
-        """The events that have come, at least one."""
+        """Wait for an event. Returns all that have come."""
         events = [await self._queue.get()]
         while not self._queue.empty():
             events.append(self._queue.get_nowait())
@@ -132,15 +139,16 @@ class Call(Job):
     A call whose rounds reach an asyncio loop after the pass in which they are committed.
 
     Args:
-        plan (`CallPlan`): of one prompt.
-        served (`ServedEnsemble`): what it is a call of.
-        num_top (`int`, *optional*): of how many tokens log-probabilities are wanted at each token; `None`: of none.
-        events (`CallEvents`): who hears of it.
-        client (`str`): who waits for it.
+        plan (`CallPlan`): the plan of one prompt.
+        served (`ServedEnsemble`): the ensemble that is called.
+        num_top (`int`, *optional*): how many likely tokens are kept beside each committed one. `None`: no
+            log-probabilities are kept at all.
+        events (`CallEvents`): the queue that hears what happens.
+        client (`str`): an identifier of the client that waits, like its address.
 
     Attributes:
-        rounds: of the text, once it has ended.
-        log_probs (`list[TokenLogProb]`): as far as they are wanted.
+        rounds (`AdaFuseRounds`): the rounds of the text, once it has ended; `None` before.
+        log_probs (`list[TokenLogProb]`): the committed tokens so far, where log-probabilities are kept.
     """
 
     def __init__(
@@ -172,13 +180,14 @@ class Call(Job):
             self._num_seen = len(prompt.rounds)
 
     def on_pass(self) -> None:
-        new, self._new = self._new, []
+        new = self._new
+        self._new = []
         if new:
             self._events.tell(self, new)
 
     def on_end(self, rounds: Any) -> None:
         if self.plan.on_answer is not None:
-            self.plan.on_answer(0, rounds)  # it knows the thoughts
+            self.plan.on_answer(0, rounds)  # puts the members' thoughts into the rounds
         self.rounds = rounds
         self.num_tokens = sum(one.num_tokens for one in rounds)
         self._events.tell(self, None)
@@ -187,7 +196,9 @@ class Call(Job):
         self._events.tell(self, as_api_error(error))
 
     def _keep_log_probs(self, prompt: Prompt, num_top: int) -> None:
-        rows, prompt.scores, prompt.logits = prompt.logits, [], []
+        rows = prompt.logits
+        prompt.logits = []
+        prompt.scores = []
         ids = prompt.ids[len(prompt.ids) - len(rows) :]
         piece = self.plan.members[0].handle.vocabulary.piece
         for token, row in zip(ids, rows, strict=True):
@@ -212,17 +223,18 @@ def make_plan(
     The plan of one prompt of a request. Members that think write their thoughts here, in turn with the engine.
 
     Args:
-        served (`ServedEnsemble`)
+        served (`ServedEnsemble`): the ensemble that is called.
         prompt (`str`, `list[int]` or `ChatRequest`): a text, ids of the main model, or the conversation of a request.
-        request (`ChatRequest` or `CompletionRequest`)
-        seed (`int`): of what is sampled.
+        request (`ChatRequest` or `CompletionRequest`): the request that the prompt is from.
+        seed (`int`): the seed of sampled tokens.
         default_tokens (`int`): the most new tokens where the request names no number.
-        turns (`Turns`, *optional*): in which members think. `None`: plan at once, from the plan of an earlier request.
+        turns (`Turns`, *optional*): the turns in which members may think. `None`: plan at once, from the plan of an
+            earlier request that was like this one.
 
     Raises:
-        ApiError: it cannot be done.
-        UnknownPlanError: there is no such plan.
-        CancelledError, StoppedError: nobody waits for it, or the engine stops.
+        ApiError: the request cannot be honoured.
+        UnknownPlanError: no earlier request was like this one, and there are no `turns`.
+        CancelledError, StoppedError: nobody waits for the call, or the engine stops.
     """
     options = request.options
     try:
@@ -233,17 +245,14 @@ def make_plan(
             call |= {"chat": True, "thinking": request.thinking, "max_thinking_tokens": options.max_thinking_tokens}
             if request.reasoning_effort not in (None, "none"):
                 call["template_kwargs"] = {"reasoning_effort": request.reasoning_effort}
-        inputs = prompt
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            inputs = torch.tensor([prompt], device="cpu")
-        else:
-            inputs = [prompt]
+        has_ids = isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
+        inputs: Any = torch.tensor([prompt], device="cpu") if has_ids else [prompt]
         seeded = Seeded(seed) if call["do_sample"] else None
         if turns is not None:
             turns.most_tokens = max(served.lengths)
-        if turns is not None and seeded is not None:
-            turns.hold = seeded.hold
-            turns.resume = seeded.resume
+            if seeded is not None:
+                turns.hold = seeded.hold
+                turns.resume = seeded.resume
         thinking = nullcontext() if turns is None else thinking_at(turns)
         with planning(served.known_plans, turns is None) as plans, thinking, seeded or nullcontext():
             served.ensemble.output(inputs, **call)
@@ -257,14 +266,14 @@ def make_plan(
 
 
 def may_be_at_once(served: ServedEnsemble, request: ChatRequest | CompletionRequest, samples: bool) -> bool:
-    """Whether a plan takes no time worth mentioning where an earlier request was like this one. Where tokens are drawn,
-    the generator of random numbers may have to be waited for."""
+    """Whether a request may be planned in the event loop, where an earlier one was like it: its texts are short, and
+    nothing is sampled. A request that samples may have to wait for torch's random generator."""
     return not samples and request.num_characters <= FEW_CHARACTERS and not takes_long(served, request)
 
 
 def takes_long(served: ServedEnsemble, request: ChatRequest | CompletionRequest) -> bool:
-    """Whether a plan may take long: members think, a grammar is compiled, a long text is read by tokenizers, or a
-    member's server is asked whether it is the one that it was."""
+    """Whether planning may take long: members think, a grammar is compiled, tokenizers read a long text, or a member's
+    server is asked whether it still serves the same model."""
     if request.structured is not None or request.num_characters > MANY_CHARACTERS or served.servers:
         return True
     if not isinstance(request, ChatRequest) or request.thinking == "off":
@@ -273,7 +282,8 @@ def takes_long(served: ServedEnsemble, request: ChatRequest | CompletionRequest)
 
 
 def conversation(request: ChatRequest, takes_system: bool = True) -> list[dict[str, Any]]:
-    """The messages as chat templates take them, whether these take a message of the system's or not."""
+    """The messages of a request as chat templates take them, with a description of its tools. `takes_system`: whether
+    all templates take a system message."""
     messages = []
     for one in request.messages:
         message: dict[str, Any] = {"role": "system" if one.role == "developer" else one.role, "content": one.text}
@@ -286,7 +296,7 @@ def conversation(request: ChatRequest, takes_system: bool = True) -> list[dict[s
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The error as a client may see it: without folders of this machine and without a trace."""
+    """The error as a client may see it: its text names no folders of this machine and has no traceback."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, StoppedError):
@@ -312,7 +322,7 @@ def as_api_error(error: BaseException) -> ApiError:
 def _arguments(
     served: ServedEnsemble, request: ChatRequest | CompletionRequest, config: AdaFuseConfig, default_tokens: int
 ) -> dict[str, Any]:
-    """The arguments of `generate()`."""
+    """The arguments of `generate()` for a request, beside its prompt."""
     options = request.options
     if request.temperature is not None and config.do_sample is not None:
         config = config.changed({"do_sample": None})

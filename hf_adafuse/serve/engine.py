@@ -28,7 +28,7 @@ from .jobs import Job, JobBatch
 from .turns import StoppedError, Turns
 
 logger = logging.get_logger(__name__)
-# By default: the keys and values of 11,000 tokens of SmolLM2-135M in float32.
+# The default of `max_prefix_bytes`. It holds the keys and values of 11,000 tokens of SmolLM2-135M in float32.
 MAX_PREFIX_BYTES = 512 * 2**20
 
 
@@ -46,16 +46,18 @@ class Engine:
 
     Args:
         max_batch_size (`int`): the most calls that are decoded at a time.
-        max_waiting (`int`): the most calls that wait for a place. A client of which none waits gets a place all the
-            same, until twice as many wait.
-        max_prefix_bytes (`int`): the most memory of prompts and texts that is kept for later calls that begin alike;
-            that of running calls is beside it.
-        main (`Engine`, *optional*): of an engine for members behind servers, the one that gives it turns.
+        max_waiting (`int`): the most calls that wait for a place. A client without a waiting call still gets a place,
+            until twice as many calls wait.
+        max_prefix_bytes (`int`): the most bytes of keys and values of earlier prompts and texts that are kept for later
+            calls that begin alike. The memory of running calls comes on top.
+        main (`Engine`, *optional*): the engine that gives turns to this one, where this one decodes for members behind
+            servers.
 
     Attributes:
-        num_passes (`int`), num_jobs (`int`), num_refused (`int`): so far.
-        prefixes (`KeptPrefixes`): of prompts and texts.
-        facts (`ModelFacts`): of the members, which nobody changes while the engine runs.
+        num_passes (`int`), num_jobs (`int`), num_refused (`int`): how many passes have been run, and how many calls
+            have been taken and refused.
+        prefixes (`KeptPrefixes`): the keys and values that are kept for later calls.
+        facts (`ModelFacts`): what is known of the members' models, which nobody changes while the engine runs.
     """
 
     def __init__(
@@ -69,14 +71,16 @@ class Engine:
         self.max_waiting = max_waiting
         self._main = main
         self._beside: dict[frozenset[str], Engine] = {}
-        self.num_passes = self.num_jobs = self.num_refused = 0
+        self.num_passes = 0
+        self.num_jobs = 0
+        self.num_refused = 0
         self._waiting: FairQueue[Job] = FairQueue()
-        self._alone: deque[Job] = deque()  # of batches that have failed
+        self._alone: deque[Job] = deque()  # whose batch has failed
         self._lanes: deque[JobBatch] = deque()
         self._running: dict[Job, JobBatch] = {}
         self._cancelled: set[Job] = set()
         self._thinking: list[Turns] = []
-        self._reserved: Counter[str] = Counter()  # by client
+        self._reserved: Counter[str] = Counter()  # places, by client
         self._changed = threading.Condition()
         self._is_stopping = False
         self._durations: deque[float] = deque([1.0], maxlen=50)
@@ -102,32 +106,40 @@ class Engine:
         return [self, *self._beside.values()]
 
     def start(self) -> None:
+        """Start the threads of this engine and of the engines beside it."""
         for one in self.all:
             one._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """End after the pass that is running; calls that have not ended get a [`StoppedError`]. A thread that waits for
-        a server is not waited for: it runs no model any more."""
+        """
+        End after the pass that is running. Calls that have not ended get a [`StoppedError`]. The thread of an engine
+        beside this one, which may wait for a server, is not waited for: it runs no model any more.
+
+        Args:
+            timeout (`float`, *optional*): how long to wait for the pass, in seconds.
+        """
         self.begin_to_stop()
         if self._thread.is_alive():
             self._thread.join(timeout)
 
     def begin_to_stop(self) -> None:
-        """As of `stop`, without waiting; may be called by a handler of signals."""
+        """Begin what `stop` does, without waiting for the end. May be called by a signal handler."""
         for one in self.all:
             one._begin_to_stop()
 
     def _begin_to_stop(self) -> None:
         self._is_stopping = True
-        # A handler runs in the main thread, which may hold the lock.
+        # A signal handler interrupts the main thread, which may hold the lock: another thread waits for it.
         threading.Thread(target=self._wake, daemon=True).start()
 
     @property
     def num_running(self) -> int:
+        """How many calls are in a batch."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
+        """How many calls are in the queue, or are being planned and have a place in it."""
         return len(self._waiting) + self._reserved.total()
 
     def reserve(self, number: int = 1, client: str = "") -> None:
@@ -136,7 +148,7 @@ class Engine:
         `release` gives it back.
 
         Raises:
-            QueueFullError: there are not so many.
+            QueueFullError: the queue has fewer free places.
             StoppedError: the engine has stopped.
         """
         with self._changed:
@@ -152,6 +164,7 @@ class Engine:
             self._reserved[client] += number
 
     def release(self, number: int = 1, client: str = "") -> None:
+        """Give back places that `reserve` has kept."""
         with self._changed:
             self._take_reserved(number, client)
 
@@ -182,7 +195,7 @@ class Engine:
 
     def add_turns(self, turns: Turns) -> None:
         """
-        Give these turns from now on, one between two passes.
+        From now on, give the thread of `turns` one turn between two passes.
 
         Raises:
             StoppedError: the engine stops.
@@ -194,12 +207,13 @@ class Engine:
             self._changed.notify()
 
     def remove_turns(self, turns: Turns) -> None:
+        """Give no more of these turns."""
         with self._changed:
             if turns in self._thinking:
                 self._thinking.remove(turns)
 
     def _think(self) -> None:
-        """Those that think have one turn each."""
+        """Give one turn to each thread that waits for one: a member that thinks, or another engine."""
         with self._changed:
             thinking = list(self._thinking)
         for turns in thinking:
@@ -232,13 +246,14 @@ class Engine:
         for turns in thinking:
             turns.cancel(StoppedError("the server is shutting down"))
             turns.give()
-        for one in self.all:  # one that waits for a server would not say so before it has an answer
+        # An engine that waits for a server could not tell its calls before the server has answered.
+        for one in self.all:
             one._give_up()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """
-        Within this context no other thread runs the models, but while this one waits for a server.
+        Within this context no other thread runs the models, except while this one waits for a server.
 
         Raises:
             StoppedError: the engine that gives turns stops.
@@ -255,7 +270,7 @@ class Engine:
             turns.end()
 
     def _give_up(self) -> None:
-        """Calls that have not ended get a [`StoppedError`]."""
+        """End all calls that have not ended with a [`StoppedError`]."""
         with self._changed:
             left = [*self._running, *self._alone, *self._waiting]
             self._running.clear()
@@ -265,9 +280,10 @@ class Engine:
             job.on_error(StoppedError("the server is shutting down"))
 
     def _leave(self) -> None:
-        """Calls that nobody waits for leave their batches, or the queue."""
+        """Remove cancelled calls from their batches or from the queue."""
         with self._changed:
-            cancelled, self._cancelled = self._cancelled, set()
+            cancelled = self._cancelled
+            self._cancelled = set()
             for job in cancelled.intersection(self._waiting):
                 self._waiting.remove(job.client, job)
             for job in cancelled.intersection(self._alone):
@@ -275,12 +291,13 @@ class Engine:
         for job in cancelled.intersection(self._running):
             if self._running[job].cancel(job):
                 self._end(job)
-            else:  # a server reads for it: after that
+            else:  # a server reads for it: try again after that
                 with self._changed:
                     self._cancelled.add(job)
 
     def _admit(self) -> None:
-        """Free places are filled: first by calls whose batch has failed, each of which runs apart from others."""
+        """Fill free places: first with calls whose batch has failed, each of which runs in a batch of its own, then
+        with calls from the queue."""
         while len(self._running) < self.max_batch_size:
             with self._changed:
                 is_alone = bool(self._alone)
@@ -295,7 +312,7 @@ class Engine:
                     self._lanes.append(lane)
                 else:
                     lane.add(job)
-            except Exception as error:  # of this call alone
+            except Exception as error:  # it concerns this call alone
                 self._started.pop(job, None)
                 self._tell_error(job, error)
                 continue
@@ -306,11 +323,12 @@ class Engine:
             lane.step()
             self.num_passes += 1
         except Exception as error:
-            # Without the traceback, which holds on to what the pass that failed has allocated.
+            # Drop the traceback, which holds on to the tensors of the failed pass.
             self._fail(lane, error.with_traceback(None))
 
     def _fail(self, lane: JobBatch, error: Exception) -> None:
-        """A pass has failed: of several calls each is decoded once more, alone; one alone has failed."""
+        """Deal with a failed pass. Where several calls shared it, each is decoded once more, alone. A call that was
+        alone has failed. Where a server is away or the error is unexpected, all its calls have failed."""
         jobs = list(lane.jobs.values())
         lane.jobs = {}
         for job in jobs:

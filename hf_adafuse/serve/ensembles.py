@@ -24,7 +24,7 @@ from .requests import check_request_options, check_request_settings
 
 # Settings with which a member alone writes its own greedy text.
 ALONE = AdaFuseConfig(num_branches=1)
-# Where a model's config does not say for which length it was trained.
+# The most tokens of a prompt where a model's config does not say for which length the model was trained.
 _USUAL_LENGTH = 32_768
 _PATH = re.compile(r"(?<![\w:/.])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 
@@ -35,18 +35,20 @@ class ServedEnsemble:
     An ensemble under the name that requests use.
 
     Args:
-        name (`str`)
-        ensemble (`AdaFuseEnsemble`)
-        config (`AdaFuseConfig`): of requests that name no settings.
+        name (`str`): the value of the field `model` in requests.
+        ensemble (`AdaFuseEnsemble`): the members, ready to decode.
+        config (`AdaFuseConfig`): the settings of requests that name none.
         members (`list[str]`): the names of the members, the main one first.
-        alone (`list[ServedEnsemble]`): each member by itself; empty where this is one.
-        template (`str`, *optional*): what the page makes a prompt of, where there is no chat: with `{question}`.
-        pair (`tuple`, *optional*): the model and the tokenizer of a member alone.
-        lengths (`list[int]`): the most tokens of a prompt, for each member.
-        servers (`frozenset[str]`): the addresses of the servers behind which members are.
+        alone (`list[ServedEnsemble]`): each member by itself. Empty where this is a member by itself.
+        template (`str`, *optional*): the prompt that the page makes of a question where there is no chat, with the
+            field `{question}`.
+        pair (`tuple`, *optional*): the model and the tokenizer, where this is a member by itself.
+        lengths (`list[int]`): for each member, the most tokens of a prompt.
+        servers (`frozenset[str]`): the addresses of the servers that members are behind.
+        created (`int`): when it was loaded, in seconds since 1970.
 
     Attributes:
-        known_plans (`KnownPlans`): of requests so far.
+        known_plans (`KnownPlans`): the plans of requests so far, for later requests that are like them.
     """
 
     name: str
@@ -81,12 +83,12 @@ class ServedEnsemble:
         The settings of a request: those of the ensemble, changed by those that the request names.
 
         Args:
-            given (`dict`): of `AdaFuseConfig`.
-            drawn (`dict`, *optional*): names that say how tokens are drawn, unless the method has an option of that
-                name: `top_k` of UniTE.
+            given (`dict`): the fields of `AdaFuseConfig` and options of its method that the request names.
+            drawn (`dict`, *optional*): fields like `top_k` that say how tokens are sampled. They are settings only
+                where the method has an option of that name, as UniTE has `top_k`.
 
         Raises:
-            ValueError: they do not go together, or there are no such settings.
+            ValueError: the settings do not go together, or there are no such settings.
         """
         given = {**given, **{name: value for name, value in (drawn or {}).items() if self.has_option(given, name)}}
         if not given:
@@ -109,22 +111,22 @@ def serve_members(
     max_prompt_tokens: int | None = None,
 ) -> list[ServedEnsemble]:
     """
-    An ensemble of loaded members, and each of these alone.
+    An ensemble of loaded members, and each of them alone.
 
     Args:
-        name (`str`): of the ensemble; a member's name is its model's, with a number where several are alike.
+        name (`str`): the ensemble's name. A member alone has its model's name, with a number where several are alike.
         members (`list[tuple]`): each a model and its tokenizer, the main one first.
-        config (`AdaFuseConfig`, `dict` or `str`, *optional*): as of `generate()`.
+        config (`AdaFuseConfig`, `dict` or `str`, *optional*): the settings, as `generate()` takes them.
         template (`str`, *optional*): as of [`ServedEnsemble`].
-        known (`list[ServedEnsemble]`): members that are served alone already, for other ensembles.
-        max_prompt_tokens (`int`, *optional*): the most tokens of a prompt, for any member; by default as many as each
-            was trained for.
+        known (`list[ServedEnsemble]`): what is served already. A member that is among it is not served alone twice.
+        max_prompt_tokens (`int`, *optional*): the most tokens of a prompt, for any member. By default each member takes
+            as many as it was trained for.
 
     Returns:
-        the ensemble, and those of its members that are not among `known`.
+        `list[ServedEnsemble]`: the ensemble, then its members, except those that are among `known`.
 
     Raises:
-        ValueError: members that do not go together.
+        ValueError: the members do not go together.
     """
     names = _names([_name(model) for model, _ in members])
     ensemble = AdaFuseEnsemble(members, config)
@@ -132,7 +134,8 @@ def serve_members(
     if settings is None:
         stored = getattr(getattr(members[0][0], "generation_config", None), "adafuse_config", None)
         settings = AdaFuseConfig.coerce(stored) or AdaFuseConfig.robust()
-    alone, new = [], []
+    alone: list[ServedEnsemble] = []
+    new: list[ServedEnsemble] = []
     for one, pair in zip(names, members, strict=True):
         found = next((other for other in known if other.pair is not None and other.pair[0] is pair[0]), None)
         if found is None:
@@ -144,13 +147,14 @@ def serve_members(
             new.append(found)
         alone.append(found)
     lengths = [length for one in alone for length in one.lengths]
-    served, servers = [one.name for one in alone], frozenset[str]().union(*(one.servers for one in alone))
-    return [ServedEnsemble(name, ensemble, settings, served, alone, template, None, lengths, servers), *new]
+    member_names = [one.name for one in alone]
+    servers = frozenset[str]().union(*(one.servers for one in alone))
+    return [ServedEnsemble(name, ensemble, settings, member_names, alone, template, None, lengths, servers), *new]
 
 
 def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:
     """
-    The ensembles that a file in YAML names: of each its members and its settings.
+    The ensembles in the text of a YAML file: by name, the names of the members and the settings (`None`: none given).
 
     ```yaml
     ensembles:
@@ -162,7 +166,7 @@ def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:
     ```
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the text is not of this form, or settings do not go together.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""Errors in the form in which OpenAI's API gives them."""
+"""`ApiError`: an error in the form in which OpenAI's API reports it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 class ApiError(Exception):
     """
-    An error reply: status, message and code.
+    An error that becomes a reply.
 
     Args:
-        status (`int`): of HTTP.
+        status (`int`): the HTTP status, like 429.
         message (`str`): what is wrong, and what to do.
-        code (`str`, *optional*), param (`str`, *optional*): as in OpenAI's API.
-        headers (`dict`, *optional*): further ones.
+        code (`str`, *optional*): a word for programs, like `"queue_full"`.
+        param (`str`, *optional*): the field of the request that is wrong.
+        headers (`dict`, *optional*): further headers of the reply.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """The body of the reply: `{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}`."""
         kinds = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 class FairQueue(Generic[T]):
     """
-    A queue in which clients take turns: one item of each client, then the next one of each. The items of one client
-    leave in the order of their coming. A new client's turn comes after those of all that wait already.
+    A queue in which clients take turns: one item of each client leaves, then the next one of each. The items of one
+    client leave in the order in which they came. A new client's turn comes after the turns of those that wait.
 
     Example:
 
@@ -72,8 +72,8 @@ class FairPool:
     Worker threads that clients use in turns.
 
     Args:
-        number (`int`): of the threads.
-        name (`str`): theirs.
+        number (`int`): how many threads there are.
+        name (`str`): what the names of the threads begin with.
     """
 
     def __init__(self, number: int, name: str) -> None:

@@ -11,7 +11,7 @@ from ..call.plan import CallPlan
 from ..call.running_batch import RunningBatch
 from ..decoding.progress import Prompt
 
-# A batch that so many calls have joined takes no more, so that it comes to an end and what it has remembered is freed.
+# The most calls that join one running batch. A full batch comes to an end, which frees what it has remembered.
 MOST_CALLS = 256
 
 
@@ -20,15 +20,15 @@ class Job:
     A call to decode. The engine's thread calls its methods between passes.
 
     Args:
-        plan (`CallPlan`): of one prompt.
-        client (`str`): who waits for it.
+        plan (`CallPlan`): the plan of one prompt.
+        client (`str`): an identifier of the client that waits, like its address.
     """
 
     def __init__(self, plan: CallPlan, client: str = "") -> None:
         self.plan = plan
         self.client = client
         self.is_cancelled = False
-        self._streams = copy.deepcopy(plan.streams)  # random numbers are used up
+        self._streams = copy.deepcopy(plan.streams)  # decoding uses up its random numbers
 
     def on_round(self, prompt: Prompt) -> None:
         """A round has been committed."""
@@ -48,7 +48,14 @@ class Job:
 
 
 class JobBatch:
-    """A running batch, and its jobs by number."""
+    """
+    A running batch, and its jobs by number.
+
+    Args:
+        job (`Job`): the first job.
+        is_alone (`bool`): whether no other job may join.
+        on_leave (`Callable`): told a job whose text has ended.
+    """
 
     def __init__(self, job: Job, is_alone: bool, on_leave: Callable[[Job], None]) -> None:
         self.jobs: dict[int, Job] = {0: job}
@@ -58,6 +65,7 @@ class JobBatch:
         self.batch = RunningBatch(job.plan, self._on_round, self._on_end)
 
     def takes(self, plan: CallPlan) -> bool:
+        """Whether a call with this plan may join."""
         return not self.is_alone and self.batch.num_calls < MOST_CALLS and self.batch.takes(plan)
 
     def add(self, job: Job) -> None:
@@ -71,6 +79,7 @@ class JobBatch:
         self._moved_on.clear()
 
     def cancel(self, job: Job) -> bool:
+        """Take a job out of the batch. Returns whether it could leave: while a server reads for it, it cannot."""
         number = next(number for number, one in self.jobs.items() if one is job)
         if not self.batch.leave(number):
             return False

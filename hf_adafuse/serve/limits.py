@@ -1,4 +1,4 @@
-"""`LimitMiddleware`: refuses requests without the API key, too large, or too slow to come."""
+"""`LimitMiddleware`: refuses requests that lack the API key, are too large, or take too long to come."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-# Of the headers of a request, names and values.
+# The most bytes of a request's headers, names and values together.
 MOST_HEADER_BYTES = 32 * 2**10
-# Of a request that is refused, how much is read and dropped after the answer. A connection that is closed while the
-# client still sends is reset, and most clients lose the answer then: they read when they have sent all.
+# The most bytes of a refused request that are read and dropped after the answer. A connection that is closed while the
+# client still sends is reset. Most clients would lose the answer then, as they read it when they have sent everything.
 MOST_DROPPED_BYTES = 256 * 2**20
 
 
@@ -28,11 +28,11 @@ class LimitMiddleware:
     without the API key. What a client sends after the refusal is read and dropped, up to a bound.
 
     Args:
-        app: the application.
-        most_bytes (`int`): of a body.
-        most_seconds (`float`): from the headers to the end of the body.
-        key (`str`, *optional*): what `Authorization: Bearer ...` must say; `None`: anybody may ask.
-        open_paths (`tuple[str]`): these need no key.
+        app: the application that gets the other requests.
+        most_bytes (`int`): the largest body.
+        most_seconds (`float`): the longest time from the headers to the end of the body.
+        key (`str`, *optional*): the key that `Authorization: Bearer ...` must hold. `None`: anybody may ask.
+        open_paths (`tuple[str]`): the paths that need no key.
     """
 
     def __init__(
@@ -48,31 +48,18 @@ class LimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
-            message = f"The headers must be at most {MOST_HEADER_BYTES} bytes together. Send less."
-            await self._refuse(receive, send, ApiError(431, message, "headers_too_large"))
-            return
-        if self._key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
-            given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-            if not hmac.compare_digest(given, self._key):
-                error = ApiError(401, "The API key is missing or wrong.", "invalid_api_key")
-                await self._refuse(receive, send, error)
-                return
-        length = headers.get(b"content-length", b"0")
-        too_large = ApiError(413, f"The body must be at most {self._most_bytes} bytes. Send less.", "body_too_large")
-        if not length.isdigit() or int(length[:20]) > self._most_bytes:
-            await self._refuse(receive, send, too_large)
+        if (error := self._error_of_headers(scope)) is not None:
+            await self._refuse(receive, send, error)
             return
         try:
-            # It is read whole here: it is not large.
+            # The body is not large: it is read whole here.
             body = await asyncio.wait_for(_read(receive, self._most_bytes), self._most_seconds)
         except asyncio.TimeoutError:
             message = f"The body must have come within {self._most_seconds:g} s. Send it faster, or send less."
             await self._refuse(None, send, ApiError(408, message, "body_too_slow"))
             return
         except _TooLargeError:
-            await self._refuse(receive, send, too_large)
+            await self._refuse(receive, send, self._too_large())
             return
         if body is None:
             return
@@ -81,13 +68,32 @@ class LimitMiddleware:
             nonlocal body
             if body is None:
                 return await receive()  # the client has gone
-            whole, body = body, None
+            whole = body
+            body = None
             return {"type": "http.request", "body": whole, "more_body": False}
 
         await self._app(scope, receive_again, send)
 
+    def _error_of_headers(self, scope: Scope) -> ApiError | None:
+        """Why a request is refused before its body is read; `None` where it is not."""
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
+            message = f"The headers must be at most {MOST_HEADER_BYTES} bytes together. Send less."
+            return ApiError(431, message, "headers_too_large")
+        headers = dict(scope["headers"])
+        if self._key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
+            given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+            if not hmac.compare_digest(given, self._key):
+                return ApiError(401, "The API key is missing or wrong.", "invalid_api_key")
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > self._most_bytes:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"The body must be at most {self._most_bytes} bytes. Send less.", "body_too_large")
+
     async def _refuse(self, receive: Receive | None, send: Send, error: ApiError) -> None:
-        """Answer, then drop what comes; nothing where it is `None`."""
+        """Answer with an error, then read and drop what `receive` gives; `None`: read nothing."""
         body, headers = error.as_bytes()
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -98,26 +104,30 @@ class LimitMiddleware:
 
 
 class _TooLargeError(Exception):
-    """A body is of too many bytes."""
+    """A body has too many bytes."""
 
 
 async def _read(receive: Receive, most_bytes: int) -> bytes | None:
     """The body; `None` where the client has gone."""
-    chunks, size, more = [], 0, True
+    chunks = []
+    size = 0
+    more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         chunks.append(message.get("body", b""))
-        size, more = size + len(chunks[-1]), message.get("more_body", False)
+        size += len(chunks[-1])
+        more = message.get("more_body", False)
         if size > most_bytes:
             raise _TooLargeError
     return b"".join(chunks)
 
 
 async def _drop(receive: Receive) -> None:
-    """Read to the end of a body, or as much as is borne."""
-    left, more = MOST_DROPPED_BYTES, True
+    """Read and drop the rest of a body, up to `MOST_DROPPED_BYTES`."""
+    left = MOST_DROPPED_BYTES
+    more = True
     while more and left > 0:
         message = await receive()
         left -= len(message.get("body", b""))

@@ -1,4 +1,4 @@
-"""Counts and durations of a server, in Prometheus' text format."""
+"""Counts what a server does, and writes the counts in Prometheus' text format for `/metrics`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import bisect
 from collections import Counter
 from collections.abc import Iterable
 
-# Upper bounds of seconds.
+# The upper bounds of a histogram's buckets, in seconds.
 _BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Histogram:
-    """Counts of values by upper bound."""
+    """Counts durations by bucket, and adds them up."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(_BOUNDS) + 1)
@@ -22,6 +22,7 @@ class Histogram:
         self._total += value
 
     def lines(self, name: str) -> Iterable[str]:
+        """The lines of a histogram of this name."""
         count = 0
         for bound, number in zip((*_BOUNDS, "+Inf"), self._counts, strict=True):
             count += number
@@ -35,14 +36,19 @@ class Metrics:
     Counts and durations since the start.
 
     Attributes:
-        requests (`Counter`): by path, model and status.
-        prompt_tokens (`int`), tokens (`int`), words (`int`): the main models' tokens read and written, and words.
-        first_token (`Histogram`), duration (`Histogram`): seconds from a request to its first text, and to its end.
+        requests (`Counter`): the number of requests by path, model and HTTP status.
+        prompt_tokens (`int`), tokens (`int`): the tokens of prompts and of answers, counted in main models' tokens.
+        words (`int`): the words of answers.
+        disconnects (`int`): how many clients left before the end of their answer.
+        first_token (`Histogram`), duration (`Histogram`): the seconds from a request to its first text and to its end.
     """
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
-        self.prompt_tokens = self.tokens = self.words = self.disconnects = 0
+        self.prompt_tokens = 0
+        self.tokens = 0
+        self.words = 0
+        self.disconnects = 0
         self.first_token = Histogram()
         self.duration = Histogram()
 
@@ -51,7 +57,7 @@ class Metrics:
         All metrics in Prometheus' text format.
 
         Args:
-            gauges (`dict`): further numbers by name; those that end with `_total` only grow.
+            gauges (`dict`): further numbers by name. A name that ends with `_total` is that of a counter.
         """
         lines = ["# TYPE adafuse_requests_total counter"]
         for (path, model, status), count in sorted(self.requests.items()):

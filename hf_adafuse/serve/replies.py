@@ -17,19 +17,20 @@ Request = ChatRequest | CompletionRequest
 @dataclass(eq=False)
 class ReplyChoice:
     """
-    One text of a reply, which is one choice of it or several equal ones.
+    One text of a reply. Where nothing is sampled, several choices of the reply are equal and share it.
 
     Args:
-        indices (`list[int]`): of the choices.
-        prompt (`str`): what a completion repeats before its text.
-        call (`Call`), text (`GrowingText`)
+        indices (`list[int]`): the numbers of the choices that have this text.
+        prompt (`str`): the prompt, where a completion repeats it before its text; else empty.
+        call (`Call`): the call that generates the text.
+        text (`GrowingText`): the text so far.
     """
 
     indices: list[int]
     prompt: str
     call: Call
     text: GrowingText
-    _num_log_probs: int = 0  # that have been sent
+    _num_log_probs: int = 0  # how many of the call's log-probabilities have been sent
 
     def take(self, event: list[Any] | None) -> str:
         """Take an event of the call, as of [`CallEvents`]. Returns the text that may be sent."""
@@ -40,7 +41,7 @@ class ReplyChoice:
         return self.text.add(event)
 
     def new_log_probs(self) -> list[TokenLogProb]:
-        """Those that this has not returned yet."""
+        """The log-probabilities of tokens that have come since this was last called."""
         new = self.call.log_probs[self._num_log_probs :]
         self._num_log_probs += len(new)
         return new
@@ -52,12 +53,14 @@ class Reply:
     A reply in the making: its request and the calls of its choices.
 
     Args:
-        id (`str`), created (`int`): of the answer.
-        request (`ChatRequest` or `CompletionRequest`), served (`ServedEnsemble`): what was asked of what.
-        choices (`list[ReplyChoice]`)
-        alone (`list[ReplyChoice]`): of each member by itself, where they were asked for.
-        events (`CallEvents`): of the calls of all these.
-        began (`float`): when the request came.
+        id (`str`): the reply's identifier.
+        created (`int`): when its calls were made, in seconds since 1970.
+        request (`ChatRequest` or `CompletionRequest`): the request.
+        served (`ServedEnsemble`): the ensemble that the request names.
+        choices (`list[ReplyChoice]`): the texts of the ensemble.
+        alone (`list[ReplyChoice]`): the text of each member by itself, where the request asks for these.
+        events (`CallEvents`): the queue of what happens to all these calls.
+        began (`float`): when the request came, by `time.monotonic()`.
     """
 
     id: str
@@ -75,6 +78,7 @@ class Reply:
 
 
 def head(answer: Reply, suffix: str) -> dict[str, Any]:
+    """The fields that a body (`suffix` is `""`) or a chunk (`".chunk"`) begins with."""
     kind = f"chat.completion{suffix}" if isinstance(answer.request, ChatRequest) else "text_completion"
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.served.name}
 
@@ -104,7 +108,8 @@ def opening_chunks(answer: Reply) -> list[dict[str, Any]]:
 
 
 def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str, Any]]:
-    """The chunks with a text that has just been taken; none where it is empty and says nothing of earlier words."""
+    """The chunks with new text of a choice. There are none where neither text nor a whole word is new, and for the text
+    of a member by itself."""
     if choice not in answer.choices:
         return []
     has_words = answer.request.options.stream_words
@@ -126,7 +131,8 @@ def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str,
 
 def last_chunks(answer: Reply) -> list[dict[str, Any]]:
     """The chunks that a stream ends with."""
-    is_chat, made = isinstance(answer.request, ChatRequest), []
+    is_chat = isinstance(answer.request, ChatRequest)
+    made = []
     for one in answer.choices:
         if one.text.calls:
             calls = [{"index": number, **call.body} for number, call in enumerate(one.text.calls)]
@@ -148,9 +154,9 @@ def _chunks(answer: Reply, choice: ReplyChoice, found: dict[str, Any]) -> list[d
 
 
 def _adafuse(answer: Reply, choice: ReplyChoice) -> Any:
-    alone = {one.call.served.name: one.text.content for one in answer.alone} if answer.request.options.alone else None
-    rounds, served = choice.call.rounds, answer.served
-    return with_nulls(adafuse_field(choice.text, served.members, rounds, answer.request.options.rounds, alone))
+    options = answer.request.options
+    alone = {one.call.served.name: one.text.content for one in answer.alone} if options.alone else None
+    return with_nulls(adafuse_field(choice.text, answer.served.members, choice.call.rounds, options.rounds, alone))
 
 
 def _reason(choice: ReplyChoice) -> str:
@@ -159,6 +165,7 @@ def _reason(choice: ReplyChoice) -> str:
 
 
 def usage(answer: Reply) -> dict[str, int]:
+    """The field `usage`, counted in tokens of the main model. Texts that choices share count for each of them."""
     calls = [one.call for one in answer.choices]
     read = sum(call.num_prompt_tokens for call in calls)
     written = sum(one.call.num_tokens * len(one.indices) for one in answer.choices)

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
-# The longest text of a message or prompt, in characters, and the most of both in one request.
+# The most in one request: characters of its texts (of one and of all together), messages, prompts, choices, new tokens,
+# and likely tokens at a position.
 MOST_CHARACTERS = 1_000_000
 MOST_MESSAGES = 1_000
 MOST_PROMPTS = 64
@@ -110,8 +111,8 @@ class Message(BaseModel):
 
 
 class JsonSchema(BaseModel):
-    """The schema of a `response_format`. With `strict`, keywords that the grammar does not enforce are refused, as the
-    API refuses those that it does not know: its clients take an answer for valid."""
+    """The schema of a `response_format`. With `strict`, keywords that the grammar does not enforce are refused: clients
+    take an answer for valid by the schema."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
@@ -145,8 +146,8 @@ class StreamOptions(BaseModel):
 
 class AdaFuseOptions(BaseModel):
     """
-    The field `adafuse` of a request. Fields beyond these are settings of `AdaFuseConfig` for this request, options of
-    its method among them.
+    The field `adafuse` of a request. Any other field in it is a setting of `AdaFuseConfig` for this request, or an
+    option of its method.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
@@ -163,10 +164,11 @@ class AdaFuseOptions(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of `AdaFuseConfig`."""
+        """The other fields: settings of `AdaFuseConfig` and options of its method."""
         return dict(self.model_extra or {})
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """How tokens are drawn, as far as it is said here; or options of a method, where it has some of these names."""
+        """`top_k` and `min_p`, where they are given. They say how tokens are sampled, unless the method has such an
+        option."""
         return {name: value for name in ("top_k", "min_p") if (value := getattr(self, name)) is not None}

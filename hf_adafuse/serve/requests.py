@@ -1,8 +1,8 @@
 """What a request may hold: the fields of OpenAI's API that are honoured, and which settings of AdaFuse it may name.
 
-A field that would change the text and cannot be honoured is refused. Those that say nothing about the text (`user`,
-`metadata`) are taken and not used. Whoever asks is not known: a request must not load models, run a regular expression
-of its own, or ask for more work than many usual requests are.
+A field that would change the text and cannot be honoured is refused. Fields that say nothing about the text (`user`,
+`metadata`) are taken and not used. Anybody may ask. So a request must not load models, run a regular expression of its
+own, or ask for much more work than a usual request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GenerationRequest(_Model):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     adafuse: AdaFuseOptions | None = None
-    # Taken only where they say nothing.
+    # Taken only with values that change nothing.
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -70,6 +70,7 @@ class GenerationRequest(_Model):
 
     @property
     def options(self) -> AdaFuseOptions:
+        """The field `adafuse`; where it is not given, its defaults."""
         return self.adafuse or _NO_OPTIONS
 
     @property
@@ -86,13 +87,14 @@ class GenerationRequest(_Model):
 
     @property
     def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def structured(self) -> dict[str, Any] | None:
         """The structure that the text must have, as `generate(structured=...)` takes it."""
-        form, options = self.response_format, self.options
-        given = {kind: value for kind in ("regex", "grammar") if (value := getattr(options, kind)) is not None}
+        given = {kind: value for kind in ("regex", "grammar") if (value := getattr(self.options, kind)) is not None}
+        form = self.response_format
         if form is not None and form.type != "text":
             asked = form.json_schema or JsonSchema()
             given["json_schema"] = asked.schema_
@@ -132,11 +134,12 @@ class ChatRequest(GenerationRequest):
 
     @property
     def num_tokens(self) -> int | None:
+        """The most new tokens; `None`: the server's default."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_top(self) -> int | None:
-        """How many log-probabilities are asked for at each token; `None` for none."""
+        """How many likely tokens are asked for at each position; `None`: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
@@ -175,7 +178,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def structured(self) -> dict[str, Any] | None:
-        """As of [`GenerationRequest`]; a call that must be made is a text by a schema, too."""
+        """As of [`GenerationRequest`]. Where a tool must be called, it is the structure of that call."""
         return self.offer.structured if self.offer is not None and self.offer.forced else super().structured
 
     @property
@@ -205,10 +208,12 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_tokens(self) -> int | None:
+        """The most new tokens. OpenAI's default for completions is 16."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def num_top(self) -> int | None:
+        """As of [`ChatRequest`]."""
         return self.logprobs
 
     @property
@@ -218,6 +223,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or ids of the main model."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
@@ -239,7 +245,7 @@ def _size(value: Any) -> int:
     return 0 if value is None else len(json.dumps(value))
 
 
-# The largest whole numbers: several times what is of use.
+# The largest whole numbers that a request may give to settings: several times what is useful.
 _MOST = {
     "num_branches": 16,
     "max_words": 64,
@@ -252,7 +258,8 @@ _MOST = {
     "num_steps": 20,
     "num_anchors": 10_000,
 }
-# Of what methods of the server's own have.
+# The largest whole number for any other setting, like an option of a method that the server has registered itself, and
+# the longest list.
 _MOST_OF_OTHERS = 1000
 
 
@@ -261,7 +268,7 @@ def check_request_settings(settings: Mapping[str, Any]) -> None:
     Check the settings of AdaFuse that a request names.
 
     Raises:
-        ValueError: one is too large.
+        ValueError: a number is too large, or a list too long.
     """
     options = settings.get("method_options")
     if isinstance(options, Mapping):
@@ -279,11 +286,12 @@ def check_request_options(cls: type[Any], settings: Mapping[str, Any]) -> None:
     Check the options of a method that a request names, before the method is made.
 
     Args:
-        cls (`type`): the method; its `request_options` are those that a request may set to more than a number.
-        settings (`dict`): of the request; options stand among them or in `method_options`.
+        cls (`type`): the class of the method. Its `request_options` names the options that a request may set to
+            anything; any other option may only be a number.
+        settings (`dict`): the settings of the request. Options stand among them or in `method_options`.
 
     Raises:
-        ValueError: one is for the server alone.
+        ValueError: an option may be set only where the server is started.
     """
     inner = settings.get("method_options")
     if isinstance(inner, Mapping):

@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn, and ends soon when told to."""
+"""Runs the application under uvicorn, and ends soon after it is told to. `hf-adafuse serve` calls `make_server`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class Server(uvicorn.Server):
     A server whose streams get an end as soon as it is told to stop.
 
     Args:
-        config (`uvicorn.Config`), service (`Service`)
-        on_ready (`Callable`): told the server's URL once it answers.
+        config (`uvicorn.Config`): uvicorn's settings, the application among them.
+        service (`Service`): answers the requests.
+        on_ready (`Callable`): called with the server's URL once it answers.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[str], None]) -> None:
@@ -35,21 +36,21 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
+        """Begin to answer, and tell `on_ready` the URL."""
         await super().startup(sockets)
         if self.started:
             host, port, *_ = self.servers[0].sockets[0].getsockname()
             self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ctrl-C, or a signal to end."""
+        """End after Ctrl-C or another signal. The engine stops first, so that streams end at once."""
         self._service.engine.begin_to_stop()
         super().handle_exit(sig, frame)
 
 
 class _Joining:
-    """A transport that sends together what is written until the loop goes on: headers with a body, the last event with
-    the end of the stream."""
+    """A transport that collects what is written in one step of the event loop and sends it together: the headers with
+    the body, the last event with the end of the stream."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -79,12 +80,13 @@ class _Joining:
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed where the headers of a request take too long to come: uvicorn waits for ever. What
-    comes after a request that is none, or whose headers do not end, is read and dropped, so that the answer arrives."""
+    """A connection that is closed when the headers of a request take too long to come. uvicorn's own would wait for
+    ever. After data that are no HTTP request, or headers that do not end, the rest is read and dropped, so that the
+    client receives the answer."""
 
     max_request_seconds = MAX_REQUEST_SECONDS
     _closing: asyncio.TimerHandle | None = None
-    _num_left: int | None = None  # how many bytes more are dropped, once there has been such a request
+    _num_left: int | None = None  # how many bytes may still be dropped; `None` before there was a request to refuse
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
@@ -100,11 +102,11 @@ class _Connection(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that is none."""
-        if self.cycle is not None:  # its body is broken off
+        """Answer data that are no HTTP request."""
+        if self.cycle is not None:  # they came in place of the rest of a body
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has been answered
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the request has been answered
             self.transport.close()
             return
         reason = "The request must be HTTP/1.1 with less than 64 KiB of headers, but is other. Correct it."
@@ -122,7 +124,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:  # there are headers
+        if self.conn.their_state is not h11.IDLE:  # the headers have come
             self._stop_watching()
         elif self._closing is None:
             self._closing = self.loop.call_later(self.max_request_seconds, self.transport.close)
@@ -142,7 +144,15 @@ def make_server(
     on_ready: Callable[[str], None] = lambda url: None,
     max_request_seconds: float = MAX_REQUEST_SECONDS,
 ) -> Server:
-    """A server that is run by `run()`, as long as it is not told to stop. Port 0 is a free one."""
+    """
+    A server. Its `run()` answers requests until it is told to stop.
+
+    Args:
+        service (`Service`): answers the requests.
+        host (`str`), port (`int`): where to listen. Port 0 stands for any free port.
+        api_key, cors_origins, max_request_seconds: as of [`create_app`].
+        on_ready (`Callable`): called with the server's URL once it answers.
+    """
     app = create_app(service, api_key, cors_origins, max_request_seconds=max_request_seconds)
     connection = type("Connection", (_Connection,), {"max_request_seconds": max_request_seconds})
     config = uvicorn.Config(
@@ -154,8 +164,9 @@ def make_server(
 
 @contextmanager
 def serving(service: Service, **options: Any) -> Iterator[str]:
-    """A server in a thread of its own, on a free port of the loopback address; gives its URL."""
-    ready, urls = threading.Event(), list[str]()
+    """Run a server in a thread of its own, on a free port of the loopback address. Yields its URL."""
+    ready = threading.Event()
+    urls: list[str] = []
 
     def on_ready(url: str) -> None:
         urls.append(url)

@@ -1,5 +1,6 @@
-"""`Service`: takes a request to its reply, whole or as a stream of chunks. It makes the calls, queues them and
-waits.
+"""`Service`: takes a request to its reply, whole or as a stream of chunks.
+
+It plans the calls of a request, puts them into the engine's queue, and waits for their texts. `app` calls it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Service:
     Answers requests with ensembles.
 
     Args:
-        served (`list[ServedEnsemble]`): each under its own name.
-        engine (`Engine`): it is started and stopped by the caller.
+        served (`list[ServedEnsemble]`): the ensembles, each with a name of its own.
+        engine (`Engine`): decodes the calls. The caller starts and stops it.
         default_tokens (`int`): the most new tokens of a request that names no number.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: two ensembles have the same name.
     """
 
     def __init__(self, served: Sequence[ServedEnsemble], engine: Engine, default_tokens: int = 512) -> None:
@@ -55,19 +56,27 @@ class Service:
         self.engine = engine
         self.default_tokens = default_tokens
         self.metrics = Metrics()
-        self._name, self._numbers = secrets.token_hex(8), itertools.count()
+        # The identifiers of replies: a name for this run of the server, and a number.
+        self._name = secrets.token_hex(8)
+        self._numbers = itertools.count()
         for one in served:
             engine.of(one.servers)
-        # Others do not wait for members that think, for grammars that are compiled, and for servers.
+        # Requests that are planned soon do not wait for members that think, for compiled grammars, or for servers.
         self._quick = FairPool(1, "hf-adafuse plans")
         self._long = {one: FairPool(engine.max_batch_size, "hf-adafuse thoughts") for one in engine.all}
 
     def close(self) -> None:
+        """Plan no more requests."""
         for planner in (self._quick, *self._long.values()):
             planner.close()
 
     def find(self, name: str) -> ServedEnsemble:
-        """The ensemble of a name."""
+        """
+        The ensemble of a name.
+
+        Raises:
+            ApiError: there is none.
+        """
         if name not in self.served:
             known = ", ".join(self.served)
             raise ApiError(404, f"`model` must be one of {known}, but is {name[:100]!r}.", "model_not_found", "model")
@@ -78,16 +87,18 @@ class Service:
         Make the calls of a request, and put them into the queue.
 
         Args:
-            request (`ChatRequest` or `CompletionRequest`)
-            client (`str`): who asks; clients take turns.
+            request (`ChatRequest` or `CompletionRequest`): the request.
+            client (`str`): an identifier of the client, like its address. Clients take turns.
 
         Raises:
-            ApiError: a request that cannot be honoured, or no place in the queue.
+            ApiError: the request cannot be honoured, or there is no place in the queue.
         """
-        began, served = time.monotonic(), self.find(request.model)
+        began = time.monotonic()
+        served = self.find(request.model)
         is_chat = isinstance(request, ChatRequest)
         prompts: list[Any] = [request] if is_chat else list(request.prompts)  # type: ignore[union-attr]
-        number, samples = request.n or 1, self._samples(request, served)
+        number = request.n or 1
+        samples = self._samples(request, served)
         seed = request.seed or 0
         if samples and request.seed is None:
             seed = secrets.randbelow(2**31)
@@ -140,8 +151,8 @@ class Service:
 
     async def _texts(self, answer: Reply) -> AsyncIterator[tuple[dict[ReplyChoice, str], bool]]:
         """
-        New text by choice, as it comes, and whether it is the last. The text that comes with the end of a choice may be
-        empty.
+        Yields new text by choice, as it comes, and whether it is the last of the reply. The text that comes with the
+        end of a choice may be empty.
 
         Raises:
             ApiError: a call has failed.
@@ -162,13 +173,14 @@ class Service:
             yield texts, left == 0
 
     def abandon(self, answer: Reply) -> None:
-        """The client is gone: cancel its calls."""
+        """Cancel the calls of a client that is gone."""
         for call in answer.calls:
             if call.rounds is None:
                 self.engine.of(call.served.servers).cancel(call)
                 answer.events.tell(call, ClientGoneError())
 
     def _samples(self, request: Request, served: ServedEnsemble) -> bool:
+        """Whether tokens are sampled: as the request says, or the settings where it names no temperature."""
         try:
             config = served.settings(request.options.settings, request.options.drawn)
         except ValueError as error:
@@ -188,10 +200,12 @@ class Service:
         if (number := max(engines.values())) > most:
             raise ApiError(400, f"A request must be of at most {most} texts here, but is of {number}. Ask for less.")
         _reserve(engines, client)
-        choices, turns = list[ReplyChoice](), None
+        choices: list[ReplyChoice] = []
+        turns = None
         try:
             for served, prompt, seed, indices in targets:
-                plan, work = None, functools.partial(self._plan, served, prompt, request, seed, self.default_tokens)
+                work = functools.partial(self._plan, served, prompt, request, seed, self.default_tokens)
+                plan = None
                 if may_be_at_once(served, request, samples):
                     with suppress(UnknownPlanError):
                         plan = work()
@@ -228,7 +242,7 @@ class Service:
 
 
 def _reserve(engines: Counter[Engine], client: str) -> None:
-    """Places in the queues of engines, in each so many, or in none of them."""
+    """Reserve places in the queues of these engines: in each as many as its count, or none in any of them."""
     reserved = Counter[Engine]()
     try:
         for engine, number in engines.items():

@@ -1,4 +1,7 @@
-"""Turns between two passes of the engine: in each a member thinks for a call, or another engine runs a pass."""
+"""`Turns`: lets another thread run the models between two passes of the engine.
+
+In a turn a member thinks for a call, or another engine runs a pass.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class CancelledError(Exception):
 
 
 class TurnGiver(Protocol):
-    """What gives turns: the engine."""
+    """The engine, as far as it gives turns."""
 
     def add_turns(self, turns: Turns) -> None: ...
     def remove_turns(self, turns: Turns) -> None: ...
@@ -24,16 +27,16 @@ class TurnGiver(Protocol):
 
 class Turns:
     """
-    The turns in which members think for one call, or another engine runs its passes, in a thread of its own: the engine
-    gives one between two passes, so that no two threads run the models at the same time. See
+    The turns of one thread, in which members think for a call, or another engine runs its passes. The engine gives one
+    turn between two passes, so that no two threads run the models at the same time. See
     [`~hf_adafuse.members.thoughts.Pace`].
 
     Args:
         engine (`Engine`): gives the turns.
 
     Attributes:
-        hold, resume (`Callable`): called in the thinking thread when a turn ends, and when the next one begins.
-        most_tokens (`int`, *optional*): of a prompt.
+        hold, resume (`Callable`): called in the other thread when its turn ends, and when its next turn begins.
+        most_tokens (`int`, *optional*): the most tokens of a prompt for which members think.
     """
 
     def __init__(self, engine: TurnGiver) -> None:
@@ -47,11 +50,14 @@ class Turns:
 
     def begin(self, num_tokens: int) -> None:
         """
-        Wait for the first turn. `num_tokens`: the length of the prompt.
+        Wait for the first turn.
+
+        Args:
+            num_tokens (`int`): the length of the prompt.
 
         Raises:
-            ValueError: it is too long.
-            CancelledError: as of `cancel`.
+            ValueError: the prompt is too long.
+            CancelledError: `cancel` was called.
             StoppedError: the engine stops.
         """
         if self.most_tokens is not None and num_tokens > self.most_tokens:
@@ -81,7 +87,7 @@ class Turns:
         self._is_over.acquire()
 
     def cancel(self, error: Exception | None = None) -> None:
-        """Make the next `begin` or `next` raise an error."""
+        """Make the next `begin` or `next` raise an error, by default a [`CancelledError`]."""
         self._error = error or CancelledError()
 
     def _wait(self) -> None:

@@ -49,7 +49,7 @@ to 2 minutes, and seldom after that."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     models = parser.add_argument_group("members (default: the benchmark's own pair, enlarged)")
@@ -106,7 +106,7 @@ def _add_what_is_measured(what: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     if args.plot is not None and Path(args.plot).suffix != ".png":
         raise ValueError(f"`--plot` must be a file name that ends in .png, but is {args.plot!r}. Rename it.")
     from ...cli.members import check_loaded_here

@@ -24,7 +24,7 @@ with other scores, the largest differences first, then those where the texts alo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _DETAILS
     parser.add_argument("a", metavar="A.jsonl", help="the answers to compare with")
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     from ..evaluation.disagreements import compare, show_disagreements, show_figures
     from ..evaluation.samples import read_results
 

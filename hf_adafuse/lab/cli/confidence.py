@@ -30,14 +30,14 @@ _FEW = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _DETAILS
     add_asking_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     from .fit_answers import ask_members, score_of
 
     _, said, names = ask_members(args, with_answers=True)

@@ -45,7 +45,7 @@ ENSEMBLE = "ensemble"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("--tasks", required=True, type=name_list, metavar="TASK,TASK", help="names, or files of tasks")
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
     if args.methods is not None:
         _configs(args.methods, args)

@@ -43,14 +43,14 @@ the fusion is chosen only where it is above the best member by more than one sta
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _DETAILS
     add_asking_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     from .fit_answers import MemberJobs
 
     output = Path(args.output)

@@ -22,14 +22,14 @@ Intervals are Clopper and Pearson's, of 95 %."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _DETAILS
     add_asking_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     from ..evaluation.headroom import Headroom
     from .fit_answers import ask_members, sames_of, score_of
     from .fit_report import show_headroom

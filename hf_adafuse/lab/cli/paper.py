@@ -60,7 +60,7 @@ _DEMO_MEMBERS = {"table2": 3}  # of the other ones two
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, put on a parser of the caller's."""
+    """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _DETAILS
     parser.add_argument("what", choices=_CHOICES, metavar="NAME", help="which: see above")
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command. Returns the exit code."""
     from ..evaluation.harness import check_installed
 
     check_installed()
