@@ -61,7 +61,7 @@ def warn_of_damaged_prompts(
 
     Args:
         handles (`list[ModelHandle]`): the main model first.
-        prompts (`list[list[list[int]]]`): of each, its ids of each prompt.
+        prompts (`list[list[list[int]]]`): per member and prompt, the member's ids.
         unread (`list[int]`): the assistants, by number, whose prompts have been made of the main model's ids.
     """
     main, main_prompts = handles[0], prompts[0]
