@@ -17,7 +17,7 @@ def word_confidences(log_probs: Sequence[Sequence[Sequence[float]]], weights: Se
     Args:
         log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of its tokens; empty
             for a member that has not scored the text.
-        weights (`list[float]`): of the members; positive.
+        weights (`list[float]`): the members' weights; positive.
 
     Returns:
         per word a number from 0 to 1; `None` where no member has scored it.

@@ -25,7 +25,7 @@ class Repository:
 
     Args:
         name (`str`): a local folder or a Hub name.
-        options (`dict`): of loading from the Hub: `revision`, `token`, `cache_dir` ...
+        options (`dict`): the options of loading from the Hub: `revision`, `token`, `cache_dir` ...
     """
 
     name: str
@@ -63,7 +63,7 @@ def with_settings(
 
     Args:
         model (`PreTrainedModel`): the main model.
-        generation_config (`GenerationConfig`, *optional*), kwargs (`dict`): of the call.
+        generation_config (`GenerationConfig`, *optional*), kwargs (`dict`): those that the call was given.
         explicit (`Repository`, *optional*): this repository, where the call names it.
 
     Raises:
@@ -111,7 +111,7 @@ def write_custom_generate(
     look there for `generate.py`.
 
     Args:
-        folder (`str`): of the repository.
+        folder (`str`): the repository's folder.
         requirements (`list[str]`, *optional*): what the code needs; by default what this code needs.
         architecture (`str`, *optional*): the main model's class; its config then says where `from_pretrained` finds the
             class that decodes with the ensemble. `None` for a repository without weights.

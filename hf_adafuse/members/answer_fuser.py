@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-# In tokens of the fuser: all that it reads, of that each answer, and what it writes. As released.
-MAX_LENGTH, CANDIDATE_MAXLENGTH, MAX_NEW_TOKENS, NUM_BEAMS = 1024, 128, 128, 4
+# As released, in tokens of the fuser: the most that it reads, the most of each answer in that, and the most it writes.
+MAX_LENGTH = 1024
+CANDIDATE_MAXLENGTH = 128
+MAX_NEW_TOKENS = 128
+NUM_BEAMS = 4
 _SEPARATOR = "</s>"
 _REQUEST = "Summarize candidates into a better one for the given instruction:"
 _SPECIAL = re.compile(r"</s>|<extra_id_\d+>")
@@ -55,7 +58,8 @@ class AnswerFuser:
         """The ids of what it reads."""
         source = _SPECIAL.sub(" ", source)
         shortened = [self._shortened(_SPECIAL.sub(" ", candidate)) for candidate in candidates]
-        ids, of_source = self._encode(fuser_input(source, shortened)), self._encode(source)
+        ids = self._encode(fuser_input(source, shortened))
+        of_source = self._encode(source)
         while len(ids) > MAX_LENGTH and of_source:
             of_source = of_source[len(ids) - MAX_LENGTH :]
             ids = self._encode(fuser_input(self._tokenizer.decode(of_source), shortened))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import BatchEncoding
 from transformers.utils import logging
@@ -45,27 +45,46 @@ PLAIN_TEMPLATE = (
 
 _PROBE = "hf-adafuse"
 
-# Arguments of `apply_chat_template`, of tokenizers and processors, that are no variables of a template: the values
-# that ask for what is done here anyway, the rule, and what to do instead of another value.
-_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str, str]] = {
-    "tokenize": ((True,), "be True", "`chat_inputs` makes ids; for the text call each tokenizer's own method."),
-    "return_dict": ((True,), "be True", "`chat_inputs` returns ids and masks by name."),
-    "return_tensors": ((None, "pt"), 'be "pt"', "`generate()` takes torch's tensors."),
-    "padding": (
+
+class _FixedArgument(NamedTuple):
+    """The values of an argument that ask for what `chat_inputs` does anyway, the rule that an error names, and what to
+    do instead of passing another value."""
+
+    values: tuple[Any, ...]
+    rule: str
+    advice: str
+
+
+# Arguments of `apply_chat_template`, of tokenizers and processors, that are no variables of a template.
+_ARGUMENTS = {
+    "tokenize": _FixedArgument(
+        (True,), "be True", "`chat_inputs` makes ids; for the text call each tokenizer's own method."
+    ),
+    "return_dict": _FixedArgument((True,), "be True", "`chat_inputs` returns ids and masks by name."),
+    "return_tensors": _FixedArgument((None, "pt"), 'be "pt"', "`generate()` takes torch's tensors."),
+    "padding": _FixedArgument(
         (True, False, None, "longest", "do_not_pad"),
         'be True or "longest"',
         "The chats are padded on the left to the longest one, as `generate()` needs them.",
     ),
-    "truncation": (
+    "truncation": _FixedArgument(
         (False, None, "do_not_truncate"),
         "be False",
         "Each member's tokenizer would cut the chat at another place. Leave out messages instead.",
     ),
-    "max_length": ((None,), "be left out", "Chats are not cut. Leave out messages instead."),
-    "return_assistant_tokens_mask": ((False, None), "be False", "It is for training; `generate()` does not take it."),
-    "tokenizer_kwargs": ((None, {}), "be left out", "The ids are those of the members' tokenizers as they are."),
-    "processor_kwargs": ((None, {}), "be left out", "It is for processors; pass their tokenizers and leave it out."),
-    "load_audio_from_video": ((False, None), "be False", "It is for processors of audio; members read text."),
+    "max_length": _FixedArgument((None,), "be left out", "Chats are not cut. Leave out messages instead."),
+    "return_assistant_tokens_mask": _FixedArgument(
+        (False, None), "be False", "It is for training; `generate()` does not take it."
+    ),
+    "tokenizer_kwargs": _FixedArgument(
+        (None, {}), "be left out", "The ids are those of the members' tokenizers as they are."
+    ),
+    "processor_kwargs": _FixedArgument(
+        (None, {}), "be left out", "It is for processors; pass their tokenizers and leave it out."
+    ),
+    "load_audio_from_video": _FixedArgument(
+        (False, None), "be False", "It is for processors of audio; members read text."
+    ),
 }
 
 
@@ -167,10 +186,10 @@ def takes_system(tokenizers: Sequence[Any]) -> bool:
 
 
 def _template_variables(given: dict[str, Any], tokenizers: Sequence[Any]) -> dict[str, Any]:
-    """What of the further arguments the templates get: not those that say what is done here anyway."""
-    for name, (taken, rule, advice) in _ARGUMENTS.items():
-        if name in given and not any(given[name] is value or given[name] == value for value in taken):
-            raise ValueError(f"`{name}` must {rule}, but is {given[name]!r}. {advice}")
+    """The further arguments that the templates get: all but those that ask for what is done here anyway."""
+    for name, fixed in _ARGUMENTS.items():
+        if name in given and not any(given[name] is value or given[name] == value for value in fixed.values):
+            raise ValueError(f"`{name}` must {fixed.rule}, but is {given[name]!r}. {fixed.advice}")
     sanitizes = given.get("sanitize_control_tokens")
     for tokenizer in tokenizers if sanitizes else ():
         if "sanitize_control_tokens" not in inspect.signature(tokenizer.apply_chat_template).parameters:
@@ -188,7 +207,8 @@ def _template_variables(given: dict[str, Any], tokenizers: Sequence[Any]) -> dic
 
 def _templates(tokenizers: Sequence[Any], chosen: str | None) -> list[str | None]:
     """Each member's template, by name or as text; `None` for its default."""
-    main, *others = ([*templates] if isinstance(templates, dict) else None for templates in map(_template, tokenizers))
+    own = [_template(tokenizer) for tokenizer in tokenizers]
+    main, *others = ([*templates] if isinstance(templates, dict) else None for templates in own)  # names of templates
     is_name = main is not None and chosen in main
     if chosen is not None and not is_name and not (isinstance(chosen, str) and ("{{" in chosen or "{%" in chosen)):
         known = "has one template without a name" if main is None else f"has {sorted(main)}"
@@ -197,13 +217,13 @@ def _templates(tokenizers: Sequence[Any], chosen: str | None) -> list[str | None
             f"{chosen!r}, and {_name(tokenizers[0])} {known}. Choose one of these, or leave it out for each member's "
             "default."
         )
-    templates = [chosen, *(chosen if is_name and names and chosen in names else None for names in others)]
-    if not any(template or _template(tokenizer) for tokenizer, template in zip(tokenizers, templates, strict=True)):
+    picked = [chosen, *(chosen if is_name and names and chosen in names else None for names in others)]
+    if not any(template or templates for template, templates in zip(picked, own, strict=True)):
         raise ValueError(
             f"`tokenizers[0]` must have a chat template, or another member's must, but {_name(tokenizers[0])} has none "
             "(base models have none). Set its `chat_template`, or pass a text."
         )
-    return templates
+    return picked
 
 
 def _check_plain(tokenizer: Any, index: int, conversations: Sequence[list[Any]], variables: Mapping[str, Any]) -> None:
@@ -278,7 +298,8 @@ def _special_marks(tokenizer: Any) -> list[str]:
 
 def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
     tokenizer = fast_interface(tokenizer)
-    ordinary, marks = _ordinary_marks(tokenizer), _special_marks(tokenizer)
+    ordinary = _ordinary_marks(tokenizer)
+    marks = _special_marks(tokenizer)
     try:  # what follows a user's message; templates without special tokens have nothing else to be known by
         probe = [{"role": "user", "content": _PROBE}]
         rendered = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)

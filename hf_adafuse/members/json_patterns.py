@@ -28,8 +28,9 @@ def why_unenforced(pattern: str) -> str:
     parts = _PART.findall(pattern)
     if any(re.match(r"\(\?<?[=!]", part) for part in parts):
         return "looks around"
-    swapped = [{"(": ")", ")": "("}.get("(" if part.startswith("(") else part, part) for part in reversed(parts)]
-    if _is_inside(parts, "^") or _is_inside(swapped, "$"):
+    # `$` is tested as `^` on the reversed pattern, in which groups open where they closed.
+    mirrored = [{"(": ")", ")": "("}.get("(" if part.startswith("(") else part, part) for part in reversed(parts)]
+    if _is_inside(parts, "^") or _is_inside(mirrored, "$"):
         return "has an anchor inside"
     is_ascii = all(" " <= char <= "~" for char in pattern)
     if any(_writes_raw(parts, index, is_ascii) for index in range(len(parts))):
@@ -45,7 +46,8 @@ def _is_inside(parts: Sequence[str], anchor: str) -> bool:
         if part.startswith("("):
             outer.append(is_first)
         elif part == ")":
-            outer, is_first = outer[:-1], False
+            outer = outer[:-1]
+            is_first = False
         elif part == "|":
             is_first = outer[-1] if outer else True
         elif part == anchor:
@@ -61,7 +63,8 @@ def _writes_raw(parts: Sequence[str], index: int, is_ascii: bool) -> bool:
     Whether a part writes a character that JSON escapes. The library keeps these out of patterns of ASCII that have
     another way; it knows none of that where a pattern has other characters.
     """
-    part, onward = parts[index], parts[index + 1] if index + 1 < len(parts) else ""
+    part = parts[index]
+    onward = parts[index + 1] if index + 1 < len(parts) else ""
     if part.startswith("(") or part in (")", "|", "^", "$", "?", "*", "+") or re.fullmatch(r"\{\d.*\}", part):
         return False
     if not is_ascii:

@@ -42,10 +42,9 @@ class LogitsReader:
         self._ids_to = ids_to
         self._eos_ids = list(eos_ids)
         self.has_processors = any(processors)
-        self._committed: dict[int, set[Node]] = {}  # per prompt, what has been committed before it was read
-        self._settled: dict[
-            int, ProcessorStates | None
-        ] = {}  # per prompt, of the last token read before the first one unread
+        self._committed: dict[int, set[Node]] = {}  # per prompt, the nodes that were committed while they were unread
+        # Per prompt, the processors' states after the last read token before the first unread one of its prefix.
+        self._states_before_unread: dict[int, ProcessorStates | None] = {}
 
     def read(self, nodes: list[Node], is_committed: bool = False) -> None:
         """Give nodes that have logits their `logprobs`. With `is_committed`, also those below forbidden tokens."""
@@ -61,13 +60,20 @@ class LogitsReader:
         largest = logits.amax(-1)  # NaN where any is
         scores, states, forbidden, processed = self._process(logits, nodes, is_committed)
         asked = [list({*node.children, *self._eos_ids}) for node in nodes]  # what will be asked of each
-        for index, (node, found) in enumerate(
-            zip(nodes, numbers_of(scores, largest, self._num_top, asked), strict=True)
-        ):
+        numbers = numbers_of(scores, largest, self._num_top, asked)
+        for index, (node, found) in enumerate(zip(nodes, numbers, strict=True)):
             # A node lives longer than the pass: it keeps its own row, and a second one only where processors made it.
             row = scores[index].clone() if index in processed else node.logits
             assert row is not None
-            node.logprobs = NodeLogprobs(row, *found[:3], states.get(node), node in forbidden, found[3])
+            node.logprobs = NodeLogprobs(
+                row,
+                found.log_total,
+                found.top,
+                found.top_log_probs,
+                states=states.get(node),
+                is_forbidden=node in forbidden,
+                known=found.known,
+            )
 
     def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
         """Take the processors of further prompts."""
@@ -78,11 +84,12 @@ class LogitsReader:
         """Free what is kept for these finished prompts."""
         for prompt_index in prompts:
             self._committed.pop(prompt_index, None)
-            self._settled.pop(prompt_index, None)
+            self._states_before_unread.pop(prompt_index, None)
 
     def missing(self, path: list[Node], tokens: Sequence[int], start: int = 0) -> list[Node]:
-        """Those of these nodes that have not been read, and those whose scores are gone while that of the next one of
-        `tokens`, from `start` on, is not known. Any other node has the log-probability of every token after it."""
+        """The unread nodes of this path, and the forgotten ones that lack the score of the path's next token. `tokens`
+        are the tokens after each node, and those before `start` need no score. Any other node has the log-probability
+        of every token that is asked for."""
         known = [node.logprobs is not None for node in path]
         for index, (node, token) in enumerate(zip(path, tokens, strict=False)):
             if known[index] and index >= start and node.logprobs.is_forgotten:
@@ -110,7 +117,7 @@ class LogitsReader:
         prompt_index = path[0].prompt_index
         for above, node in pairwise(path):
             if node.logprobs is None and above.logprobs is not None:
-                self._settled[prompt_index] = above.logprobs.states
+                self._states_before_unread[prompt_index] = above.logprobs.states
         committed = {*self._committed.get(prompt_index, ()), *path}
         self._committed[prompt_index] = {node for node in committed if node.logprobs is None}
 
@@ -148,9 +155,12 @@ class LogitsReader:
         self, node: Node, logits: torch.Tensor, states: dict[Node, ProcessorStates]
     ) -> tuple[torch.Tensor, ProcessorStates]:
         """The processed logits of one node, where the processors have a state: that of the node above goes on."""
-        processors, ids, above = self._processors[node.prompt_index], self._ids_to(node), node.parent
-        settled = self._settled.get(node.prompt_index)
-        before = settled if above is None else states.get(above) or above.logprobs.states
+        processors = self._processors[node.prompt_index]
+        ids = self._ids_to(node)
+        if node.parent is None:
+            before = self._states_before_unread.get(node.prompt_index)
+        else:
+            before = states.get(node.parent) or node.parent.logprobs.states
         return processors.begin(ids, logits) if before is None else processors.advance(ids, logits, before)
 
 

@@ -145,7 +145,9 @@ class Member(ABC):
         Raises:
             MemberError: a forward pass failed.
         """
-        trees, first, weighting = self.backend, len(self.backend.trees), self._weighting
+        trees = self.backend
+        first = len(trees.trees)
+        weighting = self._weighting
         prompts = self._prompts[first : first + number]
         with_log_probs = weighting is not None or self._with_facts
         options = with_log_probs, self._can_share
@@ -179,7 +181,8 @@ class Member(ABC):
 
     @abstractmethod
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
-        """What reads log-probabilities off the nodes that its backend has run, `num_top` of the best tokens of each."""
+        """What reads log-probabilities off the nodes that its backend has computed, `num_top` of the best tokens of
+        each."""
 
     def prefill_cost(self, prompt_index: int) -> int:
         """A measure of what reading a prompt costs: parameters times tokens."""
@@ -233,11 +236,13 @@ class Member(ABC):
         return [read(path, ids, self.eos_ids if ends else None) for path, ids, ends in paths]
 
     def forget_logits(self, prompt_index: int) -> None:
-        """Free the logits below a prompt's prefix. The numbers that were copied to the host stay."""
+        """Forget the computed nodes below a prompt's prefix: free their logits. The numbers that were copied to the
+        host stay."""
         _forget(self.root(prompt_index).computed_descendants())
 
     def forget_passed(self, node: Node) -> None:
-        """Free the logits of a node that has been read, and of what hangs beside it; not those of the root."""
+        """Forget a read node, its siblings and the nodes below these siblings: free their logits. Nothing is done at
+        the root."""
         if node.parent is not None and node is not self.root(node.prompt_index):
             _forget([node])
             for other in node.parent.children.values():
@@ -246,14 +251,16 @@ class Member(ABC):
 
     @property
     def can_forget(self) -> bool:
-        """Whether logits may be freed while further texts may come: a node is then run again where one goes on from it.
-        Logits processors look at what they have forbidden."""
+        """Whether nodes may be forgotten while further texts may come: a node from which such a text goes on is then
+        computed again. With logits processors they may not, as it is looked up in the scores what those have
+        forbidden."""
         return self.backend.can_run_again and not self.has_processors
 
     def _read_again_if_forgotten(self, node: Node) -> None:
-        """Make a node whose scores are gone one that has not been read."""
+        """Make a forgotten node one that is not computed."""
         if isinstance(node.logprobs, NodeLogprobs) and node.logprobs.is_forgotten:
-            node.is_computed, node.logits, node.logprobs = False, None, None
+            node.is_computed = False
+            node.logits = node.logprobs = None
             self.backend.forget(node)
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
@@ -327,7 +334,7 @@ class Member(ABC):
         if missing := unread(node for node in above if node is not None):
             self._read(lambda: self.backend.run(missing))
             for node in missing:
-                self.backend.commit(node.prompt_index, [])  # what has been run settles in the prefix
+                self.backend.commit(node.prompt_index, [])  # the nodes are computed: they settle
 
     def _read(self, forward: Callable[[], list[Node]], is_committed: bool = False) -> list[Node]:
         try:

@@ -16,8 +16,8 @@ from ..trees.nodes import Node, leaves_of
 
 # What came after the last three tokens, else after the last two, else after the last one.
 _LENGTHS = (3, 2, 1)
-# With more of them known it begins anew: a hundred bytes each.
-_MOST = 2**20
+# Most remembered n-grams, about 100 bytes each; beyond, the table is cleared.
+_MOST_NGRAMS = 2**20
 
 
 class NgramDrafts:
@@ -53,7 +53,8 @@ class NgramDrafts:
         """Take the most likely token after each of these nodes, which have just been read. It is remembered as what
         follows, and compared with a draft. The share of right drafts decides how many are made."""
         for node in nodes if self._backend.can_prefetch else ():
-            last, top = self._last_ids(node), node.logprobs.top[0]
+            last = self._last_ids(node)
+            top = node.logprobs.top[0]
             self._vocab_size = node.logprobs.row.shape[-1]
             for length, record in self._record.items():
                 if (guess := self._guess(last, length)) is not None:
@@ -68,7 +69,8 @@ class NgramDrafts:
         return [node for level in zip_longest(*chains) for node in level if node is not None]
 
     def _chain(self, node: Node) -> list[Node]:
-        last, nodes = self._last_ids(node), list[Node]()
+        last = self._last_ids(node)
+        nodes: list[Node] = []
         policy = self._backend.policy
         most = min(policy.longest_draft, self._room_after(node))
         lengths = [n for n, (right, of) in self._record.items() if right >= policy.least_right * of]
@@ -86,14 +88,15 @@ class NgramDrafts:
         return self._backend.trees[node.prompt_index].last_ids(node, max(_LENGTHS))
 
     def _guess(self, last: list[int], length: int) -> int | None:
-        """What has come after the last so many of these ids, where there are so many."""
+        """The token that has come after the last `length` of these ids; `None` where it is not known, or there are
+        fewer ids."""
         return self._next.get(tuple(last[-length:])) if length <= len(last) else None
 
     def _add(self, ids: Sequence[int], start: int) -> None:
         """Each token from `start` on follows those before it."""
         if not self._backend.can_prefetch:
             return
-        if len(self._next) > _MOST:
+        if len(self._next) > _MOST_NGRAMS:
             self._next.clear()
         for end in range(start, len(ids)):
             for length in _LENGTHS:

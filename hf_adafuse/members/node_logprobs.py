@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -25,7 +26,7 @@ _MOST_DRAWS = 16
 _LARGE_VOCABULARY = 2**14
 _BLOCK = 512
 _MANY_BLOCKS = 4
-# In the place of scores that are not needed any more.
+# Stands in the place of the scores of a forgotten node.
 _NO_SCORES = torch.empty(0, device="cpu")
 
 
@@ -48,9 +49,11 @@ def best_tokens(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, to
 
 
 def _one_more(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`topk` leaves the order of equal values open: one more, so that a tie at the edge shows."""
+    """The `num_tokens + 1` best scores and ids of each row; the extra one shows a tie at the edge. Equal scores
+    stand in any order, as `topk` leaves them."""
     num_columns = scores.shape[-1]
-    count, num_blocks = min(num_tokens + 1, num_columns), num_columns // _BLOCK
+    count = min(num_tokens + 1, num_columns)
+    num_blocks = num_columns // _BLOCK
     if scores.device.type != "cpu" or num_columns < _LARGE_VOCABULARY or num_blocks < _MANY_BLOCKS * count:
         return scores.topk(count, dim=-1)
     # The best are in the blocks with the best maxima, or behind the last block.
@@ -64,7 +67,7 @@ def _one_more(scores: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torc
 
 
 def _in_order(scores: torch.Tensor, least: torch.Tensor | float, count: int) -> torch.Tensor:
-    """The best ids of one row, equals in their order; of so many the `least` is the last."""
+    """The `count` best ids of one row, equal scores by id; `least` is the lowest score among them."""
     above = (~(scores <= least)).nonzero().flatten()  # NaN among them; to sort a vocabulary takes milliseconds
     equal = (scores == least).nonzero().flatten()
     return torch.cat([above[scores[above].sort(descending=True, stable=True).indices], equal])[:count]
@@ -115,11 +118,11 @@ class NodeLogprobs:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the scores are gone, but for those that have left the device."""
+        """Whether the scores are freed, but for those that were copied to the host."""
         return self.row is _NO_SCORES
 
     def forget(self) -> None:
-        """Free the scores. What has left the device stays."""
+        """Free the scores. Those that were copied to the host stay."""
         self.row = _NO_SCORES
 
     def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
@@ -174,7 +177,7 @@ def draw_token(
     number. One that is not allowed is drawn again; after `_MOST_DRAWS` in vain, one of those that are is drawn.
 
     Args:
-        logprobs (`NodeLogprobs`): of the node after which the token is drawn.
+        logprobs (`NodeLogprobs`): the log-probabilities at the node after which the token is drawn.
         warp (`Callable`, *optional*): gives the scores, of shape `(1, vocab_size)`, from which is drawn. `None`: the
             most likely token is taken.
         numbers (`Iterator[float]`): random ones from 0 to 1.
@@ -207,10 +210,11 @@ def span_log_probs(path: list[NodeLogprobs], ids: list[int], eos_ids: Sequence[i
     The log-probability (nats) of each id of a span, and of the end of the text after it.
 
     Args:
-        path (`list[NodeLogprobs]`): of the node before the span, and of those of its ids as far as they are needed.
+        path (`list[NodeLogprobs]`): the log-probabilities at the node before the span, then at the nodes of its ids.
+            Those at its last id are needed with `eos_ids` alone.
         ids (`list[int]`): the span.
-        eos_ids (`list[int]`, *optional*): where the text ends after it, what may end it: their probabilities are
-            summed.
+        eos_ids (`list[int]`, *optional*): the end-of-sequence ids where the text ends after the span: their
+            probabilities are summed.
     """
     pairs = list(zip(path, ids, strict=False))
     look_up([*pairs, *[(path[-1], token) for token in eos_ids or ()]])
@@ -226,36 +230,68 @@ def log_sum(values: Sequence[float]) -> float:
     return most if most == -math.inf else most + math.log(math.fsum(math.exp(value - most) for value in values))
 
 
+class RowNumbers(NamedTuple):
+    """
+    What leaves the device of one row of scores.
+
+    Args:
+        log_total (`float`): log of the sum of the exponentials of all scores.
+        top (`list[int]`), top_log_probs (`list[float]`): the best tokens, best first, and their log-probabilities.
+        known (`dict[int, float]`): by token, the scores of the best tokens and of those that were asked for.
+    """
+
+    log_total: float
+    top: list[int]
+    top_log_probs: list[float]
+    known: dict[int, float]
+
+
 def numbers_of(
     scores: torch.Tensor, largest: torch.Tensor, num_top: int, asked: list[list[int]]
-) -> Iterator[tuple[float, list[int], list[float], dict[int, float]]]:
+) -> Iterator[RowNumbers]:
     """
-    What leaves the device: of each row the log of the total of the exponentials, the best tokens with their
-    log-probabilities, and by token the scores that are asked for.
+    The numbers of each row of scores that leave the device, in one copy for all rows.
+
+    Args:
+        scores (`torch.FloatTensor` of shape `(num_rows, vocab_size)`): the processed logits.
+        largest (`torch.FloatTensor` of shape `(num_rows,)`): the largest of each row's logits before processing; NaN
+            where any is.
+        num_top (`int`): how many of the best tokens leave the device.
+        asked (`list[list[int]]`): per row, the tokens whose scores leave it too.
 
     Raises:
-        ForwardError: logits that are NaN or infinite, by the largest of each row.
+        ForwardError: the logits of a row are NaN or infinite.
     """
     values, ids = _one_more(scores, num_top)
+    num_rows, width = values.shape
     # The largest score is taken out first and put back in float64: large logits must not cost digits.
     totals = (scores - values[:, :1]).exp_().sum(-1).log().double() + values[:, 0].double()
     rows = [row for row, tokens in enumerate(asked) for _ in tokens]
     tokens_asked = [token for tokens in asked for token in tokens]
     where = to_device(torch.tensor([rows, tokens_asked], dtype=torch.long, device="cpu"), scores.device)
     parts = [largest, totals, values.flatten(), ids.flatten(), scores[where[0], where[1]]]
-    numbers = iter(torch.cat([part.double() for part in parts]).tolist())
-    num_rows, width = values.shape
+    numbers = torch.cat([part.double() for part in parts]).tolist()
+    maxima, log_totals, best_scores, best_ids, asked_scores = _split(numbers, [len(part) for part in parts])
+    if not all(map(math.isfinite, maxima)):
+        raise ForwardError("its logits are NaN" if any(map(math.isnan, maxima)) else "its logits are infinite")
+    of_rows = zip(
+        log_totals,
+        _split(best_scores, [width] * num_rows),
+        _split(best_ids, [width] * num_rows),
+        _split(asked_scores, [len(tokens) for tokens in asked]),
+        strict=True,
+    )
+    for row, (total, top_scores, ids_in_order, scores_asked) in enumerate(of_rows):
+        log_total = 0.0 if math.isnan(total) else total  # NaN where every token is forbidden
+        if any(one == other for one, other in pairwise(top_scores)):
+            ids_in_order = _in_order(scores[row], top_scores[-1], width).tolist()
+        top = [int(token) for token in ids_in_order[:num_top]]
+        top_scores = top_scores[:num_top]
+        known = dict(zip(asked[row], scores_asked, strict=True)) | dict(zip(top, top_scores, strict=True))
+        yield RowNumbers(log_total, top, [value - log_total for value in top_scores], known)
 
-    def take(count: int) -> list[float]:
-        return list(itertools.islice(numbers, count))
 
-    if not all(map(math.isfinite, most := take(num_rows))):
-        raise ForwardError("its logits are NaN" if any(map(math.isnan, most)) else "its logits are infinite")
-    of_totals = [0.0 if math.isnan(total) else total for total in take(num_rows)]  # where every token is forbidden
-    of_values, of_ids = [[take(width) for _ in range(num_rows)] for _ in range(2)]
-    for row, (total, best, tokens) in enumerate(zip(of_totals, of_values, of_ids, strict=True)):
-        if any(one == other for one, other in pairwise(best)):
-            tokens = _in_order(scores[row], best[-1], width).tolist()
-        top, top_scores = [int(token) for token in tokens[:num_top]], best[:num_top]
-        known = dict(zip(asked[row], take(len(asked[row])), strict=True)) | dict(zip(top, top_scores, strict=True))
-        yield total, top, [value - total for value in top_scores], known
+def _split(numbers: list[float], sizes: Sequence[int]) -> list[list[float]]:
+    """A list cut into parts of these sizes."""
+    ends = itertools.accumulate(sizes)
+    return [numbers[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -70,5 +70,5 @@ def planned_pass(
 
 
 def unread(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes among these without `logprobs`, each once."""
+    """The unread nodes among these, each once."""
     return list({id(node): node for node in nodes if node.logprobs is None}.values())

@@ -81,7 +81,7 @@ def main_processors(
         model (`PreTrainedModel`): any, with the methods of `generate()`.
         request (`ProcessorRequest`)
         padded (`list[list[int]]`), prompts (`list[list[int]]`): the ids of each prompt, with and without padding.
-        device (`torch.device`): of the ids.
+        device (`torch.device`): the device of the ids that processors get.
         grammar (*optional*): a processor over the ids without padding.
     """
     made = []

@@ -66,7 +66,7 @@ class PromptProcessors:
 
     Args:
         steps (`list[ProcessorStep]`): in the order in which they act.
-        num_prompt_tokens (`int`): of the prompt, without padding.
+        num_prompt_tokens (`int`): the length of the prompt, without padding.
 
     Attributes:
         is_stateful (`bool`): whether the order and number of calls matters to one of them.
@@ -101,7 +101,8 @@ class PromptProcessors:
     def _follow(
         self, ids: list[int], scores: torch.Tensor, states: ProcessorStates
     ) -> tuple[torch.Tensor, ProcessorStates]:
-        scores, reached = scores[None].clone(), ProcessorStates()
+        scores = scores[None].clone()
+        reached: ProcessorStates = []
         for step, state in zip(self.steps, states, strict=True):
             if is_stateful(step.processor):
                 scores, following = _call_stateful(step, state, ids[-1], scores)
@@ -119,7 +120,8 @@ class PromptProcessors:
 
 def _call_stateless(step: ProcessorStep, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Call a processor that is a function of the ids; with each text in as many rows as it may have been made for."""
-    size, shortest = len(step.batch), _SHORTEST.get(type(step.processor))
+    size = len(step.batch)
+    shortest = _SHORTEST.get(type(step.processor))
     if shortest is not None and scores.is_cpu and _is_list_of_ids(step.processor.eos_token_id):
         is_long = rows.shape[-1] >= shortest(step.processor)
         return scores if is_long else _without(scores, step.processor.eos_token_id)
@@ -150,11 +152,13 @@ def _call_stateful(
     prompts, which are at other lengths: they go on with the best token that the processor lets them have.
     """
     if state is None:
-        stateful, ids = StatefulProcessor(step.processor), torch.tensor(step.batch, device=scores.device)
+        stateful = StatefulProcessor(step.processor)
+        ids = torch.tensor(step.batch, device=scores.device)
     else:
         others = state.others.clone()
         others[step.row] = token
-        stateful, ids = state.stateful, torch.cat([state.ids, others[:, None]], dim=1)
+        stateful = state.stateful
+        ids = torch.cat([state.ids, others[:, None]], dim=1)
     try:
         stateful, result = stateful.after(ids, _with_others(scores, len(ids), step.row))
     except CopyError as error:

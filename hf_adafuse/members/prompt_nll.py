@@ -18,12 +18,17 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     such text.
 
     Args:
-        vocabulary (`Vocabulary`), ids (`list[int]`): the member's, all of the prompt.
-        log_probs (`list[float]`): of its last ids (nats).
-        weighting (`str`): `"prompt"`; `"examples"`: of the tokens that write the answers of its examples, of which a
-            chat has none: earlier answers in it are most often the ensemble's own; `"examples_or_prompt"`: of these,
-            or, where it has no examples and is no chat, of all; `"question"`: of what comes after its last empty line,
-            or of all where it has none.
+        vocabulary (`Vocabulary`): the member's.
+        ids (`list[int]`): the member's ids of the whole prompt.
+        log_probs (`list[float]`): the log-probability (nats) of each of the last ids; those of the first ids may be
+            unknown.
+        weighting (`str`): which tokens of the prompt count:
+
+            - `"prompt"`: all.
+            - `"examples"`: those of the answers of its worked examples. A chat has none: earlier answers in it are most
+              often the ensemble's own.
+            - `"examples_or_prompt"`: those of the answers; all where the prompt has no examples and is no chat.
+            - `"question"`: those after its last empty line; all where it has no empty line.
     """
     pieces = [vocabulary.piece(token) for token in ids]
     ends = list(itertools.accumulate(map(len, pieces)))
@@ -109,7 +114,8 @@ def _after_its_last_word(earlier: bytes, line: bytes) -> Spans:
     head, _, word = line.rstrip(b" ").rpartition(b" ")
     if not head.strip() or line.endswith(b"\n"):
         return []
-    cue, first = line[len(head) :], head.split()[0] + b" "
+    cue = line[len(head) :]
+    first = head.split()[0] + b" "
     return [
         (start + at + len(cue), start + len(other))
         for start, other in _lines(earlier)

@@ -83,7 +83,7 @@ class _Reader:
         self._seen.add(path)
         first = next((keyword for keyword in EXCLUSIVE_KEYWORDS if keyword in schema), None)
         if first is not None:
-            self._read_first(schema, path, first)
+            self._read_exclusive(schema, path, first)
             return
         types = ["string"] if is_name and "type" not in schema else types_read(schema)
         if not types:
@@ -119,8 +119,10 @@ class _Reader:
             self._note(keyword, path, f"taken for that at {where}, as names like `title` do not count")
         return known != meaning
 
-    def _read_first(self, schema: Any, path: tuple[str, ...], first: str) -> None:
-        value, possible = schema[first], self._types({first: schema[first]})
+    def _read_exclusive(self, schema: Any, path: tuple[str, ...], first: str) -> None:
+        """Read a schema with an exclusive keyword, `first`: xgrammar reads nothing that stands beside it."""
+        value = schema[first]
+        possible = self._types({first: value})
         for keyword in assertions(schema, possible):
             if keyword != first and not self._is_implied(schema, first, keyword, possible):
                 self._note(keyword, path, "" if keyword in IGNORED else f"beside `{first}`")
@@ -154,8 +156,11 @@ class _Reader:
         return False
 
     def _read_object(self, schema: Any, path: tuple[str, ...]) -> None:
-        properties, patterns = (schema.get(key) or {} for key in ("properties", "patternProperties"))
-        names, others = schema.get("propertyNames"), others_keyword(schema)
+        """Read the keywords of objects, and note those that the grammar drops beside others."""
+        properties = schema.get("properties") or {}
+        patterns = schema.get("patternProperties") or {}
+        names = schema.get("propertyNames")
+        others = others_keyword(schema)
         for required in schema.get("required", ()):
             if required not in properties:
                 self._note("required", path, f"{required!r} is not in `properties`")
@@ -181,11 +186,10 @@ class _Reader:
             self.read(schema[others], (*path, others))
 
     def _read_patterns(self, schema: Any, path: tuple[str, ...]) -> None:
-        patterns, properties, others = (
-            schema["patternProperties"],
-            schema.get("properties") or {},
-            others_keyword(schema),
-        )
+        """Read `patternProperties`, which the grammar may not enforce with several patterns or beside `properties`."""
+        patterns = schema["patternProperties"]
+        properties = schema.get("properties") or {}
+        others = others_keyword(schema)
         if len(patterns) > 1:
             self._note("patternProperties", path, "several patterns may match a name")
         elif any(not holds(name, "not", {"pattern": pattern}) for name in properties for pattern in patterns):
@@ -205,7 +209,9 @@ class _Reader:
         self.read(schema.get(others), (*path, others))
 
     def _read_string(self, schema: Any, path: tuple[str, ...]) -> None:
-        form, pattern = schema.get("format"), schema.get("pattern")
+        """Read the keywords of strings. A known `format` stands in the place of `pattern`, and either of lengths."""
+        form = schema.get("format")
+        pattern = schema.get("pattern")
         instead = "format" if form in KNOWN_FORMATS else None if pattern is None else "pattern"
         for keyword in ("minLength", "maxLength", "pattern"):
             if instead not in (None, keyword) and keyword in assertions(schema):
@@ -275,11 +281,13 @@ class _Reader:
         """Whether no value that the grammar of one of the schemas allows is valid by the other."""
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
             return one is False or other is False
-        types, others = self._types(one), self._types(other)
+        types = self._types(one)
+        others = self._types(other)
         sides = ((types, self._types(other, is_said=True)), (others, self._types(one, is_said=True)))
         if all(left and right and not numbers_alike(left) & numbers_alike(right) for left, right in sides):
             return True
-        values, other_values = listed_values(one), listed_values(other)
+        values = listed_values(one)
+        other_values = listed_values(other)
         if values is not None and other_values is not None:
             return not any(is_same_value(value, other_value) for value in values for other_value in other_values)
         if types != {"object"} or others != {"object"}:

@@ -13,8 +13,8 @@ from ..servers.served_model import ServedModel
 from .vocabulary import Vocabulary
 
 _PROBES = ("The quick brown fox jumps over the lazy dog.", " In 1492, Columbus sailed", "\n\tif x[0] == 'é':  # 3.14")
-# Seconds without a question after which it may have been started anew unseen.
-_LONG = 30.0
+# After 30 idle seconds the server may have restarted unnoticed.
+_LONG_IDLE_SECONDS = 30.0
 # Of more tokens than a block of most servers' caches has, less where the context is smaller; nothing in it repeats, so
 # that what comes next is uncertain, and differs between models.
 _TEXT = (
@@ -41,7 +41,7 @@ def check_served(model: ServedModel, name: str, vocabulary: Vocabulary) -> None:
         ValueError: the server's tokenizer is another, it does not answer, or it serves another model than before.
     """
     api = model.api
-    if api.connection.idle_seconds > _LONG:
+    if api.connection.idle_seconds > _LONG_IDLE_SECONDS:
         api.connection.count_absence()
     if api.known is not None and not api.was_away:
         return

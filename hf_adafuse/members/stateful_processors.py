@@ -117,7 +117,7 @@ class StatefulProcessor:
 
         Args:
             ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`), scores (`torch.FloatTensor` of shape
-                `(batch_size, vocab_size)`): of the call; they stay as they are.
+                `(batch_size, vocab_size)`): the arguments of the call; they stay as they are.
 
         Raises:
             CopyError: it can no longer be copied.

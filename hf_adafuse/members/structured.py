@@ -39,9 +39,10 @@ def read_structured(given: Any) -> tuple[str, str] | None:
     that the grammar does not enforce, once for each schema.
 
     Args:
-        given (`dict`): of one item: `json_schema` (a dict, its text, or a pydantic model), `regex`, `grammar` (in GBNF
-            notation, its start rule named `root`) or `structural_tag` (a dict or its text, of xgrammar's form: words
-            in which tagged parts follow a grammar). Beside a schema or a tag, `strict` (`bool`): refuse such keywords.
+        given (`dict`): a dict with one of these keys: `json_schema` (a dict, its text, or a pydantic model), `regex`,
+            `grammar` (in GBNF notation, its start rule named `root`) or `structural_tag` (a dict or its text, of
+            xgrammar's form: words in which tagged parts follow a grammar). Beside a schema or a tag it may have
+            `strict` (`bool`): refuse such keywords.
 
     Raises:
         ValueError: it is no such dict.
@@ -55,7 +56,9 @@ def read_structured(given: Any) -> tuple[str, str] | None:
             f"`structured` must be a dict with one of {list(KINDS)}, but is {given!r}. Pass "
             '{"json_schema": {...}}, say.'
         )
-    ((kind, value), strict) = (kinds[0], given[kinds[0]]), given.get("strict", False)
+    kind = kinds[0]
+    value = given[kind]
+    strict = given.get("strict", False)
     if strict not in (True, False) or ("strict" in given and kind not in _WITH_SCHEMAS):
         raise ValueError(
             f"`structured['strict']` must be True or False beside a JSON schema, but is {strict!r} beside {kind!r}. "
@@ -184,7 +187,8 @@ def compile_grammar(structured: tuple[str, str], vocabulary: Vocabulary, eos_ids
             f"`structured` must be used with members that can end a text, but {member} has no end-of-sequence id. Set "
             "`eos_token_id` in its generation config."
         )
-    grammar, compiler = parse_grammar(structured), _compiler(vocabulary, eos_ids, structured[0] == "json_schema")
+    grammar = parse_grammar(structured)
+    compiler = _compiler(vocabulary, eos_ids, structured[0] == "json_schema")
     with _compiling(f"`structured[{structured[0]!r}]`"):
         processor = GrammarProcessor(compiler.compile_grammar(grammar), xgrammar)
     if not processor.can_begin(len(vocabulary.all_pieces())):
@@ -197,7 +201,8 @@ def compile_grammar(structured: tuple[str, str], vocabulary: Vocabulary, eos_ids
 
 def _compiler(vocabulary: Vocabulary, eos_ids: list[int], is_json: bool) -> Any:
     """What compiles for a vocabulary, made once: that may take a second."""
-    xgrammar, compilers = _library("`structured`"), _COMPILERS.setdefault(vocabulary, {})
+    xgrammar = _library("`structured`")
+    compilers = _COMPILERS.setdefault(vocabulary, {})
     key = is_json, *eos_ids
     if key not in compilers:
         pieces = [b"" if is_json and _CONTROLS.search(piece) else piece for piece in vocabulary.all_pieces()]

@@ -27,8 +27,8 @@ class ToolCall:
     A call of a tool.
 
     Args:
-        name (`str`): of the tool.
-        arguments (`str`): in JSON.
+        name (`str`): the tool's name.
+        arguments (`str`): the arguments, in JSON.
         id (`str`): by which the answer to it will be known.
     """
 

@@ -200,7 +200,8 @@ class Vocabulary:
     def _frame(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before a text and behind it."""
         for text in ("a", "A", "1", "."):
-            ids, own = self._with_special_tokens(text), self._without_special_tokens(text)
+            ids = self._with_special_tokens(text)
+            own = self._without_special_tokens(text)
             places = [at for at in range(len(ids) - len(own) + 1) if own and ids[at : at + len(own)] == own]
             if places:
                 return ids[: places[0]], ids[places[0] + len(own) :]
@@ -329,11 +330,13 @@ def _copied(tokenizer: Any) -> Any:
 
 def _copied_backend(backend: Any) -> Any:
     """A fast tokenizer's core with the same model; `None` where added tokens would have other ids."""
-    kind, parts = type(backend), {name: part for name in _PARTS if (part := getattr(backend, name)) is not None}
+    kind = type(backend)
+    parts = {name: part for name in _PARTS if (part := getattr(backend, name)) is not None}
     # Not each kind of part can be copied: that they are read from text is what all have in common.
     states = {name: json.loads(part.__getstate__()) for name, part in parts.items()}
     copies = kind.from_str(json.dumps(_EMPTY | states))
-    own, added = kind(backend.model), backend.get_added_tokens_decoder()
+    own = kind(backend.model)
+    added = backend.get_added_tokens_decoder()
     for name in parts:
         setattr(own, name, getattr(copies, name))
     own.add_tokens([token for _, token in sorted(added.items())])

@@ -56,7 +56,7 @@ def format_html(prompts: Sequence[Sequence[AdaFuseRound]], names: Sequence[str],
 
     Args:
         prompts (`list[list[AdaFuseRound]]`): per prompt, its rounds; shown are the first `MAX_PROMPTS`.
-        names (`list[str]`): of the members, the main model first.
+        names (`list[str]`): the members' names, the main model's first.
         threshold (`float`, *optional*): the margin below which a word was uncertain; `None`: no word was.
     """
     confidences = [value for rounds in prompts[:MAX_PROMPTS] for committed in rounds for value in committed.confidences]

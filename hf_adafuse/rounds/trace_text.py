@@ -33,8 +33,8 @@ def format_trace(rounds: Sequence[AdaFuseRound], names: Sequence[str], stats: di
             confidence  0.82 0.66 0.31
 
     Args:
-        rounds (`list[AdaFuseRound]`): of one prompt.
-        names (`list[str]`): of the members, the main model first.
+        rounds (`list[AdaFuseRound]`): the rounds of one prompt.
+        names (`list[str]`): the members' names, the main model's first.
         stats (`dict`, *optional*): of the output, where it had no other prompt; adds the forward passes.
     """
     blocks = ["Members  " + "  ".join(f"{k}: {name}" for k, name in enumerate(names))]

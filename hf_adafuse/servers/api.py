@@ -43,7 +43,8 @@ class Fingerprint:
     Questions to a server and its answers, by which it is recognized later.
 
     Args:
-        queries (`list[Query]`), log_probs (`list[float]`): of the one token that each asks for, in nats.
+        queries (`list[Query]`): the questions; each asks for one token.
+        log_probs (`list[float]`): per question, the log-probability (nats) of that token.
         most_difference (`float`): nats by which it may differ when it is asked again.
     """
 

@@ -181,7 +181,8 @@ class Connection:
         Send a POST request until there is an answer that can be read.
 
         Args:
-            path (`str`), body (`dict`): of the request.
+            path (`str`): the path of the request, like `"/v1/completions"`.
+            body (`dict`): the body of the request, sent as JSON.
             read (`Callable`): `read(answer, request_id)`; raises `BadAnswer` where it cannot be right, or whatever
                 comes of an answer of another form.
             name_requests (`Callable`, *optional*): `name_requests(body, request_id)`: the body with the name of the

@@ -39,7 +39,7 @@ class Backend:
         policy (`type[Policy]`): the constants for its device.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
-        can_run_again (`bool`): whether a node can be run a second time while nodes below it stay; see `forget`.
+        can_run_again (`bool`): whether a node can be computed a second time while nodes below it stay; see `forget`.
     """
 
     keeps_keys = can_prefetch = can_run_again = True
@@ -100,24 +100,23 @@ class Backend:
         """What has been read of further prompts becomes this backend's, where that is more than their trees."""
 
     def run(self, nodes: Iterable[Node]) -> list[Node]:
-        """Run these nodes and their ancestors. Returns the nodes newly run."""
+        """Run these nodes and their ancestors. Returns the newly computed nodes."""
         raise NotImplementedError
 
     def plan(self, nodes: list[Node]) -> tuple[Callable[[], Any], Callable[[Any], list[Node]]]:
-        """A pass for these nodes in two steps: the work, and what gives its result to the nodes and returns those newly
-        run. Of a member behind a server, the work touches no tree, so that another thread may do it."""
+        """A pass for these nodes in two steps: the work, and what gives its result to the nodes and returns the newly
+        computed ones. Of a member behind a server, the work touches no tree, so that another thread may do it."""
         return lambda: self.run(nodes), list
 
     def forget(self, node: Node) -> None:
-        """A node below a prefix is to be run again: free what is kept of it."""
+        """A forgotten node below a prefix is to be computed again: free what is kept of it."""
 
     def commit(self, prompt_index: int, path: list[Node]) -> None:
         """Append `path`, empty or not, to a prompt's prefix. Nodes below its end stay, and all others are freed."""
         self.trees[prompt_index].commit(path)
 
     def keys_values(self, prompt_index: int) -> KeysValues | None:
-        """A copy of the keys and values of a prompt's committed tokens, as far as they have been run; `None` where the
-        backend has none to give."""
+        """A copy of the keys and values of a prompt's settled tokens; `None` where the backend has none to give."""
         return None
 
     def drop(self, finished: set[int]) -> None:
@@ -132,8 +131,8 @@ class Backend:
         self.trees = [TokenTree(index, list(ids)) for index, ids in zip(self.active, prompts, strict=True)]
 
     def _store(self, nodes: list[Node], logits: torch.Tensor) -> list[Node]:
-        """Give nodes that have been run their logits, of shape `(num_nodes, vocab_size)`. Each node gets a copy of its
-        row: a view would keep the logits of all nodes of the pass for as long as one of them lives."""
+        """Give newly computed nodes their logits, of shape `(num_nodes, vocab_size)`. Each node gets a copy of its row:
+        a view would keep the logits of all nodes of the pass for as long as one of them lives."""
         logits = logits if logits.dtype in (torch.bfloat16, torch.float16) else logits.float()
         for node, node_logits in zip(nodes, logits, strict=True):
             node.logits = node_logits.clone()

@@ -160,7 +160,8 @@ def _plain_logits(model: Any, device: torch.device, ids: list[int]) -> tuple[tor
     """
     texts = [prompt + tail for prompt, tails in zip(_PROMPTS, _BRANCHES, strict=True) for tail in tails]
     batch = torch.tensor([[ids[index] for index in text] for text in texts], device=device)
-    call, eps = ModelCall(model), _eps(model)
+    call = ModelCall(model)
+    eps = _eps(model)
     try:
         # The first pass of a call is the model's own, the others multiply in a quicker way: not in two ways among them.
         own = call(batch, use_memory=False)[0] if eps > 1e-6 else None
@@ -194,7 +195,8 @@ def _noise_of_steps(call: ModelCall, batch: torch.Tensor, whole: torch.Tensor) -
     """How far the logits of ordinary decoding are from those of one pass; 0 where the model has no memory."""
     if call.cache_argument is None:
         return 0.0
-    memory, steps = None, []
+    memory = None
+    steps = []
     try:
         for position in range(batch.shape[1]):
             ids = batch[:1, position : position + 1]

@@ -29,14 +29,16 @@ class BranchRowsBackend(KVCacheBackend):
 
     @torch.no_grad()
     def run(self, nodes: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        """Run these nodes, and those above them, in one forward pass; returns the newly computed nodes."""
         missing = missing_nodes(nodes)
         if not missing:
             return []
         chains = [[node for node in leaf.lineage() if not node.is_computed] for leaf in leaves_of(missing)]
         pasts = [self._columns_above(chain[0]) for chain in chains]
-        width, length = max(map(len, pasts)), max(map(len, chains))
-        fork = make_cache(list(self.cache.gather([[(_ROW, c) for c in [0] * (width - len(p)) + p] for p in pasts])))
+        width = max(map(len, pasts))
+        length = max(map(len, chains))
+        padded_pasts = [[0] * (width - len(past)) + past for past in pasts]  # the mask hides padding
+        fork = make_cache(list(self.cache.gather([[(_ROW, column) for column in past] for past in padded_pasts])))
         ids = [[node.token for node in chain] + [0] * (length - len(chain)) for chain in chains]
         rows = [
             [0] * (width - len(past)) + [1] * (len(past) + len(chain)) + [0] * (length - len(chain))

@@ -27,9 +27,9 @@ class CachedText:
     What a cache holds of one row of its batch.
 
     Attributes:
-        ids (`list[int]`): of the text, without padding.
+        ids (`list[int]`): the ids of the text, without padding.
         start (`int`): the column of the first of them.
-        num_read (`int`): of how many of them, from the first on, the cache holds keys and values.
+        num_read (`int`): how many of the first ids the cache holds the keys and values of.
         length (`int`): how many tokens the text had when these were computed: LongRoPE's follow from it.
         is_whole (`bool`): whether the assistants' ids say all of the text.
     """
@@ -166,7 +166,9 @@ def kept_beginnings(states: Sequence[CachedIds], prompts: Sequence[list[int]]) -
 
 def common_length(rows: Sequence[list[int]]) -> int:
     """The number of first ids that all rows share."""
-    first, last = min(rows), max(rows)  # all others lie between them
+    # In lexicographic order the common prefix of all rows is that of the two extremes.
+    first = min(rows)
+    last = max(rows)
     length = 0
     while length < min(len(first), len(last)) and first[length] == last[length]:
         length += 1

@@ -9,7 +9,7 @@ a row of its own. A prefix that all prompts share is read once, and in one share
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,6 +24,7 @@ from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 from .static_shapes import uncompiled
 from .tree_cache import TreeCache
 
+Layers = Iterable[tuple[torch.Tensor, torch.Tensor]]
 # Logits of prompts held at a time: 256 MB in float32.
 _MOST_PROMPT_LOGITS = 2**26
 
@@ -48,37 +49,56 @@ class KVCacheBackend(Backend):
         log-probabilities are asked for. See [`Backend`]."""
         width = max(map(len, prompts))
         pads = [width - len(ids) for ids in prompts]
-        ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self.device)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        self._can_share = can_share = can_share and cache is None  # what a caller's cache holds is not all read here
-        shared = self._shared_prefix(prompts, with_log_probs) if can_share else None
-        start = cache[0][0].shape[2] if cache else 0
-        if shared is not None:
-            # The logits after the last shared token are needed where the log-probabilities of what follows are.
-            start = len(shared.ids) - (shared.log_probs is not None)
-        self._plant(prompts)
+        self._can_share = can_share and cache is None  # what a caller's cache holds is not all read here
+        shared = self._shared_prefix(prompts, with_log_probs) if self._can_share else None
         num_shared = 0 if shared is None else len(shared.ids)
-        self.slots = KVSlots(len(prompts), num_shared)
-        self.cache = TreeCache(len(prompts))
-        self.cache.fill(_left_padded(shared, pads, start) if shared is not None and start else cache or [], width)
-        for row, (prompt_index, pad) in enumerate(zip(self.active, pads, strict=True)):
-            taken = self.slots.allocate_columns(row, width)
-            self.slots.add_prompt(prompt_index, row, taken[pad:])
-        logits = self._read_prompts(ids, positions, mask if any(pads) else None, start, with_log_probs)
+        num_known = cache[0][0].shape[2] if cache else 0  # of the columns of the left-padded prompts, from the first on
+        known: Layers = cache or []
+        if shared is not None:
+            # The logits after the last shared token are not kept: for the log-probability of the next one it is reread.
+            num_reread = 1 if with_log_probs else 0
+            num_known = num_shared - num_reread
+            known = _left_padded(shared, pads, num_known) if num_known else []
+        self._lay_out(prompts, pads, known, num_shared)
+        logits = self._read_padded(prompts, pads, num_known, with_log_probs)
         if with_log_probs:
-            known = [] if shared is None else shared.log_probs or []
-            heads = [known[: max(0, start - pad)] for pad in pads]
-            rows = zip(heads, self.prompt_log_probs, pads, strict=True)
-            self.prompt_log_probs = [head + row[pad + len(head) :] for head, row, pad in rows]
-        self.num_tokens += sum(width - pad - max(num_shared, start - pad) for pad in pads)
-        for row, pad in enumerate(pads):
-            self.slots.free_columns(row, range(pad))
-        if can_share:
+            shared_log_probs = [] if shared is None else shared.log_probs or []
+            self.prompt_log_probs = _unpadded(self.prompt_log_probs, pads, shared_log_probs, num_known)
+        self.num_tokens += sum(width - pad - max(num_shared, num_known - pad) for pad in pads)
+        if self._can_share:
             self._keep(prompts[0], pads[0], with_log_probs)
         if len(prompts) > 1 and self._shares_row(self.slots.num_distinct):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
+
+    def _lay_out(self, prompts: list[list[int]], pads: list[int], known: Layers, num_shared: int) -> None:
+        """
+        Plant the trees of left-padded prompts, and begin a cache in which each prompt has a row of its own.
+
+        Args:
+            prompts (`list[list[int]]`): ids per prompt, unpadded.
+            pads (`list[int]`): per prompt, the columns of padding before it. No prompt keeps them.
+            known (`Iterable`): per layer, keys and values of the first columns of the left-padded prompts.
+            num_shared (`int`): how many first ids are the same in all prompts.
+        """
+        width = pads[0] + len(prompts[0])
+        self._plant(prompts)
+        self.slots = KVSlots(len(prompts), num_shared)
+        self.cache = TreeCache(len(prompts))
+        self.cache.fill(known, width)
+        for row, (prompt_index, pad) in enumerate(zip(self.active, pads, strict=True)):
+            columns = self.slots.allocate_columns(row, width)
+            self.slots.add_prompt(prompt_index, row, columns[pad:])
+            self.slots.free_columns(row, columns[:pad])
+
+    def _read_padded(self, prompts: list[list[int]], pads: list[int], start: int, with_log_probs: bool) -> torch.Tensor:
+        """Left-pad the prompts and read their columns from `start` on; returns what `_read_prompts` does."""
+        ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
+        mask = torch.tensor(
+            [[0] * pad + [1] * len(row) for pad, row in zip(pads, prompts, strict=True)], device=self.device
+        )
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return self._read_prompts(ids, positions, mask if any(pads) else None, start, with_log_probs)
 
     def _take_in(self, newcomers: KVCacheBackend) -> None:
         if not self.active:
@@ -94,9 +114,9 @@ class KVCacheBackend(Backend):
         """What all prompts begin with, read; `None` where that is not worth it."""
         usable = [one for one in kept_prefixes(self.model) if one.log_probs is not None or not with_log_probs]
         known = max(usable, key=lambda one: common_length([*prompts, one.ids]), default=SharedPrefix([], [], []))
-        known_ids = (
-            known.ids if known.log_probs is None or not with_log_probs else known.ids[: len(known.log_probs) + 1]
-        )
+        known_ids = known.ids
+        if with_log_probs and known.log_probs is not None:  # as far as its log-probabilities are known
+            known_ids = known_ids[: len(known.log_probs) + 1]
         num_known = min(common_length([*prompts, known_ids]), min(map(len, prompts)) - 1)
         number = worth_sharing(prompts, num_known, self.policy)
         num_known = min(num_known, number)
@@ -104,11 +124,13 @@ class KVCacheBackend(Backend):
             return None
         if num_known and (kept := kept_now()) is not None:
             kept.use(known, num_known * len(prompts))
-        ids, log_probs = prompts[0][:number], known.log_probs or []
+        ids = prompts[0][:number]
+        log_probs = known.log_probs or []
         layers = _first_columns(known.memory, num_known)
         if num_known < number:
-            # The logits after the last known token are not kept: where they are asked for, it is read again.
-            start = max(0, num_known - with_log_probs)
+            # The logits after the last known token are not kept: for the log-probability of the next one it is reread.
+            num_reread = 1 if with_log_probs else 0
+            start = max(0, num_known - num_reread)
             self.cache = TreeCache(1)
             self.cache.fill(_first_columns(layers, start) if start else [])
             inputs = torch.tensor([ids], device=self.device)
@@ -188,7 +210,7 @@ class KVCacheBackend(Backend):
         self.slots.promote(prompt_index, settled, tree.unsettled())
 
     def keys_values(self, prompt_index: int) -> KeysValues:
-        """A copy of the keys and values of a prompt's committed tokens, as far as they have been run."""
+        """A copy of the keys and values of a prompt's settled tokens."""
         row = self.slots.row_of[prompt_index]
         return list(self.cache.gather([[(row, column) for column in self.slots.prefix[prompt_index]]]))
 
@@ -242,6 +264,20 @@ class KVCacheBackend(Backend):
         return logits
 
 
+def _unpadded(rows: list[list[float]], pads: list[int], shared: list[float], num_known: int) -> list[list[float]]:
+    """
+    The log-probabilities (nats) of each prompt's ids after its first one.
+
+    Args:
+        rows (`list[list[float]]`): per left-padded prompt, those that were read, after `num_known` NaN.
+        pads (`list[int]`): per prompt, the columns of padding before it.
+        shared (`list[float]`): those of the prefix that all prompts share.
+        num_known (`int`): the number of first columns whose keys and values were known before.
+    """
+    heads = [shared[: max(0, num_known - pad)] for pad in pads]
+    return [head + row[pad + len(head) :] for head, row, pad in zip(heads, rows, pads, strict=True)]
+
+
 def _vocab_size(model: Any) -> int:
     return int(getattr(model.config.get_text_config(), "vocab_size", None) or 1)
 
@@ -250,7 +286,7 @@ def _first_columns(layers: KeysValues, number: int) -> KeysValues:
     return [(keys[:, :, :number], values[:, :, :number]) for keys, values in layers]
 
 
-def _left_padded(shared: SharedPrefix, pads: list[int], start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _left_padded(shared: SharedPrefix, pads: list[int], start: int) -> Layers:
     """
     The shared keys and values in the first `start` columns of the left-padded prompts, layer by layer. In a row with
     padding the last shared tokens are read again, where padding would be.

@@ -34,7 +34,8 @@ class KVSlots:
         self.num_shared = num_shared
         self.row_of: dict[int, int] = {}
         self.prefix: dict[int, list[int]] = {}
-        self._below: dict[int, dict[Node, int]] = {}  # per prompt, the columns of its nodes that are not settled
+        # Per prompt, the columns of its computed nodes that are not settled.
+        self._below: dict[int, dict[Node, int]] = {}
         self._clear([0] * num_rows)
 
     def _clear(self, ends: list[int]) -> None:
@@ -101,7 +102,7 @@ class KVSlots:
         return [(below[other], other) for other in node.lineage() if other in below]
 
     def promote(self, prompt_index: int, settled: list[Node], kept: Iterable[Node]) -> None:
-        """Make the columns of committed nodes part of the prefix. Columns of kept nodes stay, and all others are
+        """Make the columns of newly settled nodes part of the prefix. Columns of kept nodes stay, and all others are
         freed."""
         below = self._below[prompt_index]
         self.prefix[prompt_index] += [below.pop(node) for node in settled]
@@ -110,7 +111,8 @@ class KVSlots:
 
     def drop(self, prompt_index: int) -> None:
         """Free the columns of a prompt."""
-        row, columns = self.row_of.pop(prompt_index), self.held(prompt_index)
+        row = self.row_of.pop(prompt_index)
+        columns = self.held(prompt_index)
         del self.prefix[prompt_index], self._below[prompt_index]
         self.free_columns(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
 

@@ -1,4 +1,16 @@
-"""Token trees as data: a committed prefix, and the nodes below it."""
+"""Token trees as data: a committed prefix, and the nodes below it.
+
+The states of a node, as all docstrings call them:
+
+| state | what it means | where it is kept |
+|---|---|---|
+| computed | a forward pass has run it, here or behind a server | `Node.is_computed` |
+| read | its member has read its log-probabilities and best tokens; else it is unread | `Node.logprobs` is set |
+| forgotten | read, and its scores are freed, but for those that were copied to the host | `NodeLogprobs.is_forgotten` |
+| committed | its token is part of the text | `TokenTree.ids` |
+| settled | committed and computed, as are all committed tokens before it | it has left the tree, or is `root` |
+| pending | committed and not settled: it, or a committed token before it, is not computed | `TokenTree.pending` |
+"""
 
 from __future__ import annotations
 
@@ -19,16 +31,16 @@ class Node:
     Attributes:
         prompt_index (`int`): the prompt whose tree it is in.
         position (`int`): the number of tokens before it.
-        is_computed (`bool`): whether a forward pass has computed it, here or behind a server. Its logits may be freed
+        is_computed (`bool`): whether a forward pass has run it, here or behind a server. Its logits may be freed
             again.
-        logits (`torch.Tensor` of shape `(vocab_size,)`): of the token after it, once it has been run; in the model's
-            half precision, or in float32. The tensor is the node's own.
+        logits (`torch.Tensor` of shape `(vocab_size,)`): the logits of the token after it, from when it is computed
+            until they are freed; in the model's half precision, or in float32. The tensor is the node's own.
         logprobs (`NodeLogprobs` or `ServedLogprobs`): what its member has read off the logits: log-probabilities and
-            the best tokens. `None` where it has read none yet.
+            the best tokens. `None` for an unread node.
         ends_candidate (`bool`): whether a candidate ends here, so that the next round may begin here.
         recurrent_state: under `RecurrentBackend`, what the model remembers of the text up to this token, where a chain
             of tokens ended here.
-        known_log_probs (`dict[int, float]`): of a served member, the log-probabilities (nats) that the
+        known_log_probs (`dict[int, float]`): under a served member, the log-probabilities (nats) that the
             server has returned of tokens after this one, by token.
     """
 
@@ -68,14 +80,15 @@ class Node:
 
     def add_path(self, tokens: Iterable[int]) -> list[Node]:
         """The chain of nodes of `tokens` below this one, made where there is none."""
-        nodes, node = [], self
+        nodes = []
+        node = self
         for token in tokens:
             node = node.add_child(token)
             nodes.append(node)
         return nodes
 
     def lineage(self) -> list[Node]:
-        """This node and its ancestors below the settled prefix, top first."""
+        """This node and its ancestors from the tree's `top` on, top first."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -84,7 +97,7 @@ class Node:
         return nodes[::-1]
 
     def computed_descendants(self) -> list[Node]:
-        """The descendants of this node that have been run, parents before children."""
+        """The computed descendants of this node whose ancestors below it are computed too, parents before children."""
         nodes = [child for child in self.children.values() if child.is_computed]
         for node in nodes:  # grows as it goes
             nodes.extend(child for child in node.children.values() if child.is_computed)
@@ -97,8 +110,9 @@ class TokenTree:
 
     Attributes:
         ids (`list[int]`): the committed ids.
-        root (`Node`): the last of them.
-        pending (`list[Node]`): the last committed ones, as far as they are still to be run; the root is one of them.
+        root (`Node`): the node of the last of them.
+        pending (`list[Node]`): the pending nodes, in order; empty where all committed tokens are settled. The last of
+            them is the root.
     """
 
     def __init__(self, prompt_index: int, ids: list[int]) -> None:
@@ -108,11 +122,11 @@ class TokenTree:
 
     @property
     def top(self) -> Node:
-        """The first node that is not settled in the prefix, or the root where all are."""
+        """The first pending node, or the root where there is none."""
         return self.pending[0] if self.pending else self.root
 
     def unsettled(self) -> list[Node]:
-        """The nodes that have been run and are not settled in the prefix, parents before children."""
+        """The computed nodes that are not settled, parents before children."""
         is_pending = bool(self.pending) and self.top.is_computed
         return ([self.top] if is_pending else []) + self.top.computed_descendants()
 
@@ -134,7 +148,7 @@ class TokenTree:
         Append `path` to the prefix. Nodes below its end stay, and all others are taken apart.
 
         Returns:
-            the committed nodes that are newly settled: they have been run.
+            the committed nodes that are newly settled.
         """
         top = self.top
         self.ids.extend(node.token for node in path)
@@ -143,7 +157,8 @@ class TokenTree:
         num_settled = 0
         while num_settled < len(self.pending) and self.pending[num_settled].is_computed:
             num_settled += 1
-        settled, self.pending = self.pending[:num_settled], self.pending[num_settled:]
+        settled = self.pending[:num_settled]
+        self.pending = self.pending[num_settled:]
         kept = self.top
         kept.parent = None
         if kept is not top:
@@ -166,7 +181,7 @@ def _take_apart(top: Node, kept: Node | None = None) -> None:
 
 
 def missing_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes among these and their ancestors that have not been run, each once, parents first."""
+    """The nodes among these and their ancestors that are not computed, each once, parents first."""
     missing = {id(above): above for node in nodes for above in node.lineage() if not above.is_computed}
     return list(missing.values())
 

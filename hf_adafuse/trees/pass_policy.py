@@ -134,7 +134,8 @@ def plan_pass(needs: Mapping[int, PromptNeeds], costs: PassCosts, limits: PassLi
     Returns:
         per prompt, the nodes to run: first what is needed, not all of it where that is more than a pass should hold.
     """
-    is_alone, policy = len(needs) == 1, limits.policy
+    is_alone = len(needs) == 1
+    policy = limits.policy
     most = None
     if limits.is_padded:
         lengths = sorted(len(prompt.needed) for prompt in needs.values() if prompt.needed) or [0]
@@ -213,9 +214,13 @@ def pays_side_by_side(seconds: Sequence[Sequence[float]], policy: type[Policy]) 
     Args:
         seconds (`list[list[float]]`): per device, how long a pass of one token takes each member there, in the order
             of their turns. Members on one device work one after another.
-        policy (`type[Policy]`): of the device of the member that goes first.
+        policy (`type[Policy]`): the constants for the device of the member that goes first.
     """
-    proposing, scoring = policy.passes_to_propose, 1.0
+    # In turn, the first member proposes. Each later one scores what is there, and proposes only where it disagrees.
+    # Then all but the last score in one more pass what came after their turn.
+    # Side by side, each proposes and then scores. One device does its members' work in sequence: the slowest counts.
+    proposing = policy.passes_to_propose
+    scoring = 1.0
     in_order = [one for of_device in seconds for one in of_device]
     later = scoring + (1 - policy.agreement) * proposing
     in_turn = proposing * in_order[0] + later * sum(in_order[1:]) + scoring * sum(in_order[:-1])

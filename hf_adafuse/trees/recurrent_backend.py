@@ -39,6 +39,13 @@ class Chain:
         tree (`RecurrentTree`): what it belongs to.
         first (`Node`): its first node; tokens of the prefix that are to be read again come before it.
         below (`dict`): the nodes to read after each node.
+
+    Attributes:
+        recurrent_state: what the model remembers of the ids before `tokens`.
+        num_read (`int`): the number of these ids.
+        tokens (`list[int]`): the ids that are still to be read; those of the prefix come before those of `nodes`.
+        nodes (`list[Node]`): the nodes that are still to be read.
+        following (`list[Node]`): the first nodes of the chains after this one.
     """
 
     def __init__(self, tree: RecurrentTree, first: Node, below: _Below) -> None:
@@ -51,9 +58,10 @@ class Chain:
             self.recurrent_state = first.parent.recurrent_state
             self.num_read = first.position
         self.nodes = [first]
-        while len(following := below.get(id(self.nodes[-1]), [])) == 1:
-            self.nodes.append(following[0])
-        self.following = following
+        self.following = below.get(id(first), [])
+        while len(self.following) == 1:
+            self.nodes += self.following
+            self.following = below.get(id(self.nodes[-1]), [])
         self.tokens = again + [node.token for node in self.nodes]
 
     def advance(self, count: int, state: Any) -> list[tuple[int, Node]]:
@@ -133,8 +141,10 @@ class RecurrentBackend(Backend):
             kept.use(known, len(known.ids) * len(prompts))
         if number == 0 or (known is not None and number == len(known.ids)):
             return known if number else None
-        ids, start = prompts[0][:number], 0 if known is None else len(known.ids)
-        _, (memory,) = self._forward([ids[start:]], [start], None if known is None else fork_state(known.memory), True)
+        ids = prompts[0][:number]
+        start = 0 if known is None else len(known.ids)
+        before = None if known is None else fork_state(known.memory)
+        _, (memory,) = self._forward([ids[start:]], [start], before, last_only=True)
         shared = SharedPrefix(ids, memory, can_be_cut=False)
         if kept is not None:
             kept.add(self.model, shared)
@@ -142,7 +152,7 @@ class RecurrentBackend(Backend):
 
     @torch.no_grad()
     def run(self, nodes: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them; returns the nodes newly run."""
+        """Run these nodes, and those above them; returns the newly computed nodes."""
         missing = missing_nodes(nodes)
         starts, below = _plan(missing)
         chains = [Chain(self.trees[node.prompt_index], node, below) for node in starts]
@@ -165,7 +175,8 @@ class RecurrentBackend(Backend):
     def drop(self, finished: set[int]) -> None:
         """These prompts need no more passes, and hold no memory from here on."""
         for prompt_index in finished.intersection(self.active):
-            tree, kept = self.trees[prompt_index], kept_now()
+            tree = self.trees[prompt_index]
+            kept = kept_now()
             is_long = tree.num_read >= self.policy.least_shared_tokens and self._max_tokens is None
             if kept is not None and is_long and (len(self.trees) == 1 or kept.keeps_many):  # it may be gone on with
                 prefix = SharedPrefix(tree.ids[: tree.num_read], tree.recurrent_state, can_be_cut=False)
@@ -185,7 +196,8 @@ class RecurrentBackend(Backend):
         return chains[: self._max_rows], min(count, self._max_tokens or count)
 
     def _read(self, chains: list[Chain], count: int) -> None:
-        tokens, starts = [chain.tokens[:count] for chain in chains], [chain.num_read for chain in chains]
+        tokens = [chain.tokens[:count] for chain in chains]
+        starts = [chain.num_read for chain in chains]
         logits, states = self._forward(tokens, starts, join([chain.recurrent_state for chain in chains]))
         new = [
             (node, entry, offset)

@@ -33,7 +33,7 @@ class TreeAttentionBackend(KVCacheBackend):
 
     @torch.no_grad()
     def run(self, nodes: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        """Run these nodes, and those above them, in one forward pass; returns the newly computed nodes."""
         missing = missing_nodes(nodes)
         if not missing:
             return []
@@ -70,9 +70,11 @@ class TreeAttentionBackend(KVCacheBackend):
         if self._is_filled:
             num_queries = static_size(num_queries)
         filler = Node(0, None, self.active[0], 0)  # sees what any prompt sees: nobody looks at it
-        columns, spare = [], []
+        columns: list[list[int]] = []
+        spare: list[tuple[int, list[int]]] = []
         for row, nodes in enumerate(batch):
-            taken, num_missing = self.slots.allocate_for_nodes(nodes), num_queries - len(nodes)
+            taken = self.slots.allocate_for_nodes(nodes)
+            num_missing = num_queries - len(nodes)
             if num_missing:
                 nodes += [filler] * num_missing
                 unused = self.slots.allocate_columns(row, 1)

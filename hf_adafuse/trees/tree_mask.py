@@ -67,10 +67,12 @@ class MaskMaker:
                 self._num_placed.append(0)
         rows, room = self._prefixes.shape
         if len(self._row_of) > rows or width > room:
-            larger = (0, max(room, width + width // 4) - room, 0, len(self._row_of) - rows)
-            self._prefixes = torch.nn.functional.pad(self._prefixes, larger, value=-1)
+            more_columns = max(room, width + width // 4) - room
+            more_rows = len(self._row_of) - rows
+            self._prefixes = torch.nn.functional.pad(self._prefixes, (0, more_columns, 0, more_rows), value=-1)
         for prompt_index, columns in prefixes.items():
-            row, number = self._row_of[prompt_index], len(columns)
+            row = self._row_of[prompt_index]
+            number = len(columns)
             known = self._num_placed[row]
             if known < number:
                 self._prefixes[row, columns[known:]] = torch.arange(known, number, dtype=torch.int32, device="cpu")
@@ -84,7 +86,8 @@ class MaskMaker:
         Args:
             prompts (`torch.LongTensor` of shape `(num_rows, num_queries)`): the number of each query's prompt, as of
                 `place`; on CPU.
-            positions (`torch.LongTensor` of shape `(num_rows, num_queries)`): of the queries, on CPU.
+            positions (`torch.LongTensor` of shape `(num_rows, num_queries)`): the position of each query in its text;
+                on CPU.
             seen (`list[tuple[int, int, int]]`): what queries see below the prefix, themselves among it: the query's
                 number, over all rows, the column, and how far before the query it is.
             width (`int`): the number of columns.

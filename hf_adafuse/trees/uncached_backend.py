@@ -42,7 +42,7 @@ class UncachedBackend(Backend):
 
     @torch.no_grad()
     def run(self, nodes: Iterable[Node]) -> list[Node]:
-        """Run these nodes, and those above them, in one forward pass; returns the nodes newly run."""
+        """Run these nodes, and those above them, in one forward pass; returns the newly computed nodes."""
         missing = missing_nodes(nodes)
         return self._read(missing, leaves_of(missing)) if missing else []
 
