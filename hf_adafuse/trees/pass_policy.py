@@ -197,7 +197,7 @@ def pays_ahead(win_probability: float, turn_cost: float, saved: float) -> bool:
     Whether the member that goes first should propose one more round ahead.
 
     Args:
-        win_probability (`float`): of all rounds up to it: that each takes that member's best candidate.
+        win_probability (`float`): the probability that each round up to it takes that member's best candidate.
         turn_cost (`float`): the seconds of its turn: lost when they do not.
         saved (`float`): the seconds in which the other members read what it proposes: saved when they do.
     """
