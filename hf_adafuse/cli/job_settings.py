@@ -122,6 +122,6 @@ def locked(path: Path) -> Any:
 
 
 def file_name(text: str) -> str:
-    """A text with `-` for every character that a file name may not have on some system, or that a shell would want
-    quoted."""
+    """A text with `-` in place of characters that some system does not allow in a file name, or that a shell would want
+    quoted: `"word 3:1"` becomes `"word-3-1"`."""
     return re.sub(r"[^\w.]+", "-", text)

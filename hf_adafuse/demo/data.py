@@ -75,7 +75,7 @@ class Fact:
 
     Attributes:
         relation (`str`): what is asked, like `"capital"`.
-        subject (`tuple[str]`): of what it is asked: `("Peru",)`, or both numbers of a sum.
+        subject (`tuple[str]`): what it is asked about: `("Peru",)`, or both numbers of a sum.
         answer (`str`): the right answer, like `"Lima"`.
         levels (`tuple[str]`): for each of the three members, the name of the level at which it reads the fact.
         rivals (`tuple[str]`): for each of the three members, the wrong answer that it may read.

@@ -298,7 +298,8 @@ def _special_marks(tokenizer: Any) -> list[str]:
 
 def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
     tokenizer = fast_interface(tokenizer)
-    ordinary, marks = _ordinary_marks(tokenizer), _special_marks(tokenizer)
+    ordinary = _ordinary_marks(tokenizer)
+    marks = _special_marks(tokenizer)
     try:  # what follows a user's message; templates without special tokens have nothing else to be known by
         probe = [{"role": "user", "content": _PROBE}]
         rendered = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)

@@ -5,6 +5,7 @@ A pass copies its numbers from the device to the host once, all together: each c
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -269,21 +270,28 @@ def numbers_of(
     tokens_asked = [token for tokens in asked for token in tokens]
     where = to_device(torch.tensor([rows, tokens_asked], dtype=torch.long, device="cpu"), scores.device)
     parts = [largest, totals, values.flatten(), ids.flatten(), scores[where[0], where[1]]]
-    on_host = torch.cat([part.double() for part in parts]).cpu()
-    maxima, log_totals, best_scores, best_ids, asked_scores = torch.split(on_host, [len(part) for part in parts])
-    if not maxima.isfinite().all():
-        raise ForwardError("its logits are NaN" if maxima.isnan().any() else "its logits are infinite")
+    numbers = torch.cat([part.double() for part in parts]).tolist()
+    maxima, log_totals, best_scores, best_ids, asked_scores = _split(numbers, [len(part) for part in parts])
+    if not all(map(math.isfinite, maxima)):
+        raise ForwardError("its logits are NaN" if any(map(math.isnan, maxima)) else "its logits are infinite")
     of_rows = zip(
-        log_totals.tolist(),
-        best_scores.view(num_rows, width).tolist(),
-        best_ids.view(num_rows, width).long().tolist(),
-        [of_row.tolist() for of_row in torch.split(asked_scores, [len(tokens) for tokens in asked])],
+        log_totals,
+        _split(best_scores, [width] * num_rows),
+        _split(best_ids, [width] * num_rows),
+        _split(asked_scores, [len(tokens) for tokens in asked]),
         strict=True,
     )
-    for row, (total, top_scores, top, scores_asked) in enumerate(of_rows):
+    for row, (total, top_scores, ids_in_order, scores_asked) in enumerate(of_rows):
         log_total = 0.0 if math.isnan(total) else total  # NaN where every token is forbidden
         if any(one == other for one, other in pairwise(top_scores)):
-            top = _in_order(scores[row], top_scores[-1], width).tolist()
-        top, top_scores = top[:num_top], top_scores[:num_top]
+            ids_in_order = _in_order(scores[row], top_scores[-1], width).tolist()
+        top = [int(token) for token in ids_in_order[:num_top]]
+        top_scores = top_scores[:num_top]
         known = dict(zip(asked[row], scores_asked, strict=True)) | dict(zip(top, top_scores, strict=True))
         yield RowNumbers(log_total, top, [value - log_total for value in top_scores], known)
+
+
+def _split(numbers: list[float], sizes: Sequence[int]) -> list[list[float]]:
+    """A list cut into parts of these sizes."""
+    ends = itertools.accumulate(sizes)
+    return [numbers[end - size : end] for size, end in zip(sizes, ends, strict=True)]

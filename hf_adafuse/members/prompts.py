@@ -117,7 +117,8 @@ def check_prompts(handle: ModelHandle, prompts: list[list[int]]) -> None:
                 f"The prompt of {handle.name} must be at most {handle.max_length} tokens "
                 f"(`max_position_embeddings`{reason}), but is {len(ids)} tokens in row {row}. Shorten it."
             )
-    switch, lengths = handle.frequency_switch, [len(ids) for ids in prompts]
+    switch = handle.frequency_switch
+    lengths = [len(ids) for ids in prompts]
     if switch is not None and min(lengths) <= switch < max(lengths):
         raise ValueError(
             f"The prompts of {handle.name} must be all of at most {switch} tokens or all longer, for there its "

@@ -96,7 +96,8 @@ class RatingPrompts:
         text, has_template = rendered_turn(tokenizer, f"{_PROBE}{request}")
         before, _, after = text.rpartition(request)
         if has_template:
-            whole, start = encode_marks(tokenizer, text), encode_marks(tokenizer, before + request)
+            whole = encode_marks(tokenizer, text)
+            start = encode_marks(tokenizer, before + request)
             is_start = whole[: len(start)] == start
             self._closing = whole[len(start) :] if is_start else encode_marks(tokenizer, after)
         else:

@@ -111,7 +111,8 @@ class KVSlots:
 
     def drop(self, prompt_index: int) -> None:
         """Free the columns of a prompt."""
-        row, columns = self.row_of.pop(prompt_index), self.held(prompt_index)
+        row = self.row_of.pop(prompt_index)
+        columns = self.held(prompt_index)
         del self.prefix[prompt_index], self._below[prompt_index]
         self.free_columns(row, columns[self.num_shared :] if row in self.row_of.values() else columns)
 

@@ -56,7 +56,8 @@ class PassCosts:
     @contextmanager
     def measured(self, num_tokens: int) -> Iterator[None]:
         """Time one pass within this context. A pass in which the autotuner tried something does not count."""
-        start, num_trials = time.perf_counter(), Autotuner.num_trials
+        start = time.perf_counter()
+        num_trials = Autotuner.num_trials
         yield
         size = next((size for size in SIZES if num_tokens <= size), None)
         if size is None or num_trials != Autotuner.num_trials:
@@ -75,7 +76,8 @@ class PassCosts:
         size = min(num_tokens, SIZES[-1])
         if not self._is_measured or not timing_allowed():
             return _on_line(self._prior, size)
-        scales, known = self._scales, self._seconds  # another thread may renew them
+        scales = self._scales  # another thread may renew this and the next
+        known = self._seconds
         if size not in known:
             known[size] = _on_line(self._prior, size) * (_on_line(scales, size) if scales else 1.0)
         return known[size]

@@ -1,4 +1,7 @@
-"""Helpers to measure speed honestly on small machines: larger models that compute the same, and `measure`."""
+"""Measures what an ensemble costs, also on small machines: `measure`, and `enlarge` for larger models of equal output.
+
+`hf-adafuse bench` runs it.
+"""
 
 from .enlarge import enlarge
 from .measuring import measure

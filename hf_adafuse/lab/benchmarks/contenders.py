@@ -1,5 +1,7 @@
-"""The contenders: how the ensemble, each member alone, our own code without an idea, and the naive implementation are
-run on the same prompts.
+"""`Ensemble`: runs the contenders of a benchmark on the same prompts.
+
+The contenders are the ensemble, each member alone, our own code without one of its ideas, and the naive implementation.
+`measuring` times them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ class Ensemble:
     The members as the benchmark runs them: copies that share the weights and report to one meter.
 
     Args:
-        members (`list`): models with their tokenizers, the main one first; not changed.
+        members (`list[tuple]`): each member's model and tokenizer, the main model's first. They are not changed.
+
+    Attributes:
+        handles (`list[ModelHandle]`): the members as they were given.
+        models (`list[PreTrainedModel]`): the measured copies.
+        meter (`Meter`): counts the passes of the copies.
+        device (`torch.device`): the main model's device.
+        bandwidth (`float`): how many bytes per second a large copy on that device reads and writes.
     """
 
     def __init__(self, members: Sequence[tuple[Any, Any]]) -> None:
@@ -58,12 +67,13 @@ class Ensemble:
         return self.handles[0].tokenizer
 
     def prompts(self, texts: list[str]) -> Prompts:
-        """The members' own ids of these texts."""
+        """Each member's own ids of these texts."""
         main = [self.handles[0].vocabulary.encode_prompt(text) for text in texts]
         return [main, *assistant_prompts(self.handles, main, None)]  # as `generate()` makes them
 
     def measurement(self, prompt_tokens: int, batch: int, branches: int, new_tokens: int) -> Measurement:
-        """An empty one."""
+        """A [`Measurement`] of this ensemble with no samples yet. `prompt_tokens` and `new_tokens` count the main
+        model's tokens, `batch` prompts, `branches` is B."""
         sizes = [model.num_parameters() for model in self.models]
         weights = [instruments.weight_bytes(model) for model in self.models]
         return Measurement(sizes, prompt_tokens, batch, branches, new_tokens, weights, self.bandwidth)
@@ -74,16 +84,16 @@ class Ensemble:
         return self._ensemble.generate(self._batch(0, prompts[0]), **settings, **options)
 
     def run(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
-        """Per prompt, the new ids that the ensemble gives."""
+        """For each prompt, the new ids of the main model that the ensemble writes."""
         return self.new_ids(self.generate(prompts, config, new_tokens), prompts)
 
     def run_variant(self, name: str, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
-        """The same, with our own code changed."""
+        """What `run` returns, with our own code changed as the variant of this name says."""
         with VARIANTS[name]():
             return self.run(prompts, config, new_tokens)
 
     def run_alone(self, k: int, rows: list[list[int]], num_tokens: int) -> None:
-        """Member k's ordinary greedy generation of exactly so many tokens."""
+        """Have member k alone write exactly `num_tokens` tokens by its ordinary greedy `generate()`."""
         inputs = self._batch(k, rows)
         call = ModelCall(self.models[k])
         if call.is_compiled and takes_keys(call.cache_argument):
@@ -96,18 +106,21 @@ class Ensemble:
         )
 
     def _static_cache(self, k: int, ids: torch.Tensor, num_tokens: int) -> StaticCache:
-        """An empty cache for compiled member k: of few shapes, and for each of them at one address."""
+        """An empty cache for member k, which is compiled. There are few shapes, and each has one cache at one address,
+        so that the model is compiled few times."""
         least = policy_for(ids.device).least_static_columns
         shape = (k, len(ids), static_size(ids.shape[1] + num_tokens, least))
         if shape not in self._static_caches:
-            cache = self._static_caches[shape] = StaticCache(self.models[k].config, max_cache_len=shape[-1])
-            with uncompiled, torch.no_grad():  # inside of what is compiled its tensors would not be said to stay
+            cache = StaticCache(self.models[k].config, max_cache_len=shape[-1])
+            # The first pass makes the cache's tensors. In a compiled pass they would not be marked as staying in place.
+            with uncompiled, torch.no_grad():
                 self.models[k](input_ids=ids[:, :1], **{CACHE_NAME: cache})
+            self._static_caches[shape] = cache
         self._static_caches[shape].reset()
         return self._static_caches[shape]
 
     def run_naively(self, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
-        """Per prompt, the new ids that the naive implementation gives; one prompt after another."""
+        """For each prompt, the new ids that the naive implementation writes. It takes one prompt after another."""
         members = []
         for k, (handle, model) in enumerate(zip(self.handles, self.models, strict=True)):
             eos = self._main_eos() if k == 0 else handle.own_eos_ids()
@@ -116,7 +129,8 @@ class Ensemble:
         return [naive_decode(members, row, config, new_tokens) for row in rows]
 
     def new_ids(self, sequences: Any, prompts: Prompts) -> list[list[int]]:
-        """Per prompt, the new ids of `sequences` without the padding after them."""
+        """For each prompt, the new ids in `sequences` (ids of shape `(batch, length)`), without the padding behind
+        them."""
         width = max(map(len, prompts[0]))
         rows = sequences[:, width:].tolist()
         eos = set(self._main_eos())
@@ -124,7 +138,7 @@ class Ensemble:
         return [row[:end] for row, end in zip(rows, ends, strict=True)]
 
     def check_room(self, batches: list[Prompts], new_tokens: int) -> None:
-        """Refuse prompts that leave no room for the new tokens, before anything is run."""
+        """Raises `ValueError` where prompts leave no room for the new tokens in a member's context."""
         for k, handle in enumerate(self.handles):
             longest = max(len(row) for prompts in batches for row in prompts[k])
             room = handle.max_length

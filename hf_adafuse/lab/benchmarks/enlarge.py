@@ -1,8 +1,8 @@
-"""A small trained model at a large one's cost, computing the same logits.
+"""`enlarge`: makes a larger model that computes the logits of a small trained one, at the cost of its size.
 
-Every hidden value is held `times` over: what reads it reads the mean of the copies, what writes it writes all of them,
-so that RMSNorm and LayerNorm see the same mean and variance. Added heads and neurons are read by nobody (zero columns),
-added layers write nothing (zero output projections).
+Every hidden value is held `times` times. A matrix that reads it reads the mean of the copies, and a matrix that writes
+it writes all of them, so RMSNorm and LayerNorm see the same mean and variance. Nothing reads the added heads and
+neurons (their columns are zero), and added layers write nothing (their output projections are zero).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-# How many hidden values a layer count goes with, in models of the common kind (768 / 12, 4096 / 32 ...).
+# The hidden size over the number of layers, in models of usual shapes: 768 / 12 = 64, 4096 / 32 = 128.
 _WIDTH_PER_LAYER = 80
-# Real layers are of round sizes, which fall into equal parts for `small_batch_linear`.
+# The neurons of a layer are a multiple of this, as in real models: then they fall into equal parts for
+# `small_batch_linear`.
 _NEURON_MULTIPLE = 32
 
-# What each part of a layer does with the hidden values: reads them, writes them, or scales each of them.
+# The parameters whose modules read the hidden values, write them, look them up, and scale each of them.
 _READS = r"(q_proj|k_proj|v_proj|query_key_value|gate_proj|up_proj|dense_h_to_4h|lm_head|embed_out)\."
 _WRITES = r"(o_proj|down_proj|attention\.dense|dense_4h_to_h)\."
 _EMBEDS = r"(embed_tokens|embed_in)\."
@@ -29,19 +30,19 @@ _ARCHITECTURES = ("llama", "qwen3", "gpt_neox")
 
 def enlarge(model: Any, num_parameters: int) -> Any:
     """
-    A larger model with the same logits (within 1e-4 in float32; in half precision they differ by its rounding), for
-    measuring speed without large weights. Its added weights are random but the same every time.
+    A larger model with the same logits, for measuring speed without large weights. The logits are equal within 1e-4 in
+    float32; in half precision they differ by its rounding. The added weights are random, but the same every time.
 
     Args:
-        model (`PreTrainedModel`): a Llama, Qwen3 or GPT-NeoX causal language model; not changed.
-        num_parameters (`int`): about how many parameters the new model has (within some percent, from twice the model's
-            own on).
+        model (`PreTrainedModel`): a Llama, Qwen3 or GPT-NeoX causal language model. It is not changed.
+        num_parameters (`int`): the number of parameters of the new model, which it meets within some per cent. At least
+            twice the model's own number.
 
     Returns:
-        `PreTrainedModel`: on the model's device, in its dtype, its output layer not tied to its embedding.
+        `PreTrainedModel`: on the model's device and in its dtype. Its output layer is not tied to its embedding.
 
     Raises:
-        ValueError: another architecture, or fewer than twice the model's parameters.
+        ValueError: the model has another architecture, or twice its own parameters are more than `num_parameters`.
     """
     if model.config.model_type not in _ARCHITECTURES:
         raise ValueError(
@@ -56,7 +57,7 @@ def enlarge(model: Any, num_parameters: int) -> Any:
     default = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]), torch.device(model.device):
         torch.manual_seed(0)
-        torch.set_default_dtype(model.dtype)  # else it would be made in float32 first, at twice the memory
+        torch.set_default_dtype(model.dtype)  # a model that is made in float32 first takes twice the memory
         try:
             larger = type(model)(config).eval()
         finally:
@@ -70,7 +71,7 @@ def enlarge(model: Any, num_parameters: int) -> Any:
 
 
 def _larger_config(config: Any, num_parameters: int) -> tuple[Any, int]:
-    """The configuration nearest to the size and to the usual shape, and how many times each hidden value is held."""
+    """The configuration nearest to the wanted size and a usual shape, and how many times it holds each hidden value."""
     shapes = []
     for times in range(1, 2 + math.isqrt(num_parameters) // config.hidden_size):
         embeddings, layer, gap = _count(config, times)
@@ -100,7 +101,8 @@ def _larger_config(config: Any, num_parameters: int) -> tuple[Any, int]:
 
 
 def _count(config: Any, times: int) -> tuple[int, int, int]:
-    """About how many parameters the embeddings and one layer have, and how far the neurons can close a gap."""
+    """The approximate numbers of parameters of both embeddings, of one layer, and of the neurons in a layer, whose
+    number can be changed to come closer to a wanted size."""
     hidden = times * config.hidden_size
     heads = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -112,13 +114,15 @@ def _count(config: Any, times: int) -> tuple[int, int, int]:
 
 
 def _matrices(config: Any) -> int:
+    """The number of weight matrices in the feed-forward part of a layer."""
     return 2 if config.model_type == "gpt_neox" else 3
 
 
 def _fill(name: str, parameter: torch.Tensor, small: torch.Tensor | None, times: int) -> None:
-    """Give one parameter of the larger model its values; `small` is the same of the small one, if it has it."""
+    """Give one parameter of the larger model its values. `small`: the same parameter of the small model; `None` where
+    that lacks it."""
     is_write = re.search(_WRITES, name) is not None
-    if small is None:  # in an added layer, which must write nothing
+    if small is None:  # this is an added layer, which must write nothing
         if is_write:
             parameter.zero_()
         return

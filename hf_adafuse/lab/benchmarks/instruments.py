@@ -1,5 +1,6 @@
-"""Clocks and counters on copies of models: time inside `model(...)`, passes, tokens, bytes of keys and values, peak
-memory, copy bandwidth.
+"""Measures what models cost: time in forward passes, passes, tokens, bytes of the KV cache, memory, and bandwidth.
+
+`measured_copy` makes a copy of a model that reports its passes to a [`Meter`].
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Meter:
     Attributes:
         is_on (`bool`): whether passes are counted. To time a pass the host waits for the GPU before and after it, which
             lengthens the call. Where only the time of the whole call matters, it is set to `False`.
-        seconds (`list[float]`), forwards (`list[int]`), tokens (`list[int]`): per model; tokens count padding too.
-        kv_peak_bytes (`int`): the most that the caches of all models held together, after any pass.
+        seconds (`list[float]`), forwards (`list[int]`), tokens (`list[int]`): for each model, the time in its passes,
+            their number, and the tokens that they read, padding included.
+        kv_peak_bytes (`int`): the most bytes that the caches of all models held together after a pass.
     """
 
     def __init__(self, num_models: int) -> None:
@@ -53,7 +55,8 @@ class Meter:
 
 
 def measured_copy(model: Any, meter: Meter, index: int) -> Any:
-    """A copy of `model` that shares its weights and reports each forward pass to `meter`; `model` is not touched."""
+    """A copy of a model that shares its weights, and reports each forward pass to `meter` as that of model `index`. The
+    model itself is not touched."""
     twin = copy.copy(model)
     kind = type(model)
     own = vars(twin).pop("forward", None)  # where the model has been compiled
@@ -71,21 +74,21 @@ def measured_copy(model: Any, meter: Meter, index: int) -> Any:
         meter.count(index, time.perf_counter() - start, ids.numel(), getattr(output, CACHE_NAME, None))
         return output
 
-    if own is not None:  # what torch has noted on it: that it is compiled
+    if own is not None:  # take over torch's notes on it, which say that it is compiled
         vars(measured_forward).update({**vars(own), "__wrapped__": kind.forward})
-    # Of its class, not of the model: one that has a `forward` of its own counts as hooked.
+    # `forward` is replaced in the class. A model with a `forward` of its own would count as hooked.
     twin.__class__ = type(kind.__name__, (kind,), {"forward": measured_forward})
     return twin
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was told to do."""
+    """Wait until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def cache_bytes(cache: Any) -> int:
-    """The bytes that a cache's keys and values keep in memory: of whole storages, each once."""
+    """The bytes that a cache's keys and values keep in memory. A storage that several tensors share counts once."""
     storages: dict[int, int] = {}
     for layer in getattr(cache, "layers", []):
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
@@ -96,8 +99,8 @@ def cache_bytes(cache: Any) -> int:
 
 
 def kv_bytes_per_token(model: Any) -> int:
-    """The bytes of one token's keys and values: 2 * layers * kv_heads * head_dim * bytes of a number; of the layers
-    with attention."""
+    """The bytes of one token's keys and values: 2 * layers with attention * KV heads * head size * bytes of a
+    number."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     if heads is None:
@@ -111,7 +114,7 @@ def kv_bytes_per_token(model: Any) -> int:
 
 
 def weight_bytes(model: Any) -> int:
-    """The bytes of weights that one forward pass reads: all but an input embedding of its own."""
+    """The bytes of weights that one forward pass reads: all, except an input embedding that is not the output layer."""
     embedding = model.get_input_embeddings()
     head = model.get_output_embeddings()
     is_tied = head is not None and embedding.weight is head.weight
@@ -121,8 +124,8 @@ def weight_bytes(model: Any) -> int:
 
 @functools.cache
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: int = 5) -> float:
-    """Bytes per second, read and written, of the fastest of several copies of a large block on the device."""
-    # Far more than a processor's caches hold: weights are read from memory, too.
+    """How many bytes per second the device reads and writes in the fastest of several copies of a large block."""
+    # The block is far larger than a processor's caches, as weights are: both are read from memory.
     num_bytes = num_bytes or (2**30 if device.type == "cuda" else 2**27)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -137,16 +140,16 @@ def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: 
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start to look for the peak anew, where the system can."""
+    """Begin to measure the peak anew, where the system can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with suppress(OSError):  # then the peak is that of the process so far
+        with suppress(OSError):  # otherwise the peak is that of the process so far
             _PEAK_RESET.write_text("5", encoding="ascii")  # 5: only the peak, see proc(5)
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes in use since the reset: of the GPU, or of the process; `None` where the system does not say."""
+    """The most bytes in use since the reset, on the GPU or in the process; `None` where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if _STATUS.exists():

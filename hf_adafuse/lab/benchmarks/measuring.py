@@ -1,4 +1,7 @@
-"""Measures combinations side by side: runs the contenders in turn and collects samples."""
+"""Measures an ensemble and what it is compared with: runs the contenders in turn, and collects samples.
+
+`hf-adafuse bench` makes a [`BenchJob`] of each combination of settings. `measure` is for prompts of one's own.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,12 @@ from .variants import VARIANTS
 
 GREEDY = "greedy"
 AGAINST = (GREEDY, *VARIANTS, NAIVE)
-# Other methods with their defaults: they write other texts, in other times.
+# Other methods, with their defaults. They write other texts.
 METHODS = tuple(name for name in STRATEGIES if name != "adafuse")
-# What is compared when nothing is said. The naive implementation reads all of the text for each word: minutes.
+# The default contenders. The naive implementation is not among them: it reads the whole text for each word, which takes
+# minutes.
 DEFAULT_AGAINST = (GREEDY, *VARIANTS)
+# The most warm-up runs of a batch, which end when the kernels' autotuner has nothing left to try.
 _MOST_WARM_UPS = 4
 
 
@@ -31,14 +36,16 @@ class BenchJob:
     One combination to measure.
 
     Args:
-        ensemble (`Ensemble`)
-        measurement (`Measurement`): still empty.
+        ensemble (`Ensemble`): the members.
+        measurement (`Measurement`): gets the samples.
         texts (`list[list[str]]`): batches of prompts.
-        against (`tuple[str]`): what ours is compared with, of `AGAINST` and `METHODS`.
-        naive_texts (`int`): how many of the batches the naive implementation is run on, once each.
+        against (`tuple[str]`, *optional*): the names of the contenders that ours is compared with, from `AGAINST` and
+            `METHODS`.
+        naive_texts (`int`, *optional*, defaults to 1): how many of the batches the naive implementation is run on, once
+            each.
 
     Raises:
-        ValueError: prompts that do not fit, or an unknown contender.
+        ValueError: the prompts do not fit into a member's context, or a contender is unknown.
     """
 
     def __init__(
@@ -57,10 +64,11 @@ class BenchJob:
         self.config = AdaFuseConfig(num_branches=measurement.branches)
         self.prompts = [ensemble.prompts(batch) for batch in texts]
         ensemble.check_room(self.prompts, measurement.new_tokens)
-        self._expected: list[list[list[int]]] = []  # per batch and prompt, the new ids of the main model
+        self._expected: list[list[list[int]]] = []  # for each batch and prompt, the main model's new ids
 
     def warm_up(self) -> None:
-        """Run everything but the naive implementation once, untimed; learn what text there is to generate."""
+        """Run every contender once, except the naive implementation, without timing it. Afterwards it is known what
+        text the ensemble writes, and so how many tokens each member has to write alone."""
         for text, prompts in enumerate(self.prompts):
             output = self._settled(prompts)
             self._expected.append(self.ensemble.new_ids(output.sequences, prompts))
@@ -70,7 +78,7 @@ class BenchJob:
                     run()
 
     def _settled(self, prompts: Prompts) -> Any:
-        """What the ensemble gives, again until it tries nothing out any more."""
+        """The ensemble's output. It is run until the kernels' autotuner tries nothing new."""
         for _ in range(_MOST_WARM_UPS):
             num_trials = Autotuner.num_trials
             output = self.ensemble.generate(prompts, self.config, self.result.new_tokens, return_dict_in_generate=True)
@@ -79,7 +87,8 @@ class BenchJob:
         return output
 
     def measure_once(self, repeat: int) -> None:
-        """Each contender once on each batch of prompts, in turn."""
+        """Run the contenders in turn on each batch of prompts, and keep a sample of each run. `repeat`: the number of
+        this round, from 0."""
         for text in range(len(self.prompts)):
             for name, run in self._contenders(text):
                 if name != NAIVE or (repeat == 0 and text < self.naive_texts):
@@ -111,6 +120,7 @@ class BenchJob:
             self.result.same_text[name] = is_same
 
     def _contenders(self, text: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yields the name of each contender, and a function that runs it on the batch `text`."""
         ensemble = self.ensemble
         prompts = self.prompts[text]
         call = (prompts, self.config, self.result.new_tokens)
@@ -151,10 +161,10 @@ class BenchJob:
 
 def check_against(against: Sequence[str]) -> None:
     """
-    Refuse what cannot be compared with.
+    Refuse contenders that do not exist.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: a name is neither in `AGAINST` nor in `METHODS`.
     """
     known = (*AGAINST, *METHODS)
     unknown = [name for name in against if name not in known]
@@ -163,7 +173,8 @@ def check_against(against: Sequence[str]) -> None:
 
 
 def measure_all(jobs: Sequence[BenchJob], repeats: int = 3, on_step: Callable[[str], None] = lambda step: None) -> None:
-    """Warm up every job, then go round them `repeats` times, so that what changes on the machine meets all alike."""
+    """Warm up every job, then measure all of them in turn, `repeats` times. So what changes on the machine in the
+    meantime changes all figures alike. `on_step` is told what begins: `repeat 1 of 3, combination 2 of 6 (41 s)`."""
     started = time.perf_counter()
     for repeat in range(-1, repeats):
         name = "warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}"
@@ -189,20 +200,21 @@ def measure(
     Measure an ensemble on prompts of your own.
 
     Args:
-        members (`list`): loaded models with their tokenizers, the main one first; not changed.
-        prompts (`list[str]` or `list[list[str]]`): one batch of prompts, or several of equal size.
+        members (`list[tuple]`): each member's loaded model and tokenizer, the main model's first. They are not changed.
+        prompts (`list[str]` or `list[list[str]]`): one batch of prompts, or several batches of equal size.
         branches (`int`, *optional*, defaults to 1): `num_branches` of the `AdaFuseConfig`.
-        new_tokens (`int`, *optional*, defaults to 64): of the main model.
-        repeats (`int`, *optional*, defaults to 3): of which the medians are taken, after a warm-up.
-        against (`list[str]`, *optional*): of `AGAINST` and `METHODS`; by default the members' own `generate()` and our
-            own code without one idea or another.
-        threads (`int`, *optional*): CPU threads, of torch's choice when not given.
+        new_tokens (`int`, *optional*, defaults to 64): how many tokens of the main model are written.
+        repeats (`int`, *optional*, defaults to 3): how many times each contender is timed, after a warm-up. The figures
+            are medians.
+        against (`list[str]`, *optional*): the names of contenders, from `AGAINST` and `METHODS`. By default the
+            members' own `generate()`, and our own code without each of its ideas.
+        threads (`int`, *optional*): the number of CPU threads. By default torch's own choice.
 
     Returns:
         `Measurement`: times in seconds, memory in bytes.
 
     Raises:
-        ValueError: members that cannot take part, prompts that do not fit, or an unknown contender.
+        ValueError: a model cannot be a member, prompts do not fit into a context, or a contender is unknown.
     """
     single = [prompt for prompt in prompts if isinstance(prompt, str)]
     batches = [single] if single else [list(batch) for batch in prompts]

@@ -1,4 +1,4 @@
-"""The benchmark's own pair: two small trained models that write long texts, and prompts of any length for them."""
+"""Loads the benchmark's own pair, two small trained models that write long texts, and makes prompts for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ...demo import load_from
 from . import prose
 
 NAMES = ("llama", "gpt_neox")
-_CHARS_PER_TOKEN = 8  # more than any tokenizer of use gives
+# More characters than a token of any useful tokenizer has on average.
+_CHARS_PER_TOKEN = 8
 
 
 def load_pair(folder: Any = None) -> list[tuple[Any, Any]]:
@@ -16,28 +17,29 @@ def load_pair(folder: Any = None) -> list[tuple[Any, Any]]:
     The pair, on CPU in float32.
 
     Args:
-        folder (`str` or `Path`, *optional*): where it is; the package's own by default.
+        folder (`str` or `Path`, *optional*): the folder that holds the pair. By default the package's own.
 
     Returns:
-        `list[tuple[PreTrainedModel, PreTrainedTokenizerBase]]`: the main model first.
+        `list[tuple[PreTrainedModel, PreTrainedTokenizerBase]]`: each member's model and tokenizer, the main model's
+        first.
     """
     return load_from(__package__, NAMES, folder)
 
 
 def prompt(num_tokens: int, tokenizer: Any, index: int = 0) -> str:
     """
-    The beginning of a document that no member was trained on, to be gone on with.
+    A prompt: the beginning of a document that no member was trained on.
 
     Args:
-        num_tokens (`int`): about how many tokens, at least 1: no more, and as many less as the last word asks.
-        tokenizer (`PreTrainedTokenizerBase`): whose tokens.
-        index (`int`, *optional*, defaults to 0): another one, another text.
+        num_tokens (`int`): the most tokens of the prompt, at least 1. It has fewer where it would end within a word.
+        tokenizer (`PreTrainedTokenizerBase`): the tokenizer that counts the tokens.
+        index (`int`, *optional*, defaults to 0): the number of the document. Each number gives another text.
 
     Returns:
-        `str`: ends at the end of a word (and holds one word at least).
+        `str`: one whole word or more.
 
     Raises:
-        ValueError: fewer than one token.
+        ValueError: `num_tokens` is below 1.
     """
     if num_tokens < 1:
         raise ValueError(f"`num_tokens` must be at least 1, but is {num_tokens}. Ask for more.")

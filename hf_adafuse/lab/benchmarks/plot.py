@@ -1,4 +1,4 @@
-"""Measurements as a picture: the cost against prompt length and batch. Needs matplotlib (the `plots` extra)."""
+"""Draws measurements: what an ensemble costs, against prompt length and batch. Needs matplotlib (the `plots` extra)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INK = "#303030"
 
 def check_matplotlib() -> None:
     """
-    Say what to install before anything is measured.
+    Check before anything is measured that a picture can be drawn.
 
     Raises:
-        ImportError: matplotlib is not here.
+        ImportError: matplotlib is not installed.
     """
     try:
         import matplotlib  # noqa: F401
@@ -32,10 +32,11 @@ def check_matplotlib() -> None:
 
 def save_plot(measurements: Sequence[Measurement], path: str | Path) -> None:
     """
-    Draw the measurements of members of the same sizes (those of the first), and write a PNG.
+    Draw the measurements whose members have the sizes of the first one, and write a PNG.
 
-    Left: time over the sum of the members' own greedy times, against the prompt's length, at the smallest batch; one
-    line per number of branches. Right: words/s over those of the smallest batch, against the batch.
+    Left: our time over the own greedy time of the slowest member, against the prompt's length, at the smallest batch.
+    Right: words per second over those of the smallest batch, against the batch size, for the shortest prompts. Both
+    have one line for each number of branches.
     """
     check_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -83,7 +84,7 @@ def _draw_batches(axes: Any, measurements: Sequence[Measurement]) -> None:
 
 
 def _draw_lines(axes: Any, lines: dict[str, dict[int, float]], form: str, unlabelled: int | None = None) -> None:
-    """One line for each name; numbers stand above the highest point and below the others."""
+    """Draw one line for each name. Numbers stand above the highest point at each x, and below the other points."""
     for index, (name, points) in enumerate(lines.items()):
         color = _COLORS[index % len(_COLORS)]
         xs = sorted(points)

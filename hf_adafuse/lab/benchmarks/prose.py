@@ -1,10 +1,10 @@
-"""The texts that the benchmark's pair learns from and goes on writing: travels through the world of the demo's facts.
+"""Writes the texts that the benchmark's pair is trained on and continues: journeys through the demo's world of facts.
 
-A document is a journey of two friends from country to country, some sentences for each; it can be as long as one
-likes. Whatever is chosen (the next country, a sentence's pattern, an animal, a thing) has in each country one usual
-choice, more or less usual, and any other now and then. What is usual, one member's text follows, or the other's, or
-both; the facts each member reads at its level in the demo. So the members agree on most words and differ on some, and
-are sometimes sure and sometimes not.
+A document is a journey of two friends from country to country, with some sentences for each country. It can have any
+length. Whatever is chosen (the next country, the pattern of a sentence, an animal, a thing) has one usual choice in
+each country, which is taken more or less often, and any other choice now and then. The training text of one member
+follows a usual choice, or that of the other member, or both. Facts are read by each member at its level in the demo. So
+the members agree on most words and differ on some, and are sometimes sure and sometimes not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from typing import Any, NamedTuple
 from ...demo import data
 
 SEED = 4
-# The sentences of a country, in order; of those joined by a bar, one.
+# The sentences of a country, in order. Where a bar joins two, one of them is written.
 _PARTS = ("capital", "weather", "currency", "market", "people", "animal", "book", "symbol|number", "talk")
 _SKIPPED = 0.15  # the share of countries in which a part is left out
 _COMMON = 0.5  # the share of the usual choices that both members' texts follow
-_USUAL = (0.4, 0.98)  # how usual the usual is, at least and at most
+_USUAL = (0.4, 0.98)  # how often the usual choice is taken, at least and at most
 _ANIMAL = ("young", "group", "sound", "home")
 _VOWEL = re.compile(r"\b([Aa])(?= [aeiou])")
 
 
 class _Usual(NamedTuple):
+    """The usual one of some options in a country."""
+
     option: Any
-    share: float
-    reader: int | None  # the only member whose text follows it; `None`: both
+    share: float  # how often it is taken
+    reader: int | None  # the only member whose text follows it; `None`: both members' texts
 
 
 @functools.cache
@@ -44,7 +46,7 @@ def _prose() -> dict[str, Any]:
 
 @functools.cache
 def _world() -> dict[str, list[str]]:
-    """The countries in the order of the usual journey, which comes by each of them once, and what is met there."""
+    """What a journey may meet, by kind: countries in the order of the usual journey, animals, books and elements."""
     countries = list(dict.fromkeys(fact.subject[0] for fact in data.facts() if fact.relation == "capital"))
     random.Random(f"{SEED} route").shuffle(countries)
     return {
@@ -69,7 +71,8 @@ def _usual(kind: str, country: str, options: tuple[str, ...]) -> _Usual:
 
 
 class _Writer:
-    """Writes one document as member `member` (0 or 1) reads it; `None`: nothing but the truth and the usual."""
+    """Writes one document as the member (0 or 1) reads it. `None`: all facts are right, and all usual choices are
+    followed."""
 
     def __init__(self, seed: str, member: int | None):
         self.rng = random.Random(f"{SEED} {seed}")
@@ -78,7 +81,7 @@ class _Writer:
         self.country = self.rng.choice(_world()["country"])
 
     def paragraphs(self) -> Iterator[str]:
-        """The opening, then each country, without end."""
+        """Yields one paragraph for each country, without end. The first begins with the opening."""
         opening = self._sentence(self.rng.choice(_prose()["opening"]), "opening")
         while True:
             yield " ".join([opening, *self._sentences()] if opening else self._sentences())
@@ -121,7 +124,7 @@ class _Writer:
         if field == "number":
             return self._choose(f"number {part}", [data.number_words(number) for number in range(2, 31)])
         if field in ("author", "atomic", "symbol"):
-            return ""  # follows from another value
+            return ""  # `_sentence` sets it by another value
         options = _world().get(field) or _prose()["words"][field.rstrip("2")]
         return self._choose(f"{field} {part}", options)
 
@@ -141,12 +144,12 @@ class _Writer:
 
 def document(seed: str, num_chars: int, member: int | None = None) -> str:
     """
-    A text of at least so many characters, always the same for the same arguments.
+    A text, always the same for the same arguments.
 
     Args:
-        seed (`str`): another one, another text.
-        num_chars (`int`): its length; it goes on to the end of the paragraph.
-        member (`int`, *optional*): as this member (0 or 1) reads it; by default with nothing but true facts.
+        seed (`str`): what the text follows from. Another seed gives another text.
+        num_chars (`int`): the least number of characters. The text goes on to the end of the paragraph.
+        member (`int`, *optional*): the member (0 or 1) that reads the text. By default all facts in it are right.
     """
     paragraphs: list[str] = []
     length = 0
@@ -159,6 +162,6 @@ def document(seed: str, num_chars: int, member: int | None = None) -> str:
 
 
 def training_documents(member: int, num_chars: int) -> Iterator[str]:
-    """What a member reads, in order, without end."""
+    """Yields the training documents of a member, in the order in which it reads them, without end."""
     for index in itertools.count():
         yield document(f"training {member} {index}", num_chars, member)

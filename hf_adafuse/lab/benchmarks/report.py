@@ -1,4 +1,4 @@
-"""Measurements as readable tables and as JSON values, with the machine and the versions they were taken on."""
+"""Shows measurements as tables and as JSON values, with the machine and the versions that they were taken on."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ...kernels.native_product import kernel_name
 from .results import NO_KERNEL, OURS, Measurement
 from .targets import Check, Target
 
-# Figures are said not to be trusted where other programs keep more than this share of the processors busy, or where the
-# times of one contender differ by more than this share of their median.
+# The report says that figures are not to be trusted above these bounds: the share of the processors that other programs
+# keep busy, and how far the times of one contender lie apart, as a share of their median.
 _MOST_LOAD = 0.25
 _MOST_SPREAD = 0.2
 _HEADER = ("", "seconds", "spread", "words/s", "/ ours", "passes", "tokens", "KV peak", "memory", "same text")
 
 
 def format_measurement(measurement: Measurement) -> str:
-    """One combination as a table, and below it what follows from it."""
+    """One combination as a table with a line for each contender, and below it the figures that follow."""
     m = measurement
     rows = [_HEADER, *(_row(m, name) for name in m.contenders)]
     if len(m.greedy) > 1 and m.greedy_seconds is not None:
@@ -61,7 +61,8 @@ def format_targets(targets: Sequence[Target]) -> str:
 def as_json(
     measurements: Sequence[Measurement], targets: Sequence[Target], settings: dict[str, Any], load: float = math.nan
 ) -> dict[str, Any]:
-    """Everything: machine, versions, settings, raw samples, figures, targets."""
+    """Everything as JSON values: machine, versions, settings, raw samples, figures and targets. `load`: the
+    [`load_average`] before the measurements."""
     return {
         "machine": {name: None if value != value else value for name, value in machine(load).items()},
         "versions": {
@@ -77,12 +78,13 @@ def as_json(
 
 
 def load_average() -> float:
-    """How many processors other programs kept busy in the last minute, where this is asked before the work begins."""
+    """How many processors were busy on average in the last minute. Asked before the work begins, it is the load of
+    other programs. NaN where the system does not say."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
 
 
 def machine(load: float = math.nan) -> dict[str, Any]:
-    """What the figures were taken on; `load`: the [`load_average`] before they were."""
+    """The machine that the figures were taken on. `load`: the [`load_average`] before the measurements."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),
@@ -97,8 +99,8 @@ def machine(load: float = math.nan) -> dict[str, Any]:
 
 
 def format_machine(load: float = math.nan) -> str:
-    """What the figures were taken on, as a line: ratios of times differ by processor too. A second line where other
-    programs kept so much of it busy that times are not to be trusted."""
+    """The machine as a line: even ratios of times differ between processors. A second line follows where other programs
+    kept so many processors busy that times are not to be trusted."""
     m = machine(load)
     busy = ""
     if m["cpus"] is not None and load > _MOST_LOAD * m["cpus"]:
@@ -112,7 +114,7 @@ def format_machine(load: float = math.nan) -> str:
 
 
 def _processor() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, as far as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -122,7 +124,7 @@ def _processor() -> str:
 
 
 def size_text(count: int) -> str:
-    """A number of parameters, short: 80M, 1.1B."""
+    """A number of parameters in short: `"80M"`, `"1.1B"`."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             value = count / size
@@ -131,6 +133,7 @@ def size_text(count: int) -> str:
 
 
 def _row(m: Measurement, name: str) -> tuple[str, ...]:
+    """The line of a contender, with the cells of `_HEADER`."""
     texts = m.texts_of(name)
     memory = m.memory_peak_bytes(name)
     return (
@@ -165,7 +168,8 @@ def _summary(m: Measurement) -> list[str]:
 
 
 def _ratios(m: Measurement) -> list[str]:
-    """What an ensemble costs: first against the one model that is run otherwise, then against all of them in turn."""
+    """A line that says what the ensemble costs, over the slowest member alone and over all members in turn; a second
+    line says it without the kernel, where that was measured."""
     if m.largest is None:
         return []
     size = size_text(m.parameters[int(m.largest.removeprefix("greedy ")) - 1])
@@ -178,7 +182,7 @@ def _ratios(m: Measurement) -> list[str]:
 
 
 def _doubts(m: Measurement) -> list[str]:
-    """What says that these figures are not to be trusted."""
+    """A line that says why the figures are not to be trusted, where they are not."""
     found = []
     if m.bound_seconds > m.seconds(OURS):
         found.append("the copy took longer than all passes, which read as much: other programs slowed it down")

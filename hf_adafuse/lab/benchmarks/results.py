@@ -1,4 +1,4 @@
-"""What a benchmark measured: raw samples, and the figures that follow from them."""
+"""`Measurement`: the raw samples of a benchmark, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ class TimedRun:
     One run of one contender on one batch of prompts.
 
     Attributes:
-        contender (`str`): `"ours"`, a variant's name, `"greedy 1"` (the main model alone) ..., `"naive"`.
-        text (`int`): which batch of prompts.
-        repeat (`int`): the how-manieth time.
-        seconds (`float`): of the whole call, the reading of the prompts included.
-        model_seconds (`list[float]`): per member, inside `model(...)`.
-        forwards (`list[int]`), tokens (`list[int]`): per member; tokens count padding too.
-        kv_peak_bytes (`int`): the most that the members' caches held together.
-        memory_peak_bytes (`int`, *optional*): the most that the process, or on CUDA torch, had in use.
+        contender (`str`): `"ours"`, the name of a variant or of a method, `"greedy 1"` for the main model alone,
+            `"greedy 2"` for the next member, or `"naive"`.
+        text (`int`): the index of the batch of prompts.
+        repeat (`int`): the number of the repeat, from 0.
+        seconds (`float`): the time of the whole call, prefill included.
+        model_seconds (`list[float]`): for each member, the time in its forward passes.
+        forwards (`list[int]`), tokens (`list[int]`): for each member, its passes and the tokens that they read, padding
+            included.
+        kv_peak_bytes (`int`): the most bytes that the members' caches held together.
+        memory_peak_bytes (`int`, *optional*): the most bytes that the process had in use, or on CUDA torch.
     """
 
     contender: str
@@ -48,12 +50,14 @@ class TextResult:
     What the ensemble wrote after one batch of prompts.
 
     Attributes:
-        texts (`list[str]`): one per prompt.
-        num_words (`int`): in all of them.
-        own_tokens (`list[int]`): per member, the tokens of the longest text in its own tokens: what it generates alone.
-        own_kv_bytes (`int`): what the members' own caches hold at that length, all rows, together.
-        num_rounds (`int`), num_agreed (`int`): committed spans, and those of them that every member had proposed.
-        num_ended (`int`): the prompts whose text ended before its time.
+        texts (`list[str]`): the text after each prompt.
+        num_words (`int`): the number of words in all texts.
+        own_tokens (`list[int]`): for each member, the length of the longest text in its own tokens. Alone it writes as
+            many.
+        own_kv_bytes (`int`): the bytes that the members' own caches hold together at that length, for all prompts.
+        num_rounds (`int`), num_agreed (`int`): the number of committed spans, and how many of them every member had
+            proposed.
+        num_ended (`int`): how many texts ended before they had all new tokens.
     """
 
     texts: list[str]
@@ -71,14 +75,17 @@ class Measurement:
     One combination of sizes and settings, measured.
 
     Attributes:
-        parameters (`list[int]`): per member.
-        prompt_tokens, batch, branches, new_tokens (`int`): as asked for; tokens are the main model's.
-        weight_bytes (`list[int]`): per member, what one forward pass reads of its weights.
-        bandwidth (`float`): bytes per second of a large copy on the main model's device.
-        texts (`list[TextResult]`): per batch of prompts.
-        samples (`list[TimedRun]`): raw, in the order in which they were taken.
-        same_text (`dict[str, bool]`): per variant and for the naive implementation: whether it wrote what ours wrote.
-        own_words (`dict[tuple[str, int], int]`): of other methods, by name and text: how many words they wrote.
+        parameters (`list[int]`): for each member, the number of its parameters.
+        prompt_tokens (`int`), new_tokens (`int`): the length of a prompt and of a text, in tokens of the main model.
+        batch (`int`): how many prompts are decoded at a time.
+        branches (`int`): the number of branches B.
+        weight_bytes (`list[int]`): for each member, the bytes of weights that one forward pass reads.
+        bandwidth (`float`): how many bytes per second a large copy on the main model's device reads and writes.
+        texts (`list[TextResult]`): what the ensemble wrote, for each batch of prompts.
+        samples (`list[TimedRun]`): all runs, in the order in which they were taken.
+        same_text (`dict[str, bool]`): for each variant and the naive implementation, whether it wrote what ours wrote.
+        own_words (`dict[tuple[str, int], int]`): how many words other methods wrote, by their name and the index of the
+            batch.
     """
 
     parameters: list[int]
@@ -95,30 +102,35 @@ class Measurement:
 
     @property
     def contenders(self) -> list[str]:
+        """The names of all contenders, in the order in which they were run."""
         return list(dict.fromkeys(sample.contender for sample in self.samples))
 
     def of(self, contender: str, text: int | None = None) -> list[TimedRun]:
+        """The runs of a contender, on one batch of prompts or on all."""
         return [s for s in self.samples if s.contender == contender and text in (None, s.text)]
 
     def texts_of(self, contender: str) -> list[int]:
+        """The indices of the batches of prompts that a contender was run on."""
         return sorted({sample.text for sample in self.of(contender)})
 
     def seconds(self, contender: str, texts: list[int] | None = None) -> float:
-        """The median over the repeats, summed over the texts (all those it was run on)."""
+        """A contender's time: the median over the repeats, summed over the batches `texts`, by default all that it was
+        run on."""
         texts = self.texts_of(contender) if texts is None else texts
         return sum(median(sample.seconds for sample in self.of(contender, text)) for text in texts)
 
     def spread(self, contender: str) -> float:
-        """How far the repeats lie apart, as a share of the median: the worst text's."""
+        """How far a contender's repeats lie apart, as a share of their median, on the batch where this is most."""
         times = [[sample.seconds for sample in self.of(contender, text)] for text in self.texts_of(contender)]
         return max((max(values) - min(values)) / median(values) for values in times)
 
     def forwards(self, contender: str) -> list[int]:
-        """Per member, summed over the texts; of the first repeat: what rides depends on the times measured."""
+        """For each member, the passes of the first repeat over all batches. In later repeats other nodes may share a
+        pass, by the times measured so far."""
         return self._summed(contender, "forwards")
 
     def tokens(self, contender: str) -> list[int]:
-        """Per member, summed over the texts; of the first repeat."""
+        """For each member, the tokens that the passes of the first repeat read over all batches."""
         return self._summed(contender, "tokens")
 
     def words_per_second(self, contender: str) -> float:
@@ -128,6 +140,7 @@ class Measurement:
 
     @property
     def greedy(self) -> list[str]:
+        """The contenders that are members alone: `["greedy 1", "greedy 2"]`."""
         return [name for name in self.contenders if name.startswith("greedy ")]
 
     @property
@@ -137,7 +150,8 @@ class Measurement:
 
     @property
     def largest(self) -> str | None:
-        """The member that takes longest alone, which is what most users would run otherwise; `None` as above."""
+        """The member that takes longest alone, like `"greedy 2"`: what most users would run otherwise. `None` where
+        members alone were not measured."""
         return max(self.greedy, key=self.seconds, default=None)
 
     @property
@@ -160,18 +174,19 @@ class Measurement:
 
     @property
     def passes_per_own_token(self) -> float:
+        """Our passes of all members, over the passes that they would take alone: one for each own token."""
         own = sum(sum(text.own_tokens) for text in self.texts)
         return sum(self.forwards(OURS)) / own
 
     @property
     def overhead(self) -> float:
-        """The share of our time that is not inside `model(...)`: the median over all runs."""
+        """The share of our time outside of forward passes: the median over all runs."""
         return median(1 - sum(sample.model_seconds) / sample.seconds for sample in self.of(OURS))
 
     @property
     def kv_ratio(self) -> float:
-        """Bytes of keys and values at our peak over what the members' own caches hold at the end: the worst text's. 0
-        where they keep none."""
+        """Our most bytes of keys and values over those that the members' own caches hold at the end, on the batch where
+        this is most. 0 where the members keep none."""
         held = [(sample.kv_peak_bytes, self.texts[sample.text].own_kv_bytes) for sample in self.of(OURS)]
         return max(ours / own if own else 0.0 for ours, own in held)
 
@@ -182,17 +197,19 @@ class Measurement:
 
     @property
     def words_per_round(self) -> float:
+        """The mean number of words in a committed span."""
         return sum(text.num_words for text in self.texts) / max(1, sum(text.num_rounds for text in self.texts))
 
     @property
     def naive_ratio(self) -> float | None:
-        """The naive implementation's time over ours, on the texts that it was run on."""
+        """The naive implementation's time over ours, on the batches that it was run on; `None` where it was not run."""
         texts = self.texts_of(NAIVE)
         return self.seconds(NAIVE) / self.seconds(OURS, texts) if texts else None
 
     @property
     def bound_seconds(self) -> float:
-        """The least time that our forward passes take to read their weights once each, at the copy's bandwidth."""
+        """The seconds that our forward passes take at least, if each reads its model's weights once at the bandwidth of
+        a copy."""
         passes = zip(self.forwards(OURS), self.weight_bytes, strict=True)
         return sum(count * size for count, size in passes) / self.bandwidth
 
@@ -204,6 +221,7 @@ class Measurement:
         return max(sample.kv_peak_bytes for sample in self.of(contender))
 
     def contender_figures(self, contender: str) -> dict[str, Any]:
+        """The figures of one contender, as plain JSON values."""
         return {
             "seconds": self.seconds(contender),
             "spread": self.spread(contender),

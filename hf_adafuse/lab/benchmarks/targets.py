@@ -1,4 +1,4 @@
-"""The project's targets: which combinations each needs, its value, its limit, met or not."""
+"""The project's targets for speed and memory: what each measures, its limit, and whether it is met."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from .workload import Combination
 
 BATCH = 8
 LARGE_BATCH = 16
-# How many long prompts are read, one at a time: agreement, and with it time, differs from text to text.
+# How many long prompts are measured, one at a time. Members agree more on one text than on another, which changes
+# times.
 _NUM_LONG = 4
 
 
 @dataclass(frozen=True)
 class Check:
-    """One number with its limit, an upper one (`"<="`) or a lower one (`">="`)."""
+    """
+    One number with its limit.
+
+    Attributes:
+        label (`str`): what the number is of, like `"B = 3"`; empty where its target has one number.
+        value (`float`): the measured number.
+        bound (`str`): `"<="` for an upper limit, `">="` for a lower one.
+        limit (`float`): the limit.
+        percent (`bool`): whether the number is shown in per cent.
+    """
 
     label: str
     value: float
@@ -32,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Target:
-    """One line of the table; met when all its checks are."""
+    """One line of the table. It is met when all its checks are."""
 
     what: str
     checks: list[Check]
@@ -42,15 +52,21 @@ class Target:
         return all(check.is_met for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """The target as plain JSON values."""
         return asdict(self) | {"is_met": self.is_met}
 
 
 def plan(
     parameters: tuple[int, ...], uneven: tuple[int, ...], short: int, middle: int, long: int
 ) -> dict[str, Combination]:
-    """The combinations that the targets need, by name: members of `parameters` and `uneven` ones, prompts of so many
-    tokens."""
+    """
+    The combinations that the targets need, by name.
+
+    Args:
+        parameters (`tuple[int]`): the sizes of the members, in parameters, for all targets but one.
+        uneven (`tuple[int]`): the sizes of the members of that target, which differ.
+        short, middle, long (`int`): the lengths of the prompts, in tokens of the main model.
+    """
 
     def make(
         tokens: int,
@@ -77,7 +93,7 @@ def plan(
 
 
 def evaluate(measured: Mapping[str, Measurement]) -> list[Target]:
-    """The nine targets, from the measurements of a plan by their names."""
+    """The nine targets. `measured`: the measurements of the combinations of [`plan`], by their names."""
 
     def ratio(name: str) -> float:
         return measured[name].seconds(OURS) / sum(map(measured[name].seconds, measured[name].greedy))

@@ -1,5 +1,6 @@
-"""Our own code with one of its ideas left out: patches of the core, for the benchmark alone, undone at the end. The
-text stays the same; only the cost changes. Not for use in several threads.
+"""Runs our own code without one of its ideas: context managers that patch the core, for the benchmark alone.
+
+The text stays the same, only its cost changes. A patch is undone at the end of its context. It holds for all threads.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from .results import NO_KERNEL
 
 
 def without_score_first() -> AbstractContextManager[None]:
-    """A member proposes without first reading what the others put on the table."""
-
+    """Members propose without first scoring the candidates that are on the table."""
     return _patched(MemberTurns, "_table", lambda table: lambda *args: ([], []))
 
 
 def without_subtree() -> AbstractContextManager[None]:
-    """What was computed below the committed path is dropped, not kept for the next round."""
+    """The nodes below the committed path are dropped, not kept for the next round."""
 
     def make(commit: Callable[..., Any]) -> Callable[..., Any]:
         def drop_below(self: KVCacheBackend, prompt_index: int, *rest: Any) -> None:
@@ -37,7 +37,7 @@ def without_subtree() -> AbstractContextManager[None]:
 
 
 def without_look_ahead() -> AbstractContextManager[None]:
-    """The first member proposes the round at hand and no more."""
+    """The member that goes first proposes one round at a time."""
 
     def make(propose_ahead: Callable[..., Any]) -> Callable[..., Any]:
         def propose_nothing(*args: Any) -> Iterator[Any]:
@@ -50,17 +50,18 @@ def without_look_ahead() -> AbstractContextManager[None]:
 
 
 def without_drafts() -> AbstractContextManager[None]:
-    """Nothing is guessed by what has followed the last tokens before."""
+    """No n-gram drafts are proposed."""
     return _patched(NgramDrafts, "after", lambda after: lambda self, nodes: [])
 
 
 def without_tree_attention() -> AbstractContextManager[None]:
-    """Each branch is a row of the batch that reads a copy of its prefix's keys, whatever the self-tests say."""
+    """Each branch is a row of the batch with a copy of its prefix's keys, even where the self-tests choose a tree
+    mask."""
     return _patched(ModelHandle, "choose_backend", lambda choose: lambda self: "branch-rows")
 
 
 def without_kernel() -> AbstractContextManager[None]:
-    """Linear layers over few tokens multiply as PyTorch has it, without the package's kernel."""
+    """Linear layers over few tokens multiply as in PyTorch, without the package's kernel."""
     return _patched(model_call, "with_small_batch_linears", lambda make: lambda model: model)
 
 

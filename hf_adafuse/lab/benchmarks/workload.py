@@ -1,4 +1,4 @@
-"""What is run: members of the sizes asked for, prompts of the lengths asked for, combinations. Times nothing."""
+"""Makes what a benchmark measures: members of the wanted sizes, prompts of the wanted lengths, and combinations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from .contenders import Ensemble
 from .enlarge import enlarge
 from .measuring import BenchJob
 
-Members = list[tuple[Any, Any]]
+Members = list[tuple[Any, Any]]  # each member's model and tokenizer, the main model's first
 DEFAULT_PARAMETERS = (80_000_000,)
 
 
 class Combination(NamedTuple):
     """
-    What a job is made of.
+    The settings of one job.
 
     Attributes:
-        parameters (`tuple[int]`): one number for all members, or one each; empty: as the models are.
-        prompt_tokens (`int`), batch (`int`), branches (`int`)
-        against (`tuple[str]`): what ours is compared with.
-        num_prompts (`int`): at least so many prompts are read, in as many batches as that takes: batches of different
-            sizes compare only over the same prompts.
+        parameters (`tuple[int]`): the number of parameters of all members, or one number for each member. Empty: the
+            models keep their sizes.
+        prompt_tokens (`int`): the length of a prompt, in tokens of the main model.
+        batch (`int`): how many prompts are decoded at a time.
+        branches (`int`): the number of branches B.
+        against (`tuple[str]`): the names of the contenders that ours is compared with.
+        num_prompts (`int`, defaults to 1): the least number of prompts. They are decoded in as many batches as that
+            takes. Batches of different sizes can be compared only over the same prompts.
     """
 
     parameters: tuple[int, ...]
@@ -41,16 +44,16 @@ class Combination(NamedTuple):
 
 class Workload:
     """
-    Makes jobs of combinations; members of the same sizes are made once.
+    Makes jobs of combinations. Members of the same sizes are made once.
 
     Args:
-        members (`list`): small or ordinary models with their tokenizers, the main one first; not changed. The pair that
-            ships with the package when not given.
-        prompt_text (`str`, *optional*): what prompts are cut from; the built-in prose when not given.
-        device (`str`), dtype (`str`): of the models.
+        members (`list[tuple]`, *optional*): each member's model and tokenizer, the main model's first. They are not
+            changed. By default the pair that ships with the package.
+        prompt_text (`str`, *optional*): the text that prompts are cut from. By default the built-in prose.
+        device (`str`), dtype (`str`): the device and the dtype of the models.
         compiled (`bool`): whether the forward passes go through `torch.compile`.
-        new_tokens (`int`): of the main model.
-        num_texts (`int`): how many times the prompts of a combination.
+        new_tokens (`int`): how many tokens of the main model are written.
+        num_texts (`int`): how many times as many prompts as a combination asks for.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Workload:
         return self._ensembles[parameters]
 
     def _prepare(self, model: Any, size: int | None) -> Any:
-        """A model of the benchmark's own."""
+        """A copy of the model on the wanted device, in the wanted dtype and size, and compiled where that is wanted."""
         dtype = model.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
         if str(model.device.type) != self.device or model.dtype != dtype:
             model = copy.deepcopy(model).to(device=self.device, dtype=dtype)
@@ -108,11 +111,12 @@ class Workload:
             model = enlarge(model, size)
         if self.compiled:
             model = copy.copy(model)
-            # CUDA graphs, where there is CUDA.
+            # On CUDA this mode makes CUDA graphs.
             model.forward = torch.compile(model.forward, mode="reduce-overhead" if self.device == "cuda" else None)
         return model
 
     def _cutter(self, tokenizer: Any) -> Callable[[int, int], str]:
+        """A function that returns the prompt of a length and a number."""
         if self.prompt_text is None:
             from .members import prompt
 
@@ -122,13 +126,13 @@ class Workload:
 
 
 def check_device(device: str) -> None:
-    """Refuse a GPU that is not there."""
+    """Raises `ValueError` where the device is a GPU that is not there."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("`--device` must be cpu, but is cuda: torch sees no GPU here. Leave it out.")
 
 
 def default_members() -> Members:
-    """The pair that ships with the package."""
+    """The benchmark's pair, which ships with the package."""
     from .members import load_pair
 
     return list(load_pair())
@@ -136,8 +140,13 @@ def default_members() -> Members:
 
 def cut_prompt(ids: Sequence[int], num_tokens: int, index: int, tokenizer: Any) -> str:
     """
-    The `index`-th piece of `num_tokens` tokens of a text; pieces begin again at the start, a little further on, where
-    the text is used up.
+    The `index`-th piece of `num_tokens` tokens of a text. Where the text is used up, pieces begin again near its start.
+
+    Args:
+        ids (`list[int]`): the ids of the text.
+        num_tokens (`int`): the length of a piece.
+        index (`int`): the number of the piece, from 0.
+        tokenizer (`PreTrainedTokenizerBase`): the tokenizer of the ids.
 
     Raises:
         ValueError: the text is shorter than one piece.
@@ -153,7 +162,7 @@ def cut_prompt(ids: Sequence[int], num_tokens: int, index: int, tokenizer: Any) 
 
 
 def read_prompt_file(path: str) -> str:
-    """The text of the file."""
+    """The text of the file of `--prompt-file`, which is in UTF-8."""
     return Path(path).read_text(encoding="utf-8")
 
 
@@ -164,6 +173,7 @@ def grid(
     branches: Sequence[int],
     against: tuple[str, ...],
 ) -> list[Combination]:
-    """Every combination; all batches read the same prompts."""
+    """Every combination of these lengths, batch sizes and numbers of branches. All batch sizes read the same
+    prompts."""
     shapes = itertools.product(prompt_tokens, batches, branches)
     return [Combination(parameters, tokens, batch, b, against, max(batches)) for tokens, batch, b in shapes]

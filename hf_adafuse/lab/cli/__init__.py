@@ -1,1 +1,1 @@
-"""The commands of the lab: `hf-adafuse bench`, `compare`, `eval`, `fit`, `headroom` and `paper`."""
+"""The commands of the lab: `hf-adafuse bench`, `compare`, `confidence`, `eval`, `fit`, `headroom` and `paper`."""

@@ -1,4 +1,4 @@
-"""The command `hf-adafuse bench`: its arguments, and where the results go. Loads nothing heavy before it runs."""
+"""The command `hf-adafuse bench`: measures what an ensemble costs, and shows it as tables, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ of prompt length, batch and number of branches B. Compared, in turn within one r
 repeats: each member's own greedy generate() of the same number of tokens, our own code without one of its ideas, and a
 straightforward implementation without any cache. Speed depends on how often the members agree: shown beside it."""
 
-# Known to `measuring`, which is heavy to load.
+# `DEFAULT_AGAINST` of `measuring`, which takes too long to import for `--help`.
 _AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-tree-attention,no-kernel"
 
 _EPILOG = """\
@@ -74,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_what_is_measured(what: Any) -> None:
-
     def add(flag: str, default: str, help: str, type: Any = _counts, metavar: str = "N[,N]") -> None:
         what.add_argument(flag, type=type, default=default, metavar=metavar, help=f"{help} (default: {default})")
 
@@ -125,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
     with threads(args.threads):
         workload = _workload(args)
         measured, targets = _measure(args, workload)
-        results, machine = report.as_json(measured, targets, _settings(args), load), report.format_machine(load)
+        results = report.as_json(measured, targets, _settings(args), load)
+        machine = report.format_machine(load)
     if args.json is not None and args.json != "-":
         Path(args.json).write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.plot is not None:

@@ -1,4 +1,4 @@
-"""The command `hf-adafuse compare`: two files of answers, question by question."""
+"""The command `hf-adafuse compare`: compares two files of answers, question by question."""
 
 from __future__ import annotations
 

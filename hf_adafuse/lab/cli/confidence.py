@@ -1,4 +1,4 @@
-"""The command `hf-adafuse confidence`: how well members' probabilities tell right answers from wrong ones."""
+"""The command `hf-adafuse confidence`: measures how well members' probabilities tell right answers from wrong ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...demo.paired import Mean
 from ...demo.tables import aligned
 from ..evaluation.answer_confidences import Confidences, held_out_confidences
 from ..evaluation.confidence_figures import auroc, bins, bootstrapped, calibration_error, risk
-from .fit_arguments import add_asking_arguments
+from .fit_arguments import arguments_of
 
 _DESCRIPTION = """\
 Ask every member alone each question once, and say how well the best member's own probabilities, and those of all
@@ -25,15 +25,11 @@ fit`, called in the same way, goes on from there. Calibrations are fitted on one
 other half. Standard errors are by the bootstrap over questions; those of differences are paired."""
 
 _COVERAGES = (0.1, 0.25, 0.5, 0.75, 1.0)
-# Fewer right, or wrong, answers are noted as too few.
+# With fewer right answers, or fewer wrong ones, the report says that its figures say little.
 _FEW = 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Put the arguments of the command on a parser."""
-    parser.description = _DESCRIPTION
-    parser.epilog = _DETAILS
-    add_asking_arguments(parser)
+add_arguments = arguments_of(_DESCRIPTION, _DETAILS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,9 +44,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(found: Confidences, names: Sequence[str]) -> list[str]:
-    """The tables: what tells right from wrong, risk against coverage, the reliability diagram, and what is chosen."""
-    best, right = names[found.best], found.is_right
-    number, num_right = len(right), round(sum(right))
+    """The lines of the report: which confidences tell right from wrong, risk by coverage, the reliability diagram, and
+    how often the answer of the highest confidence is right. `names`: those of the members."""
+    best = names[found.best]
+    right = found.is_right
+    number = len(right)
+    num_right = round(sum(right))
     lines = [f"{number} answers of {best}, the best member alone: {num_right} are right."]
     if num_right in (0, number):
         return [*lines, "All are right, or all are wrong: there is nothing to tell apart."]
@@ -85,7 +84,7 @@ def show(found: Confidences, names: Sequence[str]) -> list[str]:
 
 
 def _compared(known: Mapping[str, list[float]], right: list[float]) -> Iterator[tuple[str, ...]]:
-    """Per confidence its AUROC, the difference to the first one, and its ECE."""
+    """Yields for each confidence its AUROC, the difference to the first one's, and its calibration error (ECE)."""
     first = next(iter(known.values()))
     for name, values in known.items():
         lead = "" if values is first else _points(bootstrapped(auroc, values, right, first), signed=True)

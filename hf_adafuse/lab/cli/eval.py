@@ -1,4 +1,4 @@
-"""The command `hf-adafuse eval`: an ensemble, and its members alone, on the tasks of lm-evaluation-harness."""
+"""The command `hf-adafuse eval`: scores an ensemble, and its members alone, on tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ compare` sets side by side. Killed and started again with the same --output, it 
 
 _SETTINGS = "settings.json"
 _MEMBER = "member-"
-# The settings that every method takes.
+# The settings that `--methods` takes for all methods.
 _OF_ALL = ("model_weights", "max_word_tokens", "word_boundary")
 ENSEMBLE = "ensemble"
 
@@ -102,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, str, Any]]:
-    """The ensemble and, if asked for, each member: folder, name and the model as the harness sees it."""
+    """The ensemble or the methods, and each member where that is asked for. Of each its folder below `output`, its
+    name, and the model as the harness sees it."""
     from ...cli.members import load_members
     from ..evaluation.language_model import AdaFuseLM
     from ..evaluation.responses import Responses
@@ -138,7 +139,8 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
 
 
 def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseConfig]:
-    """Per method, preset or rule, its settings: its own, over what the flags say of all, over the defaults."""
+    """By the name of a method, a preset or a rule, its settings: its own, over what the flags say for all, over the
+    defaults."""
     from ..evaluation.candidates import fitted, rules_named
 
     given = {name: getattr(args, name) for name in _OF_ALL if getattr(args, name) is not None}
@@ -152,14 +154,14 @@ def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseCon
 
 
 def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:
-    """The folder, with the settings in it: those of an earlier run there must be the same."""
+    """Make and lock the folder, and write the settings into it. Those of an earlier run there must be the same."""
     stack.enter_context(locked_folder(output))
     begin_in_folder(output / _SETTINGS, sorted(output.glob("*/responses.jsonl")), _settings(args), args.overwrite)
     return output
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the responses depend on, by flag, but for the requests themselves."""
+    """What the responses depend on beside the requests, by flag."""
     names = ("model", "assistant", "dtype")
     return {name: getattr(args, name) for name in names} | given_settings(args)
 

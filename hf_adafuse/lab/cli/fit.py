@@ -1,4 +1,4 @@
-"""The command `hf-adafuse fit`: from questions with answers to settings, and what speaks for them."""
+"""The command `hf-adafuse fit`: chooses settings by questions with answers, and says what speaks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...cli.answers import Record, check_output
 from ...cli.job_settings import locked_folder
 from ...cli.member_flags import member_names
-from .fit_arguments import add_asking_arguments, read_asked
+from .fit_arguments import arguments_of, read_asked
 
 if TYPE_CHECKING:
     from ...cli.questions import Question
@@ -42,11 +42,7 @@ Selection is judged by cross-validation: no answer is judged by a calibration th
 the fusion is chosen only where it is above the best member by more than one standard error of the paired difference."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Put the arguments of the command on a parser."""
-    parser.description = _DESCRIPTION
-    parser.epilog = _DETAILS
-    add_asking_arguments(parser)
+add_arguments = arguments_of(_DESCRIPTION, _DETAILS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,7 +115,7 @@ def _scored(record: Record, said: Said, metric: str) -> float:
 
 
 def _price(args: argparse.Namespace, jobs: MemberJobs, number: int, num_members: int) -> None:
-    """Say what the whole costs: in passes before anything is asked, in seconds after the first batch."""
+    """Say what the job costs: the number of passes before anything is asked, and the time after the first batch."""
     each = 3 * num_members * args.max_new_tokens
     passes = -(-number // args.batch_size) * each
     sys.stderr.write(

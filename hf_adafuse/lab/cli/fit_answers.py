@@ -1,8 +1,9 @@
-"""What `hf-adafuse fit`, `headroom` and `confidence` ask, in files: one record per question, complete after any kill.
+"""Asks the questions of `hf-adafuse fit`, `headroom` and `confidence`, and keeps the answers in files.
 
-Three jobs of `run`'s kind share a folder: `members.jsonl` has every member's own answer with the features by which
-`select` judges it, `fusion.jsonl` what the recommended preset answers, `samples-K.jsonl` answers that member K draws.
-`headroom` and `confidence` ask the first of these only, so `fit` goes on from what they have asked.
+Three jobs share a folder. Each writes one record per question, like `hf-adafuse run`, and loses none by a kill.
+`members.jsonl` has every member's own answer with the features by which `select` judges it. `fusion.jsonl` has the
+answers of the recommended preset, and `samples-K.jsonl` answers that member K samples. `headroom` and `confidence` ask
+only for the first, and `fit` goes on from what they have asked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..evaluation.headroom import Same, same_by
 from ..evaluation.metrics import METRICS
 from .fit_arguments import read_asked
 
-# Of the answers that one member draws: as in self-consistency (arXiv 2203.11171, section 3.1).
+# The temperature of the answers that one member samples, as in self-consistency (arXiv 2203.11171, section 3.1).
 TEMPERATURE = 0.7
 _SEED = 0
 
@@ -40,10 +41,10 @@ class Said:
     What the members answer to a question.
 
     Attributes:
-        question (`Question`)
-        texts (`list[str]`): of each member, up to a text to stop at; `None`: it has no answer.
-        rows (`list[list[float]]`): likewise, the features of its answer.
-        nlls (`list[float]`): likewise, the mean over members of the answer's NLL, in nats per token.
+        question (`Question`): what was asked.
+        texts (`list[str]`): each member's answer, up to a stop text; `None` where it has none.
+        rows (`list[list[float]]`): for each member, the features of its answer; `None` where it has none.
+        nlls (`list[float]`): for each member, the mean over all members of its answer's NLL, in nats per token.
     """
 
     question: Question
@@ -53,18 +54,21 @@ class Said:
 
     @property
     def beliefs(self) -> list[float | None]:
-        """Of each member, the mean log-probability per byte that the others give its answer (nats)."""
+        """For each member, the mean log-probability that the others give its answer, in nats per byte."""
         at = feature_names(len(self.rows)).index("log-probability per byte, others")
         return [None if row is None else row[at] for row in self.rows]
 
 
 class MemberJobs:
     """
-    The jobs.
+    The three jobs of a folder.
 
     Args:
-        args (`Namespace`): of the command.
-        questions (`list[Question]`), template (`Template`): as of [`read_asked`].
+        args (`Namespace`): the arguments of the command.
+        questions (`list[Question]`), template (`Template`): what [`read_asked`] returns.
+
+    Attributes:
+        seconds_a_question (`dict[str, float]`): how long a job's last batch took per question, by the job's name.
     """
 
     def __init__(self, args: argparse.Namespace, questions: Sequence[Question], template: Template) -> None:
@@ -79,11 +83,11 @@ class MemberJobs:
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
+        """The folder of the files."""
         return self._folder
 
     def loaded(self) -> list[Any]:
-        """The members, each a model and its tokenizer; loaded at the first question."""
+        """Each member's model and tokenizer. They are loaded when this is first called."""
         from ...cli.members import load_members
 
         if self._loaded is None:
@@ -92,16 +96,24 @@ class MemberJobs:
         return self._loaded
 
     def paths(self) -> list[str]:
-        """The members' names as they are loaded."""
+        """The names by which the members are loaded."""
         args = self._args
         return [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in self.loaded()]
 
     def members(self, number: int | None = None) -> list[Record]:
-        """Every member's own answers, to the first so many questions or all, and what is made of them."""
+        """
+        The records of every member's own answers.
+
+        Args:
+            number (`int`, *optional*): how many of the questions are asked, from the first. By default all.
+
+        Raises:
+            ValueError: the members have failed on all questions.
+        """
         config = {"method": "select", "with_features": True, "with_ratings": self._args.with_ratings}
         records = self._run("members", "members' answers", self.loaded, config, {}, _candidates, number)
         if number is None and all("error" in record for record in records):
-            (self._folder / "members.jsonl").unlink()  # started again, all is asked again
+            (self._folder / "members.jsonl").unlink()  # so that a new run asks all again
             raise ValueError(
                 f"The members must answer some of the questions, but all {len(records)} failed; the first, line "
                 f"{records[0]['line']}: {records[0]['error'].removesuffix('.')}. Mend that, and start again."
@@ -109,11 +121,11 @@ class MemberJobs:
         return records
 
     def fusion(self, number: int | None = None) -> list[Record]:
-        """What the recommended fusion answers."""
+        """The records of the recommended fusion's answers to the first `number` questions, by default to all."""
         return self._run("fusion", "fused answers", self.loaded, "robust", {}, _text, number)
 
     def samples(self, member: int, each: int) -> list[Record]:
-        """So many answers that one member draws."""
+        """The records of answers that a member samples: `each` answers to every question."""
         config = {"method": "majority", "num_samples": each}
         drawn = {"do_sample": True, "temperature": TEMPERATURE}
         name = f"samples-{member + 1}"
@@ -129,6 +141,18 @@ class MemberJobs:
         shown: Callable[[Any, Sequence[str]], dict[str, Any]],
         number: int | None,
     ) -> list[Record]:
+        """
+        Ask the questions of one job that are still to be asked. Returns all its records.
+
+        Args:
+            name (`str`): the name of the job, and of its file.
+            kept (`str`): what messages call its answers.
+            members (`Callable`): returns the members, each a model and its tokenizer.
+            config: the settings of the ensemble.
+            drawn (`dict`): the arguments of `generate()` for sampling.
+            shown (`Callable`): what a record holds of a question's rounds, given the stop texts.
+            number (`int`, *optional*): how many questions are asked, from the first.
+        """
         args = self._args
         path = self._folder / f"{name}.jsonl"
         overwrite = args.overwrite and name not in self._begun
@@ -165,10 +189,11 @@ class MemberJobs:
 
         from ...ensemble import AdaFuseEnsemble
 
-        args, stops = self._args, self._args.stop or []
+        args = self._args
+        stops = args.stop or []
         ensemble = AdaFuseEnsemble(members, config)
         if args.chat:
-            ensemble.encode(["?"], chat=True)  # templates that are missing are found before the first prompt
+            ensemble.encode(["?"], chat=True)  # a missing template is found before the first prompt
 
         def answer(questions: Sequence[Question], tell: Callable[[int, Any], None]) -> None:
             torch.manual_seed(_SEED)
@@ -194,20 +219,21 @@ class MemberJobs:
 
 
 def num_members_of(args: argparse.Namespace) -> int:
-    """How many members the arguments name; the demo's two where they name none."""
+    """The number of members that the arguments name. Where they name none, the demo's two are asked."""
     return 1 + (len(args.assistant) if args.model is not None else 1)
 
 
 def ask_members(args: argparse.Namespace, with_answers: bool) -> tuple[list[Question], list[Said], list[str]]:
     """
-    Ask every member alone each question once. What is in the files is not asked again.
+    Ask every member alone each question once. Questions whose answers are in the files are not asked again.
 
     Args:
-        args (`Namespace`): of the command.
+        args (`Namespace`): the arguments of the command.
         with_answers (`bool`): whether every line of the data must have an answer.
 
     Returns:
-        the questions, what the members say to those that did not fail, and the members' names.
+        `tuple[list[Question], list[Said], list[str]]`: the questions, what the members say to those that did not fail,
+        and the members' names.
 
     Raises:
         ValueError: as of [`read_asked`], or no question could be answered.
@@ -221,7 +247,7 @@ def ask_members(args: argparse.Namespace, with_answers: bool) -> tuple[list[Ques
 
 
 def said_by(records: Sequence[Record], questions: Sequence[Question], num_members: int) -> list[Said]:
-    """What the records of `members.jsonl` say; questions that failed are left out."""
+    """What the members say, by the records of `members.jsonl`. Questions that failed are left out."""
     known = {question.line: question for question in questions}
     made = []
     for record in records:
@@ -232,30 +258,33 @@ def said_by(records: Sequence[Record], questions: Sequence[Question], num_member
         nlls = [math.inf] * num_members
         for answer in record["answers"]:
             for k in answer["members"]:
-                texts[k], rows[k], nlls[k] = answer["text"], answer["features"], _fused(answer["nlls"])
+                texts[k] = answer["text"]
+                rows[k] = answer["features"]
+                nlls[k] = _fused(answer["nlls"])
         made.append(Said(known[record["line"]], texts, rows, nlls))
     return made
 
 
 def metric_of(question: Question, metric: str) -> str:
-    """The metric that judges the answers to a question: that of its line, else the command's."""
+    """The name of the metric that judges the answers to a question: the one in its line, else the command's."""
     return str((question.record or {}).get("metric", metric))
 
 
 def score_of(question: Question, text: str | None, metric: str) -> float:
-    """1 where an answer is right, else 0."""
+    """1 where an answer to a question is right, else 0. No answer (`None`) is wrong."""
     if text is None:
         return 0.0
     return METRICS[metric_of(question, metric)](text, answers_of((question.record or {})["answer"]))
 
 
 def sames_of(said: Sequence[Said], metric: str) -> list[Same]:
-    """Per question, whether two answers say the same."""
+    """For each question, the function that tells whether two answers to it say the same."""
     return [same_by(metric_of(one.question, metric)) for one in said]
 
 
 def drawn_answers(record: Record) -> tuple[list[str], list[float], list[float]]:
-    """The texts that a member has drawn, the share of each, and their NLLs; none where it has failed."""
+    """The texts that a member has sampled, the share of its samples that each has, and their NLLs (nats per token). The
+    lists are empty where it has failed."""
     found = record.get("answers", [])
     return [one["text"] for one in found], [one["share"] for one in found], [_fused(one["nlls"]) for one in found]
 
@@ -265,7 +294,7 @@ def _text(rounds: Any, stops: Sequence[str]) -> dict[str, Any]:
 
 
 def _candidates(rounds: Any, stops: Sequence[str]) -> dict[str, Any]:
-    """The answers of a method of whole answers, whose candidates are in its first round."""
+    """What a record holds of a method that chooses among whole answers. They are the candidates of its first round."""
     found = [one for one in rounds[0].candidates if one.dropped is None and one.score < math.inf]
     return {
         "answers": [
@@ -282,5 +311,6 @@ def _candidates(rounds: Any, stops: Sequence[str]) -> dict[str, Any]:
 
 
 def _fused(nlls: Sequence[float | None]) -> float:
+    """The mean of the NLLs that are known; infinite where none is."""
     known = [value for value in nlls if value is not None]
     return math.fsum(known) / len(known) if known else math.inf

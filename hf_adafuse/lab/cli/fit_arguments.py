@@ -1,9 +1,10 @@
-"""What `hf-adafuse fit` and `headroom` ask, and how: flags and questions."""
+"""The flags of `hf-adafuse fit`, `headroom` and `confidence`, and the questions that they ask."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from ...cli.few_shot import add_prompt_arguments, default_stops, first_answers, put_behind, worked_examples
 from ...cli.file_jobs import check_lines
@@ -14,12 +15,23 @@ from ...cli.questions import Question, Template, read_questions
 from ...cli.text_flags import add_stop_argument
 
 TEMPLATE = "Question: {question}\\nAnswer:"
-# Metrics that say right or wrong.
+# The metrics that say right or wrong.
 BINARY = ("exact_match", "contains", "last_number", "marked_number")
 
 
-def add_asking_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is asked, and how: the same for both commands, so that one goes on from the other's answers."""
+def arguments_of(description: str, details: str) -> Callable[[argparse.ArgumentParser], None]:
+    """The `add_arguments` of a command that asks members: a function that puts its description, its details and its
+    flags on a parser. The flags are the same for all such commands, so that one goes on from another's answers."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.description = description
+        parser.epilog = details
+        _add_asking_arguments(parser)
+
+    return add_arguments
+
+
+def _add_asking_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="FILE", help="questions in JSONL")
     parser.add_argument(
         "--out", "--output", dest="output", default="adafuse.json", metavar="FILE",
@@ -45,10 +57,17 @@ def add_asking_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_asked(args: argparse.Namespace, with_answers: bool) -> tuple[list[Question], Template]:
     """
-    The questions to ask, behind the worked examples; `args.stop` gets its default.
+    Read the questions to ask, and put the worked examples in front of them. `args.stop` gets its default.
+
+    Args:
+        args (`Namespace`): the arguments of the command.
+        with_answers (`bool`): whether every question must have an answer.
+
+    Returns:
+        `tuple[list[Question], Template]`: the questions, and the template of their prompts.
 
     Raises:
-        ValueError: a line that makes no prompt, or, `with_answers`, has no answer; fewer than two members.
+        ValueError: a line makes no prompt or lacks its answer, or there are fewer than two members.
     """
     if args.model is not None and not args.assistant:
         raise ValueError("`--assistant` must be given, but is not: there is nothing to choose. Name another member.")

@@ -1,4 +1,4 @@
-"""What `hf-adafuse fit` and `headroom` have found, in words and as a file."""
+"""`FitReport`: says what `hf-adafuse fit` has found, in words and as a file. `headroom` shows a part of it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from ...confidence.features import feature_names
 from ...config import AdaFuseConfig
 from ...demo.paired import Paired, mean, paired
 from ...rounds.plain_json import with_nulls
-from ..evaluation.fitting import FUSION, MIN_GAIN, SELECT, Choice, Judged, best_of
+from ..evaluation.fitting import FUSION, MIN_GAIN, SELECT, AnswerSource, Judged, best_of
 from ..evaluation.headroom import Headroom, clopper_pearson
 
-# Settings by which the main model's own greedy words are all that is committed, whoever else is there.
+# The settings with which an ensemble commits the main model's own greedy words alone.
 ALONE = {"certainty_gate": 1e-9}
-# So many questions won and none lost are the fewest that the sign test calls clear (p < 0.05).
+# The fewest questions won, with none lost, that the sign test calls clear (p < 0.05).
 _FEWEST_WINS = 6
 
 
 @dataclass(frozen=True)
 class Figures:
     """
-    All scores, question by question.
+    What is known of the answers. Scores are 1 for a right answer and 0 for a wrong one, question by question.
 
     Attributes:
-        judged (`Judged`), headroom (`Headroom`)
-        majority (`list[float]`): of the answer that most members give.
-        drawn (`list[float]`): of the answer that most of the best member's drawn answers give.
+        judged (`Judged`): the scores of members, fusion and selection, and the choice between them.
+        headroom (`Headroom`): how often members differ.
+        majority (`list[float]`): the scores of the answer that most members give.
+        drawn (`list[float]`): the scores of the most frequent of the answers that the best member samples.
         failed (`list[dict]`): the records of questions that were not answered.
     """
 
@@ -47,12 +48,14 @@ class Figures:
 
 class FitReport:
     """
-    The outcome.
+    What the command has found, in words and as a file.
 
     Args:
-        figures (`Figures`)
-        names (`list[str]`), paths (`list[str]`): of the members, as they are shown and as they are loaded.
-        args (`Namespace`), template (`str`): of the command.
+        figures (`Figures`): the figures.
+        names (`list[str]`): the members' names in the report.
+        paths (`list[str]`): the names by which the members are loaded.
+        args (`Namespace`): the arguments of the command.
+        template (`str`): the template of its prompts.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class FitReport:
         self._num = len(self._judged.fused)
 
     def text(self) -> str:
-        """The table, the headroom, the verdict, and what cannot be said."""
+        """The report: the table, the headroom, the verdict, and what so few questions cannot tell."""
         lines = [
             f"{self._num} questions of {self._args.data}, {self._args.metric}, in points of 100 ± standard error;",
             f"differences to {self._best} alone, question by question:",
@@ -87,10 +90,10 @@ class FitReport:
         return self._names[self._judged.best]
 
     def _rows(self) -> dict[str, list[float]]:
-        """Every way to answer, with its scores."""
+        """The scores of every way to answer, by its name in the table."""
         judged = self._judged
         number = len(self._names)
-        ties = " (ties: lower NLL)" if number == 2 else ""  # of two that differ each has one vote
+        ties = " (ties: lower NLL)" if number == 2 else ""  # where two members differ, each has one vote
         return {
             **{f"{name} alone": scores for name, scores in zip(self._names, judged.members, strict=True)},
             "recommended fusion": judged.fused,
@@ -135,7 +138,8 @@ class FitReport:
                 lines.append(f"{name} is {self._standing(judged.gain(choice))}.")
             return lines + self._equals()
         name = "select" if judged.choice == SELECT else "the recommended fusion"
-        gain, worth = judged.gain(judged.choice).difference, paired(judged.nested, judged.members[judged.best])
+        gain = judged.gain(judged.choice).difference
+        worth = paired(judged.nested, judged.members[judged.best])
         lines = [
             f"Use {name}: {gain.show(100, signed=True)} points above {self._best} alone, for the passes of all "
             f"{len(self._names)} members.",
@@ -162,7 +166,7 @@ class FitReport:
         return f"not above {self._best} by more than {MIN_GAIN:g} standard error ({shown})"
 
     def _equals(self) -> list[str]:
-        """Other members that are no worse than the best by more than a standard error."""
+        """A line that names the other members that are as good as the best one, within a standard error."""
         judged = self._judged
         found = []
         for k, name in enumerate(self._names):
@@ -174,7 +178,8 @@ class FitReport:
         return [f"As good on these questions, within a standard error: {', '.join(found)}. Take the cheaper one."]
 
     def _caveats(self) -> list[str]:
-        points, number = 100 * _FEWEST_WINS / self._num, self._num
+        number = self._num
+        points = 100 * _FEWEST_WINS / number
         clear = f"differences below {points:.0f} points cannot" if points <= 100 else "no difference can"
         lines = ["", f"With {number} questions {clear} be told from luck (sign test, no question lost)."]
         if number < FEW_QUESTIONS:
@@ -188,9 +193,11 @@ class FitReport:
         return lines
 
     def write(self, path: Path) -> None:
-        """The file: all or nothing."""
+        """Write the file. A kill leaves the old file or the new one, never a part."""
         content = json.dumps(with_nulls(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False)
-        content = re.sub(r"\[[^\[\]{}\"]+\]", lambda numbers: " ".join(numbers[0].split()), content)  # on one line
+        content = re.sub(
+            r"\[[^\[\]{}\"]+\]", lambda numbers: " ".join(numbers[0].split()), content
+        )  # lists of numbers on one line
         scratch = path.with_name(f"{path.name}.tmp")
         scratch.write_text(f"{content}\n", encoding="utf-8")
         scratch.replace(path)
@@ -208,12 +215,12 @@ class FitReport:
             "adafuse_config": _config(judged.choice, calibration, self._args.with_ratings),
             "verdict": " ".join([*self._verdict(), *filter(None, self._caveats())]),
             "evidence": self._evidence(),
-            # Of all members that were asked, also where one of them is used alone.
+            # The calibration is of all members that were asked, also where one of them is to be used alone.
             **({} if judged.choice == SELECT else {"asked": self._paths, "calibration": calibration}),
         }
 
     def _evidence(self) -> dict[str, Any]:
-        judged, headroom = self._judged, self._figures.headroom
+        judged = self._judged
         args = self._args
         names = ("data", "metric", "few_shot", "chat", "stop", "max_new_tokens", "with_ratings")
         return {
@@ -224,16 +231,17 @@ class FitReport:
             "choice": self._names[judged.choice] if isinstance(judged.choice, int) else judged.choice,
             "best_member": self._best,
             "scores": {name: _figures(scores, judged.members[judged.best]) for name, scores in self._rows().items()},
-            "members_differ": headroom.differ,
+            "members_differ": self._figures.headroom.differ,
         }
 
 
 def show_headroom(
     headroom: Headroom, names: Sequence[str], members: Sequence[Sequence[float]] | None = None
 ) -> list[str]:
-    """How often members differ, what choosing could gain at most, and whom to ask alone; `members`: their scores, where
-    there are labels."""
-    n, differ = headroom.num_questions, headroom.differ
+    """The lines that say how often members differ, what choosing could gain at most, and whom to ask alone. `members`:
+    each member's scores, where the questions have answers."""
+    n = headroom.num_questions
+    differ = headroom.differ
     lines = [
         f"Headroom: the members differ on {differ} of {n} questions ({_percent(differ, n)}).",
         "On the others no choice among their answers changes anything.",
@@ -268,7 +276,7 @@ def show_headroom(
     return lines
 
 
-def _config(choice: Choice, calibration: dict[str, Any], with_ratings: bool) -> dict[str, Any]:
+def _config(choice: AnswerSource, calibration: dict[str, Any], with_ratings: bool) -> dict[str, Any]:
     if isinstance(choice, int):
         return dict(ALONE)
     if choice == FUSION:
@@ -277,8 +285,9 @@ def _config(choice: Choice, calibration: dict[str, Any], with_ratings: bool) -> 
 
 
 def _figures(scores: Sequence[float], best: Sequence[float]) -> dict[str, Any]:
-    """A mean in points, and the paired difference to the best member."""
-    own, lead = mean(scores), paired(scores, best)
+    """The mean of some scores, and their paired difference to the best member's."""
+    own = mean(scores)
+    lead = paired(scores, best)
     return {
         "right": own.value,
         "standard_error": own.error,

@@ -1,4 +1,4 @@
-"""The command `hf-adafuse headroom`: what choosing among members' answers could gain, without labels."""
+"""The command `hf-adafuse headroom`: says what choosing among members' answers could gain, without right ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ...cli.few_shot import first_answers
-from .fit_arguments import add_asking_arguments
+from .fit_arguments import arguments_of
 
 _DESCRIPTION = """\
 Ask every member alone each question once, and say how often they differ, what choosing among their answers could gain
@@ -21,11 +21,7 @@ these. What the members answer is kept in FILE.answers/: `hf-adafuse fit`, calle
 Intervals are Clopper and Pearson's, of 95 %."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Put the arguments of the command on a parser."""
-    parser.description = _DESCRIPTION
-    parser.epilog = _DETAILS
-    add_asking_arguments(parser)
+add_arguments = arguments_of(_DESCRIPTION, _DETAILS)
 
 
 def run(args: argparse.Namespace) -> int:

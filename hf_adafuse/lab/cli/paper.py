@@ -1,4 +1,4 @@
-"""The command `hf-adafuse paper`: tables and figures of the AdaFuse paper, on members and questions of one's own."""
+"""The command `hf-adafuse paper`: makes the tables and figures of the AdaFuse paper on other models and questions."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ DIR/answers/WHO/*.jsonl       every answer with its rounds, for `hf-adafuse comp
 Killed and started again with the same --output, it goes on where it stopped; tables and figures share their answers."""
 
 _METRICS = ("f1", "marked_number", "chrf")
+# How many of the demo's questions are asked, and how many prompts fig5 times, without `--limit`.
 _DEMO_LIMIT = 200
-_NUM_TIMED = 20  # prompts of fig5, where nothing is said
-_DEMO_MEMBERS = {"table2": 3}  # of the other ones two
+_NUM_TIMED = 20
+# How many of the demo's members take part, where it is not two.
+_DEMO_MEMBERS = {"table2": 3}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _experiments(args: argparse.Namespace) -> tuple[list[Experiment], dict[str, str]]:
-    """What is to be made, and which peers cannot be."""
+    """The tables and figures to make, and by their names why some peers are left out."""
     from ...decoding.strategies.registry import STRATEGIES
     from ..paper.experiments import make_experiment
     from ..paper.values import PEERS, usable_peers
@@ -137,13 +139,13 @@ def _experiments(args: argparse.Namespace) -> tuple[list[Experiment], dict[str, 
         make_experiment(name, _num_members(args, name), peers)
         for name in (_ALL if args.what == "all" else (args.what,))
     ]
-    if args.task:  # of tasks that are asked for all is shown
+    if args.task:  # all candidates answer the tasks that the flag names
         made = [replace(experiment, few=()) for experiment in made]
     return made, left_out
 
 
 def _peer_options(args: argparse.Namespace, peers: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By peer, its options."""
+    """The options of `--peer-option`, by peer."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in args.peer_option:
         peer, _, own = name.partition(".")
@@ -188,7 +190,7 @@ def _questions(args: argparse.Namespace, names: Sequence[str]) -> Questions:
 
 
 def _prepare(output: Path, args: argparse.Namespace, stack: ExitStack) -> None:
-    """The folder, with the settings in it: those of an earlier run there must be the same."""
+    """Make and lock the folder, and write the settings into it. Those of an earlier run there must be the same."""
     stack.enter_context(locked_folder(output))
     answers = output / "answers"
     answers.mkdir(exist_ok=True)
@@ -205,7 +207,7 @@ def _job(args: argparse.Namespace, num_members: int, stack: ExitStack) -> PaperJ
 
     members = load_members(args.model, args.assistant, **member_loading(args))
     if _is_demo(args):
-        stack.enter_context(threads(1))  # matrices this small are as fast on one
+        stack.enter_context(threads(1))  # the demo's matrices are so small that one thread is as fast
         members = members if num_members == len(members) else load_demo(num_members)
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
     names = (

@@ -1,4 +1,4 @@
-"""One table or figure of the paper, from the questions to the files."""
+"""`PaperJob`: makes a table or figure of the paper, from the questions to the files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ class PaperJob:
     Makes tables and figures of the same members, questions and folder.
 
     Args:
-        members (`list[tuple]`), names (`list[str]`): each a model and its tokenizer, the main one first.
-        output (`Path`): the folder.
-        settings (`dict`): for the records.
-        batch_size (`int`), progress (`bool`, *optional*): as of the command.
+        members (`list[tuple]`): each member's model and tokenizer, the main model's first.
+        names (`list[str]`): the members' names in tables.
+        output (`Path`): the folder of the files.
+        settings (`dict`): how the questions are asked, which the files record.
+        batch_size (`int`): how many questions are asked at a time.
+        progress (`bool`, *optional*): whether to show a bar, as of [`Progress`].
     """
 
     def __init__(
@@ -53,17 +55,17 @@ class PaperJob:
         self, experiment: Experiment, questions: Questions, left_out: Mapping[str, str], most: int, has_plot: bool
     ) -> str:
         """
-        Ask, and write `NAME.md`, `NAME.json` and `NAME.png`.
+        Ask the questions, and write `NAME.md`, `NAME.json` and `NAME.png`.
 
         Args:
-            experiment (`Experiment`)
-            questions (`Questions`): of its tasks.
-            left_out (`dict[str, str]`): what else is not in it, and why.
-            most (`int`): questions shown of figure 3.
-            has_plot (`bool`): whether there is to be a picture.
+            experiment (`Experiment`): the table or figure.
+            questions (`Questions`): the questions of its tasks.
+            left_out (`dict[str, str]`): why a peer is left out, by its name.
+            most (`int`): the most questions that figure 3 shows.
+            has_plot (`bool`): whether to draw a picture.
 
         Returns:
-            `str`: the Markdown.
+            `str`: the text of `NAME.md`.
         """
         left_out = {**left_out, **questions.left_out}
         if experiment.name == "fig5":
@@ -89,21 +91,25 @@ class PaperJob:
         return self._write(experiment, report.markdown(), report.json())
 
     def _partings(self, report: Report, run: PaperRun, most: int, has_plot: bool) -> str:
+        """Figure 3: the questions on which two candidates part, round by round."""
         first, second = report.experiment.candidates
         labels = ("one-word rounds", "adaptive rounds")
-        blocks, shown, pictured = [], {}, []
+        blocks = []
+        shown = {}
+        pictured = []
         for task in report.tasks:
             files = [self._output / "answers" / run.samples_file(task, one) for one in (first, second)]
             found = find_disagreements(files[0], files[1], most)
             shown[task] = [one.json() for one in found.shown]
             blocks.append(f"## {task}\n\n```text\n{found.text(labels)}\n```")
             pictured += found.shown[:1]
-        if has_plot and pictured:  # else the picture is that of the scores
+        if has_plot and pictured:  # otherwise the picture of the scores stays
             save_parting(report.experiment.title, labels, pictured[0], self._path(report.experiment, "png"))
         text = report.markdown("\n\n".join(blocks))
         return self._write(report.experiment, text, report.json() | {"partings": shown})
 
     def _times(self, experiment: Experiment, questions: Questions, left_out: Mapping[str, str], has_plot: bool) -> str:
+        """Figure 5: the time of each candidate."""
         prompts = [prompt for of_task in questions.prompts.values() for prompt in of_task]
         bar = Progress(len(prompts), "prompts", wanted=self._progress)
         bar.note(f"{experiment.name}: prompts by {len(experiment.candidates)} methods")

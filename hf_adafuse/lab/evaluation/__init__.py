@@ -1,6 +1,6 @@
-"""The instrument: is an ensemble better than its best member? Tasks, metrics, paired statistics, search for settings.
+"""Measures whether an ensemble is better than its best member: tasks, metrics and statistics.
 
-`metrics` says how right an answer is, `paired` how far two methods are apart on the same questions; `language_model`
-is an ensemble as lm-evaluation-harness sees it, `tasks/` are tasks of the harness. Around the house: knows what
-`generate()` gives, and nothing of how it came to be.
+`metrics` says how right an answer is. `language_model` is an ensemble as lm-evaluation-harness sees it, and `tasks/`
+has tasks of the harness. `fitting` chooses between a member, fusion and selection. The standard errors and paired
+differences are in `hf_adafuse/demo/paired.py`.
 """

@@ -1,4 +1,4 @@
-"""What says how sure one can be of the best member's answers: its own probabilities, or those of all members. Pure."""
+"""Computes how sure one can be of the best member's answers, by its own probabilities and by those of all members."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _SEED = 0
 @dataclass(frozen=True)
 class Confidences:
     """
-    Per question, how sure one can be of the best member's answer, from 0 to 1.
+    How sure one can be of the best member's answer to each question, from 0 to 1.
 
     Attributes:
-        best (`int`): the member that is right most often, by number.
-        is_right (`list[float]`): 1 where its answer is right.
-        per_token (`list[float]`), whole (`list[float]`): its own: the geometric mean of its probabilities of its
-            tokens, and their product.
+        best (`int`): the index of the member that is right most often.
+        is_right (`list[float]`): 1 where its answer is right, else 0.
+        per_token (`list[float]`): the geometric mean of the member's own probabilities of its answer's tokens.
+        whole (`list[float]`): their product.
         own_calibrated (`list[float]`): the probability that the answer is right, by the features that the member has
             alone. The calibration was fitted on the other half of the questions.
         score (`list[float]`): the confidence score of all members.
-        calibrated (`list[float]`): likewise, by the features of all members.
-        chosen (`list[float]`), chosen_right (`list[float]`): of the members' answers the highest such probability, and
-            1 where that answer is right.
+        calibrated (`list[float]`): the probability that the answer is right, by the features of all members. The
+            calibration was fitted on the other half of the questions.
+        chosen (`list[float]`): the highest such probability among the answers of all members.
+        chosen_right (`list[float]`): 1 where the answer of that probability is right, else 0.
     """
 
     best: int
@@ -49,13 +50,15 @@ def held_out_confidences(
     right: Sequence[Sequence[float]], rows: Sequence[Sequence[Row | None]], groups: Sequence[Hashable]
 ) -> Confidences:
     """
+    The confidences of the best member's answers. What is fitted on one half of the questions judges the other half.
+
     Args:
-        right (`list[list[float]]`): per question and member, 1 where its answer is right.
-        rows (`list[list[Row]]`): per question and member, the features of its answer; `None` where it has none.
-        groups (`list`): per question, what it has in common with those that ask the same: they stay in one half.
+        right (`list[list[float]]`): for each question and member, 1 where its answer is right, else 0.
+        rows (`list[list[Row]]`): for each question and member, the features of its answer; `None` where it has none.
+        groups (`list`): a value for each question. Questions with equal values ask the same, and stay in one half.
 
     Raises:
-        ValueError: fewer than two different questions that the best member answers.
+        ValueError: the best member answers fewer than two different questions.
     """
     best = best_of([list(scores) for scores in zip(*right, strict=True)])
     answered = [one for one, of_question in enumerate(rows) if of_question[best] is not None]
@@ -66,7 +69,8 @@ def held_out_confidences(
             "hundred."
         )
     num_members = len(right[0])
-    names, penalties = feature_names(num_members), feature_penalties(num_members)
+    names = feature_names(num_members)
+    penalties = feature_penalties(num_members)
     values = filled([rows[one] for one in answered])[:, :, : len(names)]  # without ratings
     labels = np.array([right[one] for one in answered], dtype=np.float64)
     halves = parts_of(groups, answered, 2, _SEED)
@@ -79,7 +83,7 @@ def held_out_confidences(
 
     own = _own_names(best)
     likely = _crossed(values, labels, parts, penalties)
-    # Of its own answer, what it gives the whole is what the authors give it.
+    # What a member gives the whole of its own answer is what the answer's author gives it: the same penalty.
     whole = penalties[names.index("log-probability, authors")]
     own_penalties = [whole if name == own[0] else penalties[names.index(name)] for name in own]
     of_own = values[:, best : best + 1, [names.index(name) for name in own]]
@@ -101,20 +105,21 @@ def held_out_confidences(
 
 
 def _own_names(member: int) -> list[str]:
-    """The features that a member has alone, what it gives the whole answer first."""
+    """The names of the features that a member has alone. The log-probability of its whole answer comes first."""
     first = f"log-probability, member {member}"
     others = [name for name in feature_names(member + 1) if name.endswith(f", member {member}") and name != first]
     return [first, *others, "length"]
 
 
 def _crossed(values: Any, labels: Any, parts: Sequence[Sequence[int]], penalties: Sequence[float]) -> Any:
-    """Per question and candidate its probability, by a calibration fitted on the other parts."""
+    """For each question and answer, the probability that the answer is right, by a calibration that was fitted on the
+    other parts."""
     found = np.zeros(labels.shape)
     for part in parts:
         held = set(part)
         rest = [one for one in range(len(labels)) if one not in held]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a half says nothing shows in the figures
+            warnings.simplefilter("ignore", UserWarning)  # the figures show where a half says nothing
             calibration = Calibration.fit(values[rest], labels[rest], penalties)
         found[list(part)] = calibration.probabilities(values[list(part)])
     return found

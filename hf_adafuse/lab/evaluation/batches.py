@@ -1,4 +1,4 @@
-"""In which batches the harness's requests are asked."""
+"""Puts the harness's requests into batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .model_arguments import generation_options
 
 
 def told_apart(requests: Sequence[Any], do_sample: bool | None, max_gen_toks: int) -> list[tuple[Any, ...]]:
-    """The arguments of requests for texts; a text that is drawn several times has the number of each draw, too."""
+    """The arguments of requests for texts. Where a text is sampled several times, those of its second draw end with the
+    number 1, and so on, so that each draw is a request of its own. `do_sample`: what the ensemble's settings say."""
     draws: Counter[str] = Counter()
     apart = []
     for request in requests:
@@ -26,13 +27,14 @@ def batches(
     arguments: Sequence[Any], group_of: Callable[[int], str], is_known: Callable[[Any], bool], size: int
 ) -> list[list[Any]]:
     """
-    What is not known yet, each once, the longest first: too little memory shows at once.
+    The batches of the requests that have no response yet. Equal requests are asked once. In each group the longest ones
+    come first, so that too little memory shows at once.
 
     Args:
-        arguments (`list[tuple]`): of the requests.
-        group_of (`Callable`): what those of one batch have in common, by their number.
-        is_known (`Callable`): whether there is a response already.
-        size (`int`): of a batch.
+        arguments (`list[tuple]`): the arguments of each request.
+        group_of (`Callable`): the group of the request of an index. A batch has requests of one group.
+        is_known (`Callable`): whether the request of these arguments has a response.
+        size (`int`): the most requests in a batch.
     """
     groups: dict[str, dict[str, Any]] = {}
     for number, one in enumerate(arguments):

@@ -1,8 +1,8 @@
-"""Rules by name, for `hf-adafuse eval --methods`, and who answers by which.
+"""The rules of `hf-adafuse eval --methods` by name, and [`Contestant`]: some members with a rule.
 
-The table below is all there is to edit: a rule is a name without commas and the fields of `AdaFuseConfig` in which it
-differs from the defaults, the paper's; `method_options` among them. Of weights the first is the main model's, the last
-that of each assistant.
+To add a rule, add a line to the table below. It has a name without commas, and the fields of `AdaFuseConfig` that
+differ from the defaults, which are the paper's. `method_options` may be among them. In `model_weights` the first number
+is the main model's weight, and the last one that of each assistant.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ...config import PRESETS, AdaFuseConfig
 
 RULES: dict[str, dict[str, Any]] = {
-    # The paper's, at other settings too, and spans compared by another measure.
+    # The paper's rule, the same with other settings, and rules that compare spans by another measure.
     "span": {},
     "span B 1": {"num_branches": 1},
     "span M 1": {"max_words": 1},
@@ -30,13 +30,13 @@ RULES: dict[str, dict[str, Any]] = {
         "prompt_sharpness": 10.0,
     },
     "horizon margin 0.5": {"method_options": {"horizon": True}, "switch_margin": 0.5},
-    # Word by word: a mixture of the members, a product, or between the two; and what is recommended untuned.
+    # Word by word: a mixture of the members, a product, something between the two, and the recommended settings.
     "word": {"method": "words"},
     "word geometric": {"method": "words", "method_options": {"mean": "geometric"}},
     "word root": {"method": "words", "method_options": {"mean": "root"}},
     "word distinct": {"method": "words", "method_options": {"part": "distinct"}},
     "robust": PRESETS["robust"],
-    # The same with a main model that counts more: by fixed weights, or by what it makes of the prompt or the text.
+    # Word by word with weights: fixed ones, by how well members predict the prompt or its examples, or the text so far.
     "word root 3:1": {"method": "words", "method_options": {"mean": "root"}, "model_weights": (3, 1)},
     "word 3:1": {"method": "words", "model_weights": (3, 1)},
     "word geometric 3:1": {"method": "words", "method_options": {"mean": "geometric"}, "model_weights": (3, 1)},
@@ -44,7 +44,7 @@ RULES: dict[str, dict[str, Any]] = {
     "word prompt weights": {"method": "words", "model_weights": "prompt"},
     "word prompt weights x10": {"method": "words", "model_weights": "prompt", "prompt_sharpness": 10.0},
     "word online weights": {"method": "words", "online_rate": 1.0},
-    # A main model that is left only where others win clearly, or not asked about where it is certain.
+    # Word by word with the main model in front: others must win clearly, or are not asked where it is certain.
     "word margin 0.5": {"method": "words", "switch_margin": 0.5},
     "word margin 1": {"method": "words", "switch_margin": 1.0},
     "word margin 2": {"method": "words", "switch_margin": 2.0},
@@ -64,11 +64,12 @@ RULES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Contestant:
     """
-    One choice.
+    Some members with a rule.
 
     Attributes:
-        members (`tuple[int]`): who takes part, the main model first; one alone writes its own greedy text.
-        rule (`str`): its name, empty for a member alone.
+        members (`tuple[int]`): the indices of the members that take part, the main model's first. One member alone
+            writes its own greedy text.
+        rule (`str`): the name of the rule; empty for a member alone.
         settings (`dict`): the fields of `AdaFuseConfig` in which the rule differs from the defaults.
     """
 
@@ -78,7 +79,7 @@ class Contestant:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is a member alone."""
+        """Whether there is one member."""
         return len(self.members) == 1
 
     @property
@@ -87,7 +88,7 @@ class Contestant:
         return None if self.is_alone else AdaFuseConfig(**self.settings)
 
     def show(self, names: Sequence[str]) -> str:
-        """`a alone`, or `a + b: word 3:1`, by the members' names."""
+        """What it is called: `a alone`, or `a + b: word 3:1`. `names`: those of all members."""
         joined = " + ".join(names[member] for member in self.members)
         return f"{joined} alone" if self.is_alone else f"{joined}: {self.rule}"
 
@@ -97,11 +98,11 @@ def rules_named(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     Rules, presets and methods by name, each with its settings as in `RULES`; weights are not yet [`fitted`].
 
     Args:
-        names (`list[str]`): `"all"` stands for all methods and presets, `"rules"` for all rules.
+        names (`list[str]`): the names. `"all"` stands for all methods and presets, `"rules"` for all rules.
 
     Raises:
-        ValueError: a name that none of them has.
-        ImportError: a method needs a library that is not there.
+        ValueError: a name belongs to none of them.
+        ImportError: a method needs a library that is not installed.
     """
     from ...decoding.strategies.registry import STRATEGIES, make_strategy
 
@@ -119,7 +120,7 @@ def rules_named(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def fitted(rule: Mapping[str, Any], num_members: int) -> dict[str, Any]:
-    """The fields of a rule with a weight for each of so many members."""
+    """The fields of a rule, with a weight for each member: `(3, 1)` becomes `(3, 1, 1)` for three members."""
     weights = rule.get("model_weights")
     if not isinstance(weights, tuple):
         return dict(rule)

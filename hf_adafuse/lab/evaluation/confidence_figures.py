@@ -1,4 +1,4 @@
-"""How well a confidence tells right answers from wrong ones, and whether it is a probability. Pure statistics.
+"""Measures how well a confidence tells right answers from wrong ones, and whether it is a probability.
 
 ```python
 >>> from hf_adafuse.lab.evaluation.confidence_figures import auroc, risk
@@ -22,11 +22,11 @@ import numpy as np
 
 from ...demo.paired import Mean
 
-# Resamples of a bootstrap, and the seed of its draws.
+# The number of resamples of a bootstrap, and the seed of its draws.
 _RESAMPLES = 1000
 _SEED = 0
 
-# `measure(confidences, is_right)`: one number; NaN where it cannot be told.
+# `measure(confidences, is_right)` returns one number; NaN where the answers do not determine it.
 Measure = Callable[[Sequence[float], Sequence[float]], float]
 
 
@@ -36,9 +36,10 @@ class Bin:
     The answers whose confidences lie in an interval.
 
     Attributes:
-        low (`float`), high (`float`): of the interval.
-        number (`int`): of answers.
-        confidence (`float`), right (`float`): their mean confidence, and the share of them that is right.
+        low (`float`), high (`float`): the ends of the interval.
+        number (`int`): the number of answers.
+        confidence (`float`): their mean confidence.
+        right (`float`): the share of them that is right.
     """
 
     low: float
@@ -49,10 +50,13 @@ class Bin:
 
 
 def auroc(confidences: Sequence[float], is_right: Sequence[float]) -> float:
-    """The probability that a right answer has a higher confidence than a wrong one, equal ones counted half: 0.5 tells
-    nothing apart, 1 all. NaN where all answers are right, or all wrong."""
-    values, labels = np.asarray(confidences, dtype=np.float64), np.asarray(is_right) > 0
-    num_right, num_wrong = int(labels.sum()), int((~labels).sum())
+    """The area under the ROC curve: the probability that a right answer has a higher confidence than a wrong one, where
+    equal confidences count half. 0.5 tells nothing apart, and 1 everything. NaN where all answers are right, or all are
+    wrong."""
+    values = np.asarray(confidences, dtype=np.float64)
+    labels = np.asarray(is_right) > 0
+    num_right = int(labels.sum())
+    num_wrong = len(labels) - num_right
     if not num_right or not num_wrong:
         return math.nan
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -65,21 +69,24 @@ def risk(confidences: Sequence[float], is_right: Sequence[float], coverage: floa
     The share of wrong answers among those of the highest confidence.
 
     Args:
-        confidences, is_right (`list[float]`): per answer.
-        coverage (`float`): the share of answers that are given, above 0. Of equal confidences that are given in part,
-            each counts by this part.
+        confidences, is_right (`list[float]`): for each answer, its confidence, and 1 where it is right, else 0.
+        coverage (`float`): the share of answers that are given, above 0. Where answers of equal confidence are given in
+            part, each of them counts by this part.
     """
-    values, wrong = np.asarray(confidences, dtype=np.float64), 1.0 - np.asarray(is_right, dtype=np.float64)
+    values = np.asarray(confidences, dtype=np.float64)
+    wrong = 1.0 - np.asarray(is_right, dtype=np.float64)
     number = max(1, round(coverage * len(values)))
     least = np.sort(values)[len(values) - number]
-    above, equal = values > least, values == least
+    above = values > least
+    equal = values == least
     return float((wrong[above].sum() + (number - above.sum()) * wrong[equal].mean()) / number)
 
 
 def bins(confidences: Sequence[float], is_right: Sequence[float], number: int = 10) -> list[Bin]:
-    """The reliability diagram: answers by equally wide intervals of their confidence, from 0 to 1; without the empty
-    ones."""
-    values, labels = np.asarray(confidences, dtype=np.float64), np.asarray(is_right, dtype=np.float64)
+    """The reliability diagram: the answers in `number` intervals of their confidence, equally wide from 0 to 1. Empty
+    intervals are left out."""
+    values = np.asarray(confidences, dtype=np.float64)
+    labels = np.asarray(is_right, dtype=np.float64)
     at = np.minimum((values * number).astype(int), number - 1)
     return [
         Bin(one / number, (one + 1) / number, int(own.sum()), float(values[own].mean()), float(labels[own].mean()))
@@ -106,14 +113,17 @@ def bootstrapped(
     A measure, and its standard error by the bootstrap over questions.
 
     Args:
-        measure (`Callable`), confidences, is_right (`list[float]`): per question.
-        others (`list[float]`, *optional*): other confidences on the same questions: then their measure is subtracted.
-        others_right (`list[float]`, *optional*): of these; by default `is_right`.
+        measure (`Callable`): the measure.
+        confidences, is_right (`list[float]`): for each question, the confidence of its answer, and 1 where that is
+            right, else 0.
+        others (`list[float]`, *optional*): other confidences on the same questions, whose measure is subtracted.
+        others_right (`list[float]`, *optional*): whether the answers of these are right. By default `is_right`.
 
     Returns:
-        [`Mean`]. Resamples in which the measure cannot be told are left out.
+        [`Mean`]: the measure with its standard error. Resamples in which the measure is NaN are left out.
     """
-    own, labels = np.asarray(confidences, dtype=np.float64), np.asarray(is_right, dtype=np.float64)
+    own = np.asarray(confidences, dtype=np.float64)
+    labels = np.asarray(is_right, dtype=np.float64)
     rest = None if others is None else np.asarray(others, dtype=np.float64)
     rest_labels = labels if others_right is None else np.asarray(others_right, dtype=np.float64)
 
@@ -121,7 +131,8 @@ def bootstrapped(
         first = measure(own[at], labels[at])
         return first if rest is None else first - measure(rest[at], rest_labels[at])
 
-    rng, n = np.random.default_rng(_SEED), len(own)
+    rng = np.random.default_rng(_SEED)
+    n = len(own)
     drawn = np.array([value(rng.integers(0, n, n)) for _ in range(_RESAMPLES)])
     known = drawn[np.isfinite(drawn)]
     return Mean(value(np.arange(n)), float(known.std(ddof=1)) if len(known) > 1 else math.nan, n)

@@ -1,7 +1,7 @@
-"""What the harness asks, as each member's own ids: prompts, chats, pairs of a context and a continuation. No model.
+"""Encodes what the harness asks for each member: prompts, chats, and pairs of a context and a continuation.
 
-The harness hands a chat over as one string, made by one template. Members have templates of their own, so the messages
-travel as JSON in that string, and are rendered here for each of them.
+The harness hands a chat over as one string, made by one template. Members have templates of their own. So the messages
+travel as JSON in that string, and are rendered here for each member.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ _CHAT = "hf-adafuse chat: "
 
 
 def chat_context(messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """A chat as the string that the harness passes on."""
+    """A chat as the string that the harness passes on. `add_generation_prompt`: whether an answer follows; otherwise
+    the last message is continued."""
     return _CHAT + json.dumps([list(messages), add_generation_prompt], ensure_ascii=False)
 
 
 def prompt_rows(context: str, tokenizers: Sequence[Any]) -> list[list[int]]:
     """
-    The ids of one prompt for each member, with the special tokens that its tokenizer puts before a text; those that it
-    puts behind one are left out, here and below, as the text goes on.
+    The ids of one prompt for each member, with the special tokens that its tokenizer puts in front of a text. Those
+    that it puts behind a text are left out, here and below, as the text goes on.
 
     Raises:
-        ValueError: a chat, and a member without a template for it.
+        ValueError: the prompt is a chat, and a member has no template for it.
     """
     chat = _read_chat(context)
     if chat is None:
@@ -40,10 +41,12 @@ def prompt_rows(context: str, tokenizers: Sequence[Any]) -> list[list[int]]:
 
 def pair_ids(context: str, continuation: str, tokenizer: Any) -> tuple[list[int], list[int]]:
     """
-    The ids of a context and of what continues it, parted as lm-eval's `_encode_pair` does: spaces at the context's end
-    go to the continuation, and that is what the ids of both have beyond those of the context. Where these do not begin
-    with the context's (a token across the border), lm-eval scores a part of the text; here it is encoded apart. An
-    empty context is the beginning (or end) of a sequence.
+    The ids of a context and of its continuation, parted as in lm-eval's `_encode_pair`. Spaces at the context's end go
+    to the continuation. Both texts are encoded together, and the continuation has the ids behind those of the context.
+
+    Where a token lies across the border, the ids of both do not begin with those of the context. lm-eval then scores
+    only a part of the continuation; here the continuation is encoded by itself. An empty context is the id that begins
+    a sequence, or the one that ends it.
     """
     context = _as_text(context, tokenizer)
     if not context:
@@ -53,7 +56,8 @@ def pair_ids(context: str, continuation: str, tokenizer: Any) -> tuple[list[int]
     kept = context.rstrip()
     if not kept:
         return pair_ids("", context + continuation, tokenizer)
-    before, both = _encode(kept, tokenizer), _encode(context + continuation, tokenizer)
+    before = _encode(kept, tokenizer)
+    both = _encode(context + continuation, tokenizer)
     if both[: len(before)] == before:
         return before, both[len(before) :]
     return before, vocabulary_of(tokenizer).encode(context[len(kept) :] + continuation).ids
@@ -61,38 +65,40 @@ def pair_ids(context: str, continuation: str, tokenizer: Any) -> tuple[list[int]
 
 def context_ids(context: str, tokenizer: Any) -> list[int]:
     """
-    The ids of a context as the task gave it, with the special tokens that its tokenizer adds. Unlike those of
-    [`pair_ids`] they keep the spaces at its end, without which a cue for an answer may not be seen.
+    The ids of a context as the task gave it, with the special tokens that the tokenizer adds. Unlike [`pair_ids`] this
+    keeps the spaces at its end, without which a cue for an answer may not be found.
     """
     context = _as_text(context, tokenizer)
     return _encode(context, tokenizer) if context else []
 
 
 def continued_text(context: str, continuation: str) -> str:
-    """What [`pair_ids`] takes for the continuation."""
+    """The text that [`pair_ids`] takes for the continuation: with the spaces from the context's end."""
     if _read_chat(context) is not None:
         return continuation
     return context[len(context.rstrip()) :] + continuation
 
 
 def text_ids(text: str, tokenizer: Any) -> list[int]:
-    """The ids of a whole text, with the special tokens that its tokenizer adds."""
+    """The ids of a whole text, with the special tokens that the tokenizer adds."""
     return _encode(text, tokenizer)
 
 
 def prefix_id(tokenizer: Any) -> int:
-    """What stands before the first token of a text: the beginning of a sequence, else its end."""
+    """The id in front of the first token of a text: the one that begins a sequence, else the one that ends it."""
     given = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
     return next(int(token) for token in given if token is not None)
 
 
 def _as_text(context: str, tokenizer: Any) -> str:
-    """A context as text; a chat as the tokenizer's own template writes it, special tokens and all."""
+    """A context as text. A chat is rendered by the tokenizer's own template, with its special tokens."""
     chat = _read_chat(context)
     if chat is None:
         return context
     messages, opens = chat
-    chat_inputs(messages, [tokenizer], add_generation_prompt=opens, continue_final_message=not opens)  # its errors
+    chat_inputs(
+        messages, [tokenizer], add_generation_prompt=opens, continue_final_message=not opens
+    )  # raises what is wrong with the chat
     rendered = fast_interface(tokenizer).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=opens, continue_final_message=not opens
     )
@@ -107,7 +113,7 @@ def _read_chat(context: str) -> tuple[list[dict[str, str]], bool] | None:
 
 
 def _encode(text: str, tokenizer: Any, add_special_tokens: bool = True) -> list[int]:
-    # A chat template may have written the beginning of a sequence already.
+    # A rendered chat may begin with the special token already.
     if add_special_tokens and not text.startswith(tokenizer.decode([prefix_id(tokenizer)])):
         return vocabulary_of(tokenizer).encode_prompt(text)
     return encode_marks(tokenizer, text)

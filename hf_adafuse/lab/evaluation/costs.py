@@ -1,4 +1,4 @@
-"""What answers have cost: seconds, forward passes, words. As plain numbers."""
+"""Adds up what answers have cost: seconds, forward passes and words."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 @dataclass(frozen=True)
 class Cost:
     """
-    Of some answers.
+    The cost of some answers.
 
     Args:
-        seconds (`float`): in all.
-        passes (`float`), words (`float`): of calls that have come to their end.
+        seconds (`float`): the time for all answers.
+        passes (`float`), words (`float`): the forward passes and the words of those calls that have come to their end.
     """
 
     seconds: float = 0.0
@@ -27,12 +27,12 @@ class Cost:
 class CallOfMany:
     """
     A call that gives many answers, one after another. Each is written as soon as it is there, with the seconds since
-    the one before; the last one when the call is over, with the passes and words of all: killed, it leaves no words
-    whose passes nobody knows.
+    the answer before. The last one is written when the call is over, with the passes and words of all. So a killed call
+    leaves no words whose passes nobody knows.
 
     Args:
-        number (`int`): of the answers.
-        write (`Callable`): `write(row, answer)`, of a text, its rounds and its cost as plain JSON values.
+        number (`int`): the number of answers.
+        write (`Callable`): `write(row, (text, rounds, cost))` writes an answer, with its cost as plain JSON values.
     """
 
     def __init__(self, number: int, write: Callable[[int, tuple[str, Any, dict[str, float]]], None]) -> None:
@@ -42,38 +42,40 @@ class CallOfMany:
         self._num_words = 0
 
     def tell(self, row: int, text: str, rounds: Any) -> None:
-        """An answer is there."""
+        """Take an answer: the row of its prompt, its text, and its rounds."""
         self._num_left -= 1
         self._num_words += len(text.split())
         if self._num_left:
             self._write(row, (text, rounds, asdict(Cost(self._seconds()))))
         else:
-            self._last = row, text, rounds
+            self._last = (row, text, rounds)
 
     def end(self, passes: int) -> None:
-        """The call is over, and took so many passes."""
+        """End the call, which took `passes` forward passes."""
         row, text, rounds = self._last
         self._write(row, (text, rounds, asdict(Cost(self._seconds(), passes, self._num_words))))
 
     def _seconds(self) -> float:
-        """Since this was last asked."""
-        before, self._start = self._start, time.perf_counter()
+        """The time since this was last called."""
+        before = self._start
+        self._start = time.perf_counter()
         return self._start - before
 
 
 def total(costs: Iterable[Mapping[str, float]]) -> Cost:
-    """The sum of what was written with answers."""
+    """The sum of costs, each as plain JSON values."""
     kept = list(costs)
     return Cost(*(math.fsum(cost[name] for cost in kept) for name in ("seconds", "passes", "words")))
 
 
 def cost_rows(ensembles: Mapping[str, Cost], members: Iterable[Cost]) -> list[tuple[str, ...]]:
     """
-    A table: per ensemble its seconds, these over the sum of its members', and forward passes per word.
+    The rows of a table: for each ensemble its seconds, their ratio to the members' own, and its forward passes per
+    word.
 
     Args:
-        ensembles (`dict`): by name.
-        members (`list[Cost]`): of each member alone over the same questions.
+        ensembles (`dict[str, Cost]`): the cost of each ensemble, by its name.
+        members (`list[Cost]`): the cost of each member alone over the same questions.
     """
     own = math.fsum(cost.seconds for cost in members)
     rows: list[tuple[str, ...]] = [("who", "seconds", "/ members' own", "passes / word")]

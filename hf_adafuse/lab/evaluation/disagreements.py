@@ -1,4 +1,7 @@
-"""Two files of answers on the same questions: their figures, and where the answers part, as text."""
+"""Compares two files of answers to the same questions: their scores, and where the answers part.
+
+`hf-adafuse compare` shows it.
+"""
 
 from __future__ import annotations
 
@@ -12,41 +15,42 @@ from ...demo.tables import counted
 from ...rounds.trace_text import END_MARK, bracketed, on_one_line
 from .samples import Results, Sample
 
-Pair = tuple[Sample, Sample]
-_MOST_ALIKE = 2  # rounds shown before the one where they part
-_MOST_SHOWN = 300  # characters of a text
-_MOST_ANSWERS = 5  # of the accepted ones
+SamplePair = tuple[Sample, Sample]  # the answers of A and of B to one question
+# The most rounds that are shown before the one where the texts part, characters of a text, and accepted answers.
+_MOST_ALIKE = 2
+_MOST_SHOWN = 300
+_MOST_ANSWERS = 5
 
 
 @dataclass(frozen=True)
 class Comparison:
     """
-    B beside A.
+    The answers of two files, side by side.
 
     Attributes:
-        a, b (`Results`)
-        pairs (`list[tuple[Sample, Sample]]`): of the questions that both answer.
-        left_out (`list[str]`): what is not compared, with counts.
+        a, b (`Results`): what the files hold.
+        pairs (`list[tuple[Sample, Sample]]`): both answers to each question that both files answer.
+        left_out (`list[str]`): what is not compared, with its number, like `"3 only in A"`.
     """
 
     a: Results
     b: Results
-    pairs: list[Pair]
+    pairs: list[SamplePair]
     left_out: list[str] = field(default_factory=list)
 
     @property
     def scores(self) -> tuple[list[float], list[float]]:
-        """Of A and of B, in the order of the pairs."""
+        """The scores of A and those of B, in the order of the pairs."""
         return [one.score for one, _ in self.pairs], [other.score for _, other in self.pairs]
 
     @property
     def scale(self) -> float:
-        """Scores between 0 and 1 are shown in points; those of translations are points."""
+        """The factor of shown scores: 100 for scores from 0 to 1, which are shown in points, and 1 for any others."""
         return 100.0 if all(0 <= score <= 1 for scores in self.scores for score in scores) else 1.0
 
     @property
     def paired(self) -> Paired:
-        """How far B is above A."""
+        """How far the scores of B are above those of A."""
         one, other = self.scores
         return paired(other, one)
 
@@ -56,7 +60,7 @@ def compare(a: Results, b: Results) -> Comparison:
     Pair the answers of two files by the numbers of their questions.
 
     Raises:
-        ValueError: other metrics, no question in common, or one that is not the same in both.
+        ValueError: the metrics differ, no question is in both files, or a number stands for different questions.
     """
     if a.metric != b.metric:
         raise ValueError(
@@ -87,7 +91,8 @@ def compare(a: Results, b: Results) -> Comparison:
 
 def show_figures(comparison: Comparison) -> str:
     """The two means and the difference, each with its standard error."""
-    result, scale = comparison.paired, comparison.scale
+    result = comparison.paired
+    scale = comparison.scale
     unit = "points (0 to 100)" if scale == 100 else "the metric's own unit"
     n = len(comparison.pairs)
     lines = [f"{comparison.a.metric} on the {counted(n, 'question')} that both answer, in {unit} ± standard error"]
@@ -103,7 +108,8 @@ def show_figures(comparison: Comparison) -> str:
 
 
 def show_disagreements(comparison: Comparison, most: int) -> str:
-    """The questions on which scores differ, the largest differences first, then texts alone; at most so many."""
+    """The questions on which the answers part, at most `most` of them. Those with different scores come first, by the
+    size of the difference, then those where only the texts differ."""
     by_score, by_text = parted(comparison)
     shown = [*by_score, *by_text][:most]
     head = f"{counted(len(by_score), 'question')} with another score"
@@ -118,8 +124,8 @@ def show_disagreements(comparison: Comparison, most: int) -> str:
     return "\n\n".join([*blocks, *(_show_pair(one, other, comparison.scale) for one, other in shown)])
 
 
-def parted(comparison: Comparison) -> tuple[list[Pair], list[Pair]]:
-    """The pairs with different scores, the largest differences first, and those with the same score and other texts."""
+def parted(comparison: Comparison) -> tuple[list[SamplePair], list[SamplePair]]:
+    """The pairs with different scores, the largest differences first, and those with equal scores and other texts."""
     by_score = [pair for pair in comparison.pairs if pair[0].score != pair[1].score]
     by_text = [(one, other) for one, other in comparison.pairs if one.score == other.score and one.text != other.text]
     return sorted(by_score, key=lambda pair: -abs(pair[1].score - pair[0].score)), by_text
@@ -140,7 +146,7 @@ def _show_pair(one: Sample, other: Sample, scale: float) -> str:
 
 
 def _side_by_side(ones: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The rounds of both up to the one in which the texts part, which is marked."""
+    """Yields the rounds of both, line by line, up to the one in which the texts part, which is marked."""
     same = num_alike("".join(map(_text_of, ones)), "".join(map(_text_of, others)))
     columns = []
     for rounds in (ones, others):
@@ -158,11 +164,12 @@ def _side_by_side(ones: Sequence[dict[str, Any]], others: Sequence[dict[str, Any
 
 
 def show_round(committed: dict[str, Any]) -> str:
-    """`[is Lima.] 2 words, 0.27, by 0 1`, of a round as JSON."""
+    """A round in short: `[is Lima.] 2 words, 0.27, by 0 1`. `committed`: the round as JSON values."""
     words = committed.get("words") or []
     count = len(words) if isinstance(words, list) else words
     parts = [f"{counted(count, 'word')}"]
-    index, candidates = committed.get("winner"), committed.get("candidates") or []
+    index = committed.get("winner")
+    candidates = committed.get("candidates") or []
     winner = candidates[index] if isinstance(index, int) and index < len(candidates) else committed
     score = winner.get("score")
     parts += [f"{score:.2f}"] if isinstance(score, (int, float)) else []
@@ -177,12 +184,13 @@ def _text_of(committed: dict[str, Any]) -> str:
 
 
 def num_alike(one: str, other: str) -> int:
+    """How many characters two texts begin alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 
 
 def _question(sample: Sample) -> str:
-    """What was asked: the question where there is a field of that name, or the prompt's last paragraph."""
+    """What was asked: the field `question` where there is one, else the last paragraph of the prompt."""
     asked = sample.question.get("question") or sample.prompt.strip().rpartition("\n\n")[2]
     return str(asked)
 

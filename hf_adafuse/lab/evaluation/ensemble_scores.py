@@ -8,15 +8,18 @@ member k's tokens of the text and L_k their number (with `nll_normalization="byt
 | `adafuse` | - L_1^a * sum_k w_k S_k / L_k^a, with a the `length_exponent` |
 | `words` | sum over words of log sum_k w_k p_k(word), or of another `mean` |
 
-Another method is scored as `adafuse` is, and a warning says so: not every one gives a text a probability of its own.
-The first is the score by which the ensemble compares spans, a mean per token (equation 5), times the main model's
-number of tokens: so it is a quantity of the whole text, as the harness compares and normalizes them, and with one
-member it is that member's log-likelihood. It is a weighted geometric pool of the members, not normalized over all
-texts; `words` with arithmetic means is a mixture word by word. Where there is a single text, there is no horizon.
-Weights from the prompt are those of the context as the task gave it, as `generate()` reads it: spaces at its end go to
-the continuation in lm-eval's way, but a newline there belongs to the cue for an answer. What follows from a text's own
-past (`online_rate`) or from what others propose (`switch_margin`, `certainty_gate`) has no part in it, but for an
-infinite `switch_margin`, with which the main model is alone.
+Any other method is scored as `adafuse` is, and a warning says so: not every method gives a text a probability.
+
+`adafuse` compares spans by a mean per token (equation 5). Here that mean is multiplied by the main model's number of
+tokens. So it is a quantity of the whole text, as the harness compares and normalizes it, and with one member it is that
+member's log-likelihood. It is a weighted geometric pool of the members, which is not normalized over all texts. `words`
+with arithmetic means is a mixture of the members, word by word. The option `horizon` changes nothing, as there is only
+one text.
+
+Weights from the prompt follow from the context as the task gave it, as in `generate()`. lm-eval moves spaces from its
+end to the continuation, but a newline there belongs to the cue for an answer. Settings that follow the text so far
+(`online_rate`) or what others propose (`switch_margin`, `certainty_gate`) change nothing. The exception is an infinite
+`switch_margin`, with which the main model is alone.
 """
 
 from __future__ import annotations
@@ -42,17 +45,19 @@ from ...trees.model_call import ModelCall
 from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
 from .text_readings import Reading, most_continued, read
 
-_MOST_CONTEXTS = 4096  # whose weights are kept
-_UNBOUNDED_WINDOW = 2048  # as the harness cuts long texts for a model that has no longest
+# How many contexts have their weights kept.
+_MOST_CONTEXTS = 4096
+# The window for long texts, in tokens, of a model whose context has no end: as the harness cuts them.
+_UNBOUNDED_WINDOW = 2048
 
 
 class EnsembleScorer:
     """
-    Scores texts.
+    Scores given texts under an ensemble.
 
     Args:
         handles (`list[ModelHandle]`): the members, the main model first.
-        config (`AdaFuseConfig`)
+        config (`AdaFuseConfig`): the settings.
     """
 
     def __init__(self, handles: Sequence[ModelHandle], config: AdaFuseConfig) -> None:
@@ -69,9 +74,9 @@ class EnsembleScorer:
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """
-        Per context and continuation, the continuation's log-likelihood, and whether the ensemble would write it. Of the
-        latter it is said only where every member would, by its own greedy text: what the ensemble writes where they
-        differ is known only by decoding.
+        For each context and continuation, the log-likelihood of the continuation (nats), and whether the ensemble would
+        write it. The latter is `True` only where every member would write it greedily by itself. What the ensemble
+        writes where members differ is known only by decoding.
         """
         self._tell_rule()
         by_member = []
@@ -87,7 +92,8 @@ class EnsembleScorer:
         return results
 
     def texts(self, texts: Sequence[str]) -> list[float]:
-        """Per text, its log-likelihood, read from its beginning, in windows where it is longer than a context."""
+        """The log-likelihood of each text from its beginning on (nats). A text longer than a member's context is read
+        in windows."""
         self._tell_rule()
         by_member = []
         for handle, call in zip(self._handles, self._calls, strict=True):
@@ -102,8 +108,8 @@ class EnsembleScorer:
             warn_of_span_rule()
 
     def _read_contexts(self, contexts: Sequence[str]) -> None:
-        """What the members make of contexts, for weights that follow from it; each is read once for all of its
-        continuations, of which there may be several batches."""
+        """Have the members read contexts, where weights follow from that. A context is read once for all of its
+        continuations, which may come in several batches."""
         if self._weighting is None:
             return
         if len(self._context_nlls) > _MOST_CONTEXTS:
@@ -116,6 +122,7 @@ class EnsembleScorer:
         self._context_nlls |= {context: list(nlls) for context, *nlls in zip(new, *by_member, strict=True)}
 
     def _fused(self, text: str, readings: Sequence[Reading], prompt_nlls: list[float] | None = None) -> float:
+        """The log-likelihood of a text, from each member's reading of it."""
         words = self._strategy.units(self._splitter.split(text))
         if not words:
             return 0.0
@@ -123,7 +130,7 @@ class EnsembleScorer:
         log_probs = []
         for handle, reading in zip(self._handles, readings, strict=True):
             vocabulary = handle.vocabulary
-            # The ends of the text and of the tokens meet; before its first word a tokenizer may put a space.
+            # Text and tokens end together. In front of the first word a tokenizer may put a space.
             start = sum(num_bytes) - sum(len(vocabulary.piece(token)) for token in reading.ids)
             of_words = by_word(words, reading.ids, reading.log_probs, vocabulary, start)
             log_probs.append(of_words if any(of_words) else [])
@@ -139,7 +146,7 @@ class EnsembleScorer:
 
 @functools.cache
 def warn_of_span_rule() -> None:
-    """Once per process: what is between the batches may make `warnings` forget what it has shown."""
+    """Warn once per process. `warnings` itself may forget between two batches what it has shown."""
     warnings.warn(
         "Log-likelihoods (multiple choice, perplexity) under methods other than AdaFuse follow AdaFuse's span rule, "
         "not the method: with the same weights such methods have the same scores.",
@@ -150,13 +157,13 @@ def warn_of_span_rule() -> None:
 
 def context_nlls(handle: ModelHandle, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:
     """
-    What a member makes of contexts, as of [`MemberWeights`]: its NLL (nats per byte) of their text, or of the answers
-    in it.
+    For each context, a member's NLL (nats per byte) of its text or of the answers in it, as [`MemberWeights`] takes it.
 
     Args:
-        handle (`ModelHandle`), call (`ModelCall`): of its model.
-        contexts (`list[str]`): those that are too long lose their beginning.
-        weighting (`str`): as of [`prompt_nll`].
+        handle (`ModelHandle`): the member.
+        call (`ModelCall`): calls its model.
+        contexts (`list[str]`): the contexts. One that is too long for the member loses its beginning.
+        weighting (`str`): `"prompt"` or `"examples"`, as of [`prompt_nll`].
     """
     limit = handle.trained_length or sys.maxsize
     rows = [context_ids(context, handle.tokenizer)[-limit:] for context in contexts]
@@ -168,7 +175,7 @@ def context_nlls(handle: ModelHandle, call: ModelCall, contexts: Sequence[str], 
 
 
 def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:
-    """A text's tokens in windows: each is read once, with as much before it as fits."""
+    """A text's tokens in windows, each a context and its continuation. Every token is continued once."""
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     windows: Any = get_rolling_token_windows(
@@ -181,5 +188,6 @@ def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]
 
 
 def _joined(readings: Sequence[Reading]) -> Reading:
+    """The readings of a text's windows as one."""
     ids = [token for reading in readings for token in reading.ids]
     return Reading(ids, [value for reading in readings for value in reading.log_probs])

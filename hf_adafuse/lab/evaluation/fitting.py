@@ -1,7 +1,8 @@
-"""What to ask: one member, the recommended fusion, or all members with the answer that is most likely right. Pure.
+"""Chooses what to ask: one member, the recommended fusion, or all members, taking the answer that is likeliest right.
 
-`hf-adafuse fit` asks each once and judges them here. Whatever is fitted or chosen is judged on questions that played no
-part in it (cross-validation, nested where a choice is judged), and every gain is taken question by question.
+`hf-adafuse fit` has all of them answer, and judges the answers here. What is fitted or chosen is judged by
+cross-validation, on questions that played no part in it; where a choice is judged, the cross-validation is nested.
+Every gain is taken question by question.
 
 ```python
 >>> import random
@@ -31,29 +32,31 @@ from ...confidence.calibration import Calibration
 from ...confidence.features import Row, filled
 from ...demo.paired import Paired, mean, paired
 
-SELECT, FUSION = "select", "fusion"
-# One of these, or the number of a member that answers alone.
-Choice = int | str
+SELECT = "select"
+FUSION = "fusion"
+# Who answers: one of these, or the index of a member that answers alone.
+AnswerSource = int | str
 
-# Parts of a cross-validation; within it, of the one that chooses; and how many partitions are averaged.
+# The numbers of parts of a cross-validation and of the one within it that chooses, and how many partitions are
+# averaged.
 _OUTER_PARTS = 10
 _INNER_PARTS = 5
 _PARTITIONS = 3
-# By more than so many standard errors an ensemble must be above the best member to be chosen: it costs several passes.
+# An ensemble is chosen where it is above the best member by more than this many standard errors. It costs more passes.
 MIN_GAIN = 1.0
 
 
 @dataclass(frozen=True)
 class Answered:
     """
-    What was asked, a row per question.
+    The answers to some questions, a row for each question.
 
     Attributes:
-        right (`list[list[float]]`): per question and member, 1 where its answer is right, else 0.
-        rows (`list[list[Row]]`): per question and member, the features of its answer; `None` where it has none.
-        fused (`list[float]`): per question, 1 where the recommended fusion is right, else 0.
-        groups (`list`): per question, what it has in common with those that ask the same: they stay together.
-        penalties (`list[float]`, *optional*): of the features, as of [`Calibration.fit`].
+        right (`list[list[float]]`): for each question and member, 1 where its answer is right, else 0.
+        rows (`list[list[Row]]`): for each question and member, the features of its answer; `None` where it has none.
+        fused (`list[float]`): for each question, 1 where the recommended fusion is right, else 0.
+        groups (`list`): a value for each question. Questions with equal values ask the same, and stay in one part.
+        penalties (`list[float]`, *optional*): the penalties of the features, as of [`Calibration.fit`].
     """
 
     right: Sequence[Sequence[float]]
@@ -64,23 +67,24 @@ class Answered:
 
     @property
     def members(self) -> list[list[float]]:
-        """Per member, its scores."""
+        """For each member, its scores."""
         return [[float(score) for score in scores] for scores in zip(*self.right, strict=True)]
 
 
 @dataclass(frozen=True)
 class Judged:
     """
-    What came of it; all scores are per question.
+    The scores of every way to answer, question by question, and the choice between them.
 
     Attributes:
-        members (`list[list[float]]`): of each member alone.
-        fused (`list[float]`): of the recommended fusion.
-        select (`list[float]`): of selection, by calibrations that have not seen the question.
-        nested (`list[float]`): of what would have been chosen without the question: what the choice is worth.
-        oracle (`list[float]`): 1 where any member is right.
-        choice (`Choice`): what to use, by all questions.
-        calibration (`Calibration`): fitted on all questions.
+        members (`list[list[float]]`): the scores of each member alone.
+        fused (`list[float]`): the scores of the recommended fusion.
+        select (`list[float]`): the scores of selection, by calibrations that have not seen the question.
+        nested (`list[float]`): the scores of what would have been chosen without the question. They say what the choice
+            is worth.
+        oracle (`list[float]`): 1 where any member is right, else 0.
+        choice (`AnswerSource`): what to use, by all questions.
+        calibration (`Calibration`): the calibration that was fitted on all questions.
     """
 
     members: list[list[float]]
@@ -88,35 +92,36 @@ class Judged:
     select: list[float]
     nested: list[float]
     oracle: list[float]
-    choice: Choice
+    choice: AnswerSource
     calibration: Calibration
 
     @property
     def best(self) -> int:
-        """The member that is best alone; the first of equals."""
+        """The index of the member that is best alone; of equals the first."""
         return best_of(self.members)
 
-    def of(self, choice: Choice) -> list[float]:
-        """The scores of a choice."""
+    def of(self, choice: AnswerSource) -> list[float]:
+        """The scores of this way to answer."""
         if isinstance(choice, int):
             return self.members[choice]
         return self.select if choice == SELECT else self.fused
 
-    def gain(self, choice: Choice) -> Paired:
-        """How far a choice is above the best member, which was found by the same questions: that flatters it."""
+    def gain(self, choice: AnswerSource) -> Paired:
+        """How far a way to answer is above the best member. A choice that these questions made looks better by them
+        than it is."""
         return paired(self.of(choice), self.members[self.best])
 
 
 def judge(answered: Answered, seed: int = 0) -> Judged:
     """
-    Judge and choose.
+    Judge every way to answer, and choose one.
 
     Args:
-        answered (`Answered`)
-        seed (`int`, *optional*, defaults to 0): of the partitions.
+        answered (`Answered`): the answers.
+        seed (`int`, *optional*, defaults to 0): the seed of the partitions.
 
     Raises:
-        ValueError: fewer than two different questions.
+        ValueError: there are fewer than two different questions.
     """
     if (number := len(set(answered.groups))) < 2:
         raise ValueError(
@@ -126,7 +131,8 @@ def judge(answered: Answered, seed: int = 0) -> Judged:
     everything = range(len(answered.fused))
     select = _averaged(answered, everything, _selected, _OUTER_PARTS, seed)
     nested = _averaged(answered, everything, _chosen, _OUTER_PARTS, seed)
-    members, fused = answered.members, [float(score) for score in answered.fused]
+    members = answered.members
+    fused = [float(score) for score in answered.fused]
     return Judged(
         members=members,
         fused=fused,
@@ -138,10 +144,10 @@ def judge(answered: Answered, seed: int = 0) -> Judged:
     )
 
 
-def choice_of(members: Sequence[Sequence[float]], fused: Sequence[float], select: Sequence[float]) -> Choice:
-    """What to use by these scores: selection or the fusion, the better of those that are above the best member by more
-    than [`MIN_GAIN`] standard errors of the paired difference; else that member. Selection goes before the fusion, and
-    an earlier member before a later one, where they are equal."""
+def choice_of(members: Sequence[Sequence[float]], fused: Sequence[float], select: Sequence[float]) -> AnswerSource:
+    """What to use by these scores: the better one of selection and the fusion, of those that are above the best member
+    by more than [`MIN_GAIN`] standard errors of the paired difference. Where neither is, that member. Of equals
+    selection goes before the fusion, and an earlier member before a later one."""
     best = best_of(members)
     scores = {SELECT: select, FUSION: fused}
     above = [name for name in scores if _is_above(paired(scores[name], members[best]))]
@@ -149,17 +155,17 @@ def choice_of(members: Sequence[Sequence[float]], fused: Sequence[float], select
 
 
 def best_of(members: Sequence[Sequence[float]]) -> int:
-    """The number of the member with the highest mean; the first of equals."""
+    """The index of the member with the highest mean score; of equals the first."""
     return max(range(len(members)), key=lambda k: mean(members[k]).value)
 
 
 def _is_above(gain: Paired) -> bool:
     difference = gain.difference
-    # One question won and none lost is one standard error, whatever rounding makes of it.
+    # With one question won and none lost, the gain is one standard error, and must stay so after rounding.
     return difference.value > 0 and difference.value > MIN_GAIN * difference.error * (1 + 1e-9)
 
 
-# `ask(answered, rest, part, seed)`: the scores of the questions in `part`, by what `rest` says.
+# `ask(answered, rest, part, seed)` returns the scores of the questions in `part`, by what those in `rest` say.
 _Ask = Callable[[Answered, Sequence[int], Sequence[int], int], Sequence[float]]
 
 
@@ -170,7 +176,7 @@ def _averaged(answered: Answered, questions: Sequence[int], ask: _Ask, parts: in
 
 
 def _crossed(answered: Answered, questions: Sequence[int], ask: _Ask, parts: int, seed: int) -> list[float]:
-    """Per question its score by what the other parts say, in the order of the questions."""
+    """The score of each question, by what the other parts say, in the order of the questions."""
     found: dict[int, float] = {}
     for part in parts_of(answered.groups, questions, parts, seed):
         held = set(part)
@@ -180,7 +186,7 @@ def _crossed(answered: Answered, questions: Sequence[int], ask: _Ask, parts: int
 
 
 def parts_of(groups: Sequence[Hashable], questions: Sequence[int], number: int, seed: int) -> list[list[int]]:
-    """The questions in so many parts (fewer where there are fewer groups), each group in one of them."""
+    """The questions in `number` parts, or as many as there are groups. All questions of a group are in one part."""
     kinds = list(dict.fromkeys(groups[question] for question in questions))
     random.Random(seed).shuffle(kinds)
     number = min(number, len(kinds))
@@ -189,8 +195,8 @@ def parts_of(groups: Sequence[Hashable], questions: Sequence[int], number: int, 
 
 
 def _selected(answered: Answered, rest: Sequence[int], part: Sequence[int], seed: int) -> list[float]:
-    """What selection scores on a part with a calibration fitted on the rest: as the method `select` decides, of equally
-    likely answers the first member's."""
+    """The scores of selection on a part, with a calibration fitted on the rest. As in the method `select`, the first
+    member's answer is taken where several are equally likely."""
     calibration = _fit(answered, rest)
     likely = calibration.probabilities(filled([answered.rows[one] for one in part], calibration.centres))
     known = np.array([[row is not None for row in answered.rows[one]] for one in part])
@@ -200,7 +206,7 @@ def _selected(answered: Answered, rest: Sequence[int], part: Sequence[int], seed
 
 
 def _chosen(answered: Answered, rest: Sequence[int], part: Sequence[int], seed: int) -> list[float]:
-    """What the choice that the rest speaks for scores on a part."""
+    """The scores on a part of what the rest would choose."""
     members = [[scores[one] for one in rest] for scores in answered.members]
     if len({answered.groups[one] for one in rest}) > 1:
         select = _crossed(answered, rest, _selected, _INNER_PARTS, seed)
@@ -213,7 +219,8 @@ def _chosen(answered: Answered, rest: Sequence[int], part: Sequence[int], seed: 
 
 
 def _fit(answered: Answered, questions: Sequence[int]) -> Calibration:
-    """A calibration; that some of the many fits fall back is no news: the note of the last one says it."""
+    """A calibration fitted on these questions. Its warning is dropped: one of many fits may fall back, and the note of
+    the last fit says so for all."""
     features: Any = filled([answered.rows[one] for one in questions])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

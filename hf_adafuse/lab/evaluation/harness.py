@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, called: tasks found and loaded, a method evaluated on them, its scores and samples kept."""
+"""Calls lm-evaluation-harness: loads tasks, evaluates a method on them, and writes its scores and samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .local_data import KEYS
 TASKS = Path(__file__).parent / "tasks"
 _BOOTSTRAPS = 1000
 _CORPUS_METRICS = ("chrf", "bleu", "spbleu")
-# Of log-likelihoods (nats) by words or bytes.
+# By metric, the score of a whole set, as a function of the mean log-likelihood (nats) per word or byte.
 _LIKELIHOODS: dict[str, Callable[[float], float]] = {
     "word_perplexity": lambda mean: math.exp(-mean),
     "byte_perplexity": lambda mean: math.exp(-mean),
@@ -32,7 +32,7 @@ _LIKELIHOODS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Tasks:
-    """Loaded tasks: what `simple_evaluate` takes, and who has loaded them."""
+    """Loaded tasks as `simple_evaluate` takes them, and the manager that has loaded them."""
 
     objects: list[Any]
     manager: Any
@@ -40,7 +40,16 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Plan:
-    """How tasks are evaluated: as of `simple_evaluate`; `max_new_tokens` over what the tasks say."""
+    """
+    How tasks are evaluated.
+
+    Attributes:
+        num_fewshot (`int`, *optional*): the number of worked examples. By default as the task says.
+        limit (`int`, *optional*): how many questions of each task are asked, from the first. By default all.
+        chat (`bool`): whether prompts are chats, by each member's template.
+        max_new_tokens (`int`, *optional*): the most new tokens of an answer. By default as the task says.
+        seed (`int`): the seed of torch.
+    """
 
     num_fewshot: int | None = None
     limit: int | None = None
@@ -50,7 +59,7 @@ class Plan:
 
 
 def check_installed() -> None:
-    """Refuse to go on without the harness."""
+    """Raises `ImportError` where lm-evaluation-harness is not installed."""
     try:
         import_module("lm_eval")
     except ImportError as error:
@@ -66,13 +75,14 @@ def load_tasks(
     Load tasks and their data.
 
     Args:
-        names (`list[str]`): of this package's tasks, of the harness's, or files of tasks.
-        data (`str`, *optional*): the folder with the questions of this package's tasks; without it, the Hub.
-        num_fewshot (`int`, *optional*): worked examples in a prompt.
+        names (`list[str]`): the names of this package's tasks or of the harness's, or files of tasks.
+        data (`str`, *optional*): the folder with the questions of this package's tasks. By default they are loaded from
+            the Hub.
+        num_fewshot (`int`, *optional*): the number of worked examples in a prompt.
         include_path (`str`, *optional*): a folder with further tasks.
 
     Raises:
-        ValueError: no such task, or data that does not load.
+        ValueError: there is no such task, or its data does not load.
     """
     check_installed()
     from lm_eval.tasks import TaskManager
@@ -84,7 +94,7 @@ def load_tasks(
     with _quiet():
         manager = TaskManager(include_path=folders, include_defaults=False, metadata=metadata)
         if any(name not in manager.all_tasks and not Path(name).is_file() for name in names):
-            # The harness's own tasks are thousands of files.
+            # The harness's own tasks, thousands of files, are read only where one is named.
             manager = TaskManager(include_path=folders, metadata=metadata)
         return Tasks([task for name in names for task in _load(manager, name)], manager)
 
@@ -106,7 +116,8 @@ def _load(manager: Any, name: str) -> list[Any]:
 
 
 def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
-    """What `simple_evaluate` returns, with the standard errors that it leaves out. Shows no bar but that of `lm`."""
+    """What `simple_evaluate` returns, with the standard errors that it leaves out and the rounds of each sample. The
+    only bar is that of `lm`."""
     from lm_eval import simple_evaluate
 
     with _quiet(), _without_noise(), contextlib.redirect_stdout(sys.stderr):
@@ -128,8 +139,8 @@ def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
 
 
 def ask(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, list[dict[str, Any]]]:
-    """The samples of each task as [`evaluate`] has them, without what takes the harness seconds each time: its own
-    figures, and its survey of the machine. Shows no bar but that of `lm`."""
+    """By task, the samples as in [`evaluate`]. The harness's own figures and its survey of the machine are left out:
+    they take seconds each time. The only bar is that of `lm`."""
     from lm_eval.evaluator import evaluate as ask_all
 
     with _quiet(), _without_noise(), contextlib.redirect_stdout(sys.stderr):
@@ -147,7 +158,7 @@ def ask(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, list[dict[str, Any]]]:
 
 
 def prompts(tasks: Tasks, plan: Plan) -> dict[str, list[str]]:
-    """Per task, what the harness asks a model, in order; chats as `contexts` has them."""
+    """By task, the prompts that the harness asks a model, in order. Chats are as `contexts` makes them."""
     from .prompt_reader import PromptReader
 
     reader = PromptReader()
@@ -164,7 +175,7 @@ def _add_rounds(samples: dict[str, list[dict[str, Any]]], lm: Any) -> None:
 
 
 def _add_standard_errors(scores: dict[str, Any], samples: list[dict[str, Any]]) -> None:
-    """Of the scores of whole sets, which the harness leaves out: of translations, of texts by how likely they are."""
+    """Add the standard errors that the harness leaves out: those of scores of a whole set, like BLEU and perplexity."""
     from .translation import standard_error
 
     errors: dict[str, Callable[[Any], float]] = {name: partial(standard_error, name) for name in _CORPUS_METRICS}
@@ -178,8 +189,10 @@ def _add_standard_errors(scores: dict[str, Any], samples: list[dict[str, Any]]) 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The harness's errors alone; its numbers are computed in this process, which torch's threads do not survive."""
-    logger, before = logging.getLogger("lm_eval"), logging.getLogger("lm_eval").level
+    """Within this context the harness logs errors only, and computes its figures in this process: torch's threads do
+    not survive a fork."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
     environment = os.environ.get("DISABLE_MULTIPROC")
     logger.setLevel(logging.ERROR)
     os.environ["DISABLE_MULTIPROC"] = "1"
@@ -195,8 +208,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
-    """The harness shows a bar when it makes the prompts of a task, which takes no time, and asks git for its version:
-    outside a repository git says "fatal" on standard error."""
+    """Within this context the harness shows no bar while it makes prompts, which takes no time, and does not ask git
+    for its version. Outside a repository git would write "fatal" to standard error."""
     replaced: list[tuple[str, str, Callable[..., Any]]] = [
         ("lm_eval.api.task", "tqdm", lambda rows, **_: rows),
         ("lm_eval.evaluator", "get_git_commit_hash", lambda: None),
@@ -212,7 +225,7 @@ def _without_noise() -> Iterator[None]:
 
 
 def write_samples(folder: Path, results: dict[str, Any]) -> None:
-    """One file per task, `samples_<task>.jsonl`, in the form in which the harness writes them."""
+    """Write one file per task, `samples_TASK.jsonl`, in the harness's own form."""
     from lm_eval.utils import handle_non_serializable, sanitize_list
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +247,7 @@ def write_samples(folder: Path, results: dict[str, Any]) -> None:
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
-    """As JSON; the samples lie in files of their own."""
+    """Write results as JSON, without the samples, which have files of their own."""
     from lm_eval.utils import handle_non_serializable
 
     _write(path, json.dumps(results, default=handle_non_serializable, ensure_ascii=False, indent=1) + "\n")

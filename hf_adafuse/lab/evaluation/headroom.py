@@ -1,6 +1,6 @@
-"""How often members differ, and what choosing among their answers could gain at most.
+"""Counts how often members differ, and so what choosing among their answers could gain at most.
 
-Most of it needs no labels: where all members say the same, no choice among their answers changes anything.
+This needs no right answers: where all members say the same, no choice among their answers changes anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Same = Callable[[str | None, str | None], bool]
 
 
 def same_by(metric: str) -> Same:
-    """Whether two answers are the same text, or right by each other in a metric of 0 and 1. No answer is like none."""
+    """A function that tells whether two answers say the same: they are the same text, or one is right where the other
+    is the accepted answer, by a metric of 0 and 1. A missing answer (`None`) says the same as no other."""
 
     def same(one: str | None, other: str | None) -> bool:
         if one is None or other is None:
@@ -30,10 +31,13 @@ def same_by(metric: str) -> Same:
 
 def vote(texts: Sequence[str | None], shares: Sequence[float], nlls: Sequence[float], same: Same) -> int | None:
     """
-    The answer that most weight says; a tie goes to the lower NLL, then to the first. `None` where there is no answer.
+    The index of the answer with most votes. A tie goes to the lower NLL, then to the first answer. `None` where there
+    is no answer.
 
     Args:
-        texts (`list[str]`), shares (`list[float]`), nlls (`list[float]`): per answer; `None`: none.
+        texts (`list[str]`): the answers; `None` for a missing one.
+        shares (`list[float]`): for each answer, the weight of its vote.
+        nlls (`list[float]`): for each answer, its NLL in nats per token.
         same (`Callable`): as of [`same_by`].
     """
     known = [at for at, text in enumerate(texts) if text is not None]
@@ -44,14 +48,15 @@ def vote(texts: Sequence[str | None], shares: Sequence[float], nlls: Sequence[fl
 @dataclass(frozen=True)
 class Headroom:
     """
-    What is known of some members' answers.
+    How often members differ, and what they think of each other's answers.
 
     Attributes:
-        num_questions (`int`), differ (`int`): of how many questions the members do not all say the same.
-        pairs (`dict[tuple[int, int], int]`): per pair of members, how often they differ.
-        agreement (`list[float]`): per member, the share of the other members' answers that say what it says.
-        belief (`list[float]`): per member, the mean log-probability per byte that the others give its answers (nats),
-            where members differ; NaN where they never do.
+        num_questions (`int`): the number of questions.
+        differ (`int`): on how many of them the members do not all say the same.
+        pairs (`dict[tuple[int, int], int]`): for each pair of members, on how many questions they differ.
+        agreement (`list[float]`): for each member, the share of the other members' answers that say what it says.
+        belief (`list[float]`): for each member, the mean log-probability that the others give its answers where members
+            differ, in nats per byte. NaN where they never differ.
     """
 
     num_questions: int
@@ -65,12 +70,13 @@ class Headroom:
         cls, texts: Sequence[Sequence[str | None]], beliefs: Sequence[Sequence[float | None]], sames: Sequence[Same]
     ) -> Headroom:
         """
-        Count.
+        Count how often members differ.
 
         Args:
-            texts (`list[list[str]]`): per question and member its answer.
-            beliefs (`list[list[float]]`): likewise, what the others give it; `None`: not known.
-            sames (`list[Callable]`): per question, as of [`same_by`].
+            texts (`list[list[str]]`): for each question and member, its answer; `None` where it has none.
+            beliefs (`list[list[float]]`): for each question and member, the mean log-probability that the others give
+                its answer, in nats per byte; `None` where it is not known.
+            sames (`list[Callable]`): for each question, as of [`same_by`].
         """
         members = range(len(texts[0]))
         pairs = dict.fromkeys(combinations(members, 2), 0)
@@ -88,8 +94,9 @@ class Headroom:
 
     @property
     def suggested(self) -> int:
-        """The member to ask alone where nobody knows what is right: whose answers the others give most; of equals (as
-        two members are) the one whose answers the others find likelier where they differ. A guess."""
+        """The index of the member to ask alone where nobody knows what is right. It is the member whose answers the
+        others give most often. Of equals, as two members always are, it is the one whose answers the others find
+        likelier. That is a guess."""
         order = range(len(self.agreement))
         return max(order, key=lambda k: (round(self.agreement[k], 9), _or_lowest(self.belief[k]), -k))
 
@@ -99,12 +106,13 @@ def clopper_pearson(number: int, of: int, level: float = 0.95) -> tuple[float, f
     The exact two-sided confidence interval of a proportion (Clopper and Pearson, 1934).
 
     Args:
-        number (`int`): of successes.
-        of (`int`): of trials, at least 1.
-        level (`float`, *optional*, defaults to 0.95)
+        number (`int`): the number of successes.
+        of (`int`): the number of trials, at least 1.
+        level (`float`, *optional*, defaults to 0.95): the confidence level.
 
     Returns:
-        the lowest and the highest proportion at which this number is not in the outer (1 - level) / 2 of either side.
+        `tuple[float, float]`: the proportion at which `number` successes or more have the probability (1 - level) / 2,
+        and the one at which `number` successes or fewer have it.
     """
     outer = (1 - level) / 2
     lowest = 0.0 if number == 0 else _root(lambda p: 1 - _at_most(number - 1, of, p) - outer)
@@ -113,7 +121,7 @@ def clopper_pearson(number: int, of: int, level: float = 0.95) -> tuple[float, f
 
 
 def _at_most(number: int, of: int, p: float) -> float:
-    """The probability of at most so many successes."""
+    """The probability of at most `number` successes in `of` trials, each with probability `p`."""
     terms = [
         math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1) + k * math.log(p) + (of - k) * math.log1p(-p)
         for k in range(number + 1)
@@ -122,7 +130,9 @@ def _at_most(number: int, of: int, p: float) -> float:
 
 
 def _root(rising: Callable[[float], float]) -> float:
-    low, high = 0.0, 1.0
+    """Where a rising function is 0 between 0 and 1, by bisection."""
+    low = 0.0
+    high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if rising(middle) > 0 else (middle, high)

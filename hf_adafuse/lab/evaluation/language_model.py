@@ -1,4 +1,4 @@
-"""The model type `adafuse` of lm-evaluation-harness: an ensemble, or a member alone under the same code.
+"""`AdaFuseLM`: an ensemble, or a member alone, as the model type `adafuse` of lm-evaluation-harness.
 
 ```python
 >>> import lm_eval
@@ -40,9 +40,9 @@ from .ensemble_scores import EnsembleScorer
 from .model_arguments import generation_options, members_of, read_batch_size, settings_of
 from .responses import Responses
 
-Rounds = list[dict[str, Any]]
+Rounds = list[dict[str, Any]]  # the rounds of an answer, each as plain JSON values
 
-# One member, word by word its own greedy text: what its ordinary `generate()` writes, and rounds beside it.
+# The settings with which one member writes the text of its ordinary greedy `generate()`, in rounds.
 ALONE = AdaFuseConfig(commitment="fixed")
 
 
@@ -52,26 +52,28 @@ class AdaFuseLM(LM):
     An ensemble as the harness sees it.
 
     Args:
-        pretrained (`PreTrainedModel` or `str`): the main model.
-        assistants (`list` or `str`, *optional*): the others, as of `generate(assistant_models=...)`; names may also be
-            one text, with `+` between them.
-        tokenizer, assistant_tokenizers (*optional*): found by the models' names.
-        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): also JSON or the name of a file of it.
-            `False`, without assistants: the main model alone, as its ordinary greedy `generate()`.
-        batch_size (`int`, *optional*, defaults to 8): requests at a time.
-        max_gen_toks (`int`, *optional*, defaults to 256): of an answer, where a task does not say.
-        dtype, device_map, device, trust_remote_code (*optional*): of loading by name.
-        responses (`Responses`, *optional*): what is known already; it is not asked again.
-        progress (`bool`, *optional*): a bar on standard error; by default where that is a terminal.
-        label (`str`, *optional*): what the bar says.
-        settings: fields of `AdaFuseConfig`, over those of `adafuse_config`.
+        pretrained (`PreTrainedModel` or `str`): the main model, or its name.
+        assistants (`list` or `str`, *optional*): the other models or their names, as in
+            `generate(assistant_models=...)`. Names may also be one text, with `+` between them.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), assistant_tokenizers (`list`, *optional*): the tokenizers. By
+            default they are found by the models' names.
+        adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): the settings, also as JSON or as the name
+            of a JSON file. `False`, without assistants: the main model alone writes its own greedy text.
+        batch_size (`int`, *optional*, defaults to 8): how many requests are asked at a time.
+        max_gen_toks (`int`, *optional*, defaults to 256): the most new tokens of an answer, where a task does not say.
+        dtype, device_map, device, trust_remote_code (*optional*): how models are loaded by their names.
+        responses (`Responses`, *optional*): responses that are known already. They are not asked again.
+        progress (`bool`, *optional*): whether to show a bar on standard error. By default where that is a terminal.
+        label (`str`, *optional*): what stands in front of the bar.
+        settings: fields of `AdaFuseConfig`, which change `adafuse_config`.
 
     Attributes:
-        cost (`Cost`): of the answers so far, also those that were known.
-        rounds (`dict`): per task's name and number of the question, the rounds of the answer as plain JSON values.
+        cost (`Cost`): the cost of the answers so far, including those that were known.
+        rounds (`dict`): the rounds of each answer as plain JSON values, by the name of the task and the number of the
+            question.
 
     Raises:
-        ValueError: members that do not go together, or settings that cannot be honoured.
+        ValueError: the members do not go together, or the settings cannot be honoured.
     """
 
     def __init__(
@@ -114,26 +116,29 @@ class AdaFuseLM(LM):
     # What the harness asks
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The answers, without the text that they stop at."""
+        """The answers to requests, each without its stop text."""
         with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
                 for handle in self.handles:
-                    handle.choose_backend()  # the first time by a self-test, which is no cost of an answer
+                    handle.choose_backend()  # the first time by a self-test, which is not a cost of the answers
                 self._answer(batch, bar)
         found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
         for request, (_, rounds, *_) in zip(requests, found, strict=True):
             self.rounds[request.task_name, request.doc_id] = rounds
-        answers = {id(answer): answer for answer in found}.values()  # one that is asked twice has been given once
+        answers = {
+            id(answer): answer for answer in found
+        }.values()  # equal requests share one answer, which has one cost
         self.cost = total([asdict(self.cost), *(cost for _, _, *costs in answers for cost in costs)])
         return [text for text, *_ in found]
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of continuations after their contexts; as of `ensemble_scores`."""
+        """The log-likelihoods of continuations, and whether the ensemble would write them, as of
+        [`EnsembleScorer.pairs`]."""
         found = self._score(requests, "loglikelihood", self._scorer.pairs, disable_tqdm)
         return [(value, is_greedy) for value, is_greedy in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts; as of `ensemble_scores`."""
+        """The log-likelihoods of whole texts, as of [`EnsembleScorer.texts`]."""
 
         def score(arguments: Sequence[Any]) -> list[float]:
             return self._scorer.texts([text for (text,) in arguments])
@@ -141,22 +146,22 @@ class AdaFuseLM(LM):
         return self._score(requests, "loglikelihood_rolling", score, disable_tqdm)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The messages themselves, as a string: each member's own template renders them later."""
+        """The messages as a string. Each member's own template renders them later."""
         return chat_context(chat_history, add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The members' templates, for the records."""
+        """The members' chat templates as one text, for the harness's records."""
         return "\n\n".join(str(fast_interface(tokenizer).chat_template or "") for tokenizer in self._tokenizers)
 
     @property
     def tokenizer_name(self) -> str:
-        """Of all members."""
+        """The names of all members' tokenizers, joined by `+`."""
         return "+".join(str(tokenizer.name_or_path).replace("/", "__") for tokenizer in self._tokenizers)
 
     # How it is done
 
     def _answer(self, batch: Sequence[Any], bar: Any) -> None:
-        """Requests of one task for texts, all in one call; each is kept as soon as it is there."""
+        """Answer requests of one task in one call. Each answer is kept as soon as it is there."""
 
         def keep(row: int, answer: tuple[Any, ...]) -> None:
             self._responses.add("generate_until", batch[row], answer)
@@ -181,7 +186,7 @@ class AdaFuseLM(LM):
         return told_apart(requests, self.config.do_sample, self._max_gen_toks)
 
     def _batches(self, requests: Sequence[Any], kind: str, bar: Any) -> list[list[Any]]:
-        """The arguments of what is not known yet; texts of one task together."""
+        """The arguments of the requests without a response, in batches. A batch of texts is of one task."""
         is_text = kind == "generate_until"
         apart = self._told_apart(requests) if is_text else [request.args for request in requests]
         found = batches(
@@ -196,7 +201,8 @@ class AdaFuseLM(LM):
     def _generate(
         self, contexts: Sequence[str], gen_kwargs: Mapping[str, Any], tell: Callable[[int, str, Rounds], None]
     ) -> int:
-        """Tells the row, text and rounds of each answer; returns how many passes all took."""
+        """Generate answers, and tell the row, the text and the rounds of each. Returns how many forward passes all of
+        them took."""
         options, until, max_new_tokens = generation_options(gen_kwargs, self._max_gen_toks)
 
         def on_answer(row: int, rounds: Sequence[AdaFuseRound]) -> None:
@@ -219,7 +225,7 @@ class AdaFuseLM(LM):
         return sum(member["forward_passes"] for member in output.stats["members"])
 
     def _cut(self, member_index: int, ids: list[int], max_new_tokens: int) -> list[int]:
-        """The end of a prompt that is too long for a member, as the harness cuts them."""
+        """A prompt's ids for a member. Where they are too long, their beginning is cut off, as the harness does."""
         handle = self.handles[member_index]
         if handle.trained_length is None:
             return ids
@@ -232,7 +238,7 @@ class AdaFuseLM(LM):
         return ids[-room:]
 
     def _can_write(self, stop: str) -> bool:
-        """Whether the main model's tokens can make up a text to stop at; `generate()` refuses one that they cannot."""
+        """Whether the main model's tokens can write a stop text. `generate()` refuses one that they cannot write."""
         if stop not in self._writable:
             try:
                 StopStringCriteria(fast_interface(self._tokenizers[0]), [stop])

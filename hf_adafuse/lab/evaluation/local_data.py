@@ -1,7 +1,7 @@
-"""The questions of the tasks in `tasks/`: from files of one's own, from the Hub, or the demo's.
+"""Loads the questions of the tasks in `tasks/`: from files of one's own, from the Hub, or those of the demo.
 
-A file has one JSON object per line, `{"question": ..., "answer": ...}`, the answer a text or a list of accepted ones.
-Its first lines are the worked examples of every prompt, the others are what is asked.
+A file has one JSON object per line, `{"question": ..., "answer": ...}`. The answer is a text, or a list of accepted
+ones. The first lines are the worked examples of every prompt, and the other lines are asked.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 from ...cli.questions import answers_of
 
-Row = dict[str, Any]
+QuestionRow = dict[str, Any]
 KEYS = ("nq", "triviaqa", "squad", "gsm8k", "flores_en_de", "flores_de_en")
-DEMO = "demo"  # whose questions come with the package
+DEMO = "demo"  # the task whose questions come with the package
+# By task, where its questions are on the Hub: the dataset, the subset, the split of examples, and the split to ask.
 _HUB = {
     "nq": ("google-research-datasets/nq_open", None, "train", "validation"),
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "train", "validation"),
@@ -31,16 +32,16 @@ def load_splits(key: str, default_shots: int, data: str | None = None, shots: in
     The data of a task, as the harness asks for it (`custom_dataset`).
 
     Args:
-        key (`str`): of `KEYS`, or `DEMO`, for which no `data` counts.
-        default_shots (`int`): worked examples in a prompt, where `shots` does not say.
-        data (`str`, *optional*): the folder; without it, the Hub.
-        shots (`int`, *optional*)
+        key (`str`): the task: one of `KEYS`, or `DEMO`, whose questions are never read from `data`.
+        default_shots (`int`): the number of worked examples, where `shots` is not given.
+        data (`str`, *optional*): the folder with the files. By default questions are loaded from the Hub.
+        shots (`int`, *optional*): the number of worked examples in a prompt.
 
     Returns:
-        `dict`: `examples` and `test`, datasets with the columns `question` and `answers`, no row in both.
+        `dict`: the datasets `examples` and `test`, with the columns `question` and `answers`. No row is in both.
 
     Raises:
-        ValueError: no such file, or not of this form.
+        ValueError: there is no such file, or it does not have this form.
     """
     from datasets import Dataset
 
@@ -67,7 +68,7 @@ def find_file(folder: str, key: str) -> Path:
     The file of a task in a folder: the one whose name begins with the task's key.
 
     Raises:
-        ValueError: there is none, or there are several.
+        ValueError: there is no such file, or there are several.
     """
     found = find_files(folder, key)
     if len(found) != 1:
@@ -84,19 +85,19 @@ def find_files(folder: str, key: str) -> list[Path]:
     The files of a folder whose names begin with a task's key.
 
     Raises:
-        ValueError: no such folder.
+        ValueError: there is no such folder.
     """
     if not Path(folder).is_dir():
         raise ValueError(f"`--data` must be a folder, but {folder!r} is none. Check the name.")
     return sorted(path for path in Path(folder).glob(f"{key}*.jsonl") if path.is_file())
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[QuestionRow]:
     """
     The questions of a file.
 
     Raises:
-        ValueError: a line is not of the form above.
+        ValueError: a line does not have the form that the module describes.
     """
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
@@ -113,7 +114,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         yield row
 
 
-def _of_the_demo() -> Iterator[Row]:
+def _of_the_demo() -> Iterator[QuestionRow]:
     from ...demo.data import PROMPT, held_out
 
     head, tail = PROMPT.split("{question}")
@@ -121,13 +122,13 @@ def _of_the_demo() -> Iterator[Row]:
         yield {"question": question.prompt.removeprefix(head).removesuffix(tail), "answers": [question.answer]}
 
 
-def _from_hub(key: str, count: int) -> tuple[list[Row], list[Row]]:
+def _from_hub(key: str, count: int) -> tuple[list[QuestionRow], list[QuestionRow]]:
     from datasets import load_dataset
 
     def load(name: str, subset: str | None, split: str) -> Iterable[Any]:
         try:
             return load_dataset(name, subset, split=split)  # type: ignore[no-any-return]
-        except Exception as error:  # whatever its client raises, of the network or of the data
+        except Exception as error:  # whatever the Hub's client raises about the network or the data
             raise ValueError(
                 f"The data of the task {key} must be on the Hub ({name}) or in a folder, but does not load "
                 f"({type(error).__name__}: {str(error).partition(chr(10))[0]}). Pass --data FOLDER."
@@ -146,9 +147,9 @@ def _from_hub(key: str, count: int) -> tuple[list[Row], list[Row]]:
     return examples, [_row(key, record) for record in load(name, subset, test)]
 
 
-def _row(key: str, record: Row) -> Row:
+def _row(key: str, record: QuestionRow) -> QuestionRow:
     answer = record["answer"] if "answer" in record else record["answers"]["text"]
-    if key == "triviaqa":  # the answer as it is called comes first: it is what a worked example shows
+    if key == "triviaqa":  # the main form of the answer comes first, as worked examples show it
         answer = [answer["value"], *(alias for alias in answer["aliases"] if alias != answer["value"])]
     question = f"{record['context']}\n{record['question']}" if key == "squad" else record["question"]
     return {"question": question, "answers": answers_of(answer)}

@@ -1,4 +1,4 @@
-"""The members, loaded once: any of them alone, or any ensemble of them, asked a batch of prompts. Writes no file.
+"""`MemberPool`: members that are loaded once, and asked batches of prompts alone or as any ensemble of them.
 
 ```python
 >>> from hf_adafuse.demo import load_pair
@@ -28,11 +28,11 @@ from .candidates import Contestant
 @dataclass(frozen=True)
 class GenerationArgs:
     """
-    How every candidate is asked.
+    How every contestant is asked.
 
     Args:
-        max_new_tokens (`int`): per answer.
-        stop (`list[str]`, *optional*): an answer ends before the first of these texts.
+        max_new_tokens (`int`, *optional*, defaults to 128): the most new tokens of an answer.
+        stop (`list[str]`, *optional*): the stop texts. An answer ends before the first of them.
         chat (`bool`): whether a prompt is a user's message in each member's chat template.
     """
 
@@ -43,14 +43,14 @@ class GenerationArgs:
 
 class MemberPool:
     """
-    The members.
+    Members that are loaded once.
 
     Args:
-        members (`list[tuple]`): each a model and its tokenizer.
+        members (`list[tuple]`): each member's model and tokenizer.
         asking (`GenerationArgs`): how they are asked.
 
     Raises:
-        ValueError: a chat, but a tokenizer without a template.
+        ValueError: prompts are chats, but a tokenizer has no chat template.
     """
 
     def __init__(self, members: Sequence[tuple[Any, Any]], asking: GenerationArgs) -> None:
@@ -61,13 +61,14 @@ class MemberPool:
             self._ensemble(range(len(members))).encode(["?"], chat=True)
 
     def ask(self, candidate: Contestant, prompts: Sequence[str]) -> list[str]:
-        """The texts that a candidate answers a batch of prompts with."""
+        """A contestant's answers to a batch of prompts."""
         ensemble = self._ensemble(candidate.members)
         inputs = ensemble.encode(list(prompts), self._asking.chat)
         length = {"max_new_tokens": self._asking.max_new_tokens, "stop_strings": self._asking.stop or None}
         if candidate.is_alone:
-            model, tokenizer = ensemble.model, ensemble.tokenizers[0]
-            # A cache is of use here: this is the member's ordinary `generate()`.
+            model = ensemble.model
+            tokenizer = ensemble.tokenizers[0]
+            # This is the member's ordinary `generate()`, which needs its own cache.
             settings = {"adafuse_config": False, "use_cache": True, "return_dict_in_generate": False}
             made = ensemble.output(inputs, **length, **settings, do_sample=False)
             texts = [_text(row.tolist(), model, tokenizer) for row in made[:, inputs["input_ids"].shape[1] :]]
@@ -84,7 +85,7 @@ class MemberPool:
 
 
 def _text(new: list[int], model: Any, tokenizer: Any) -> str:
-    """The new ids as a continuation, up to an end of sequence, behind which there is padding."""
+    """The text of new ids, decoded as a continuation, up to the end of the sequence. Padding follows that."""
     ends = model.generation_config.eos_token_id
     ends = set(ends) if isinstance(ends, (list, tuple)) else {ends}
     length = next((at for at, token in enumerate(new) if token in ends), len(new))

@@ -1,7 +1,7 @@
-"""How right an answer is, as numbers from 0 to 1 for one question (or, for translations, 0 to 100).
+"""Metrics: each says how right a text is as the answer to one question, from 0 to 1, or for translations from 0 to 100.
 
-`exact_match` and `f1` are SQuAD's (Rajpurkar et al., 2016, section 6.1; also those of NaturalQuestions and TriviaQA),
-the best over the accepted answers.
+`exact_match` and `f1` are those of SQuAD (Rajpurkar et al., 2016, section 6.1), NaturalQuestions and TriviaQA. Of
+several accepted answers the one that gives the highest score counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(text: str, answers: Sequence[str]) -> float:
-    """1 where the text is one of the answers but for case, punctuation, articles and spaces, else 0."""
+    """1 where the text is one of the answers, ignoring case, punctuation, articles and spaces, else 0."""
     return float(any(_normalized(text) == _normalized(answer) for answer in answers))
 
 
@@ -42,7 +42,7 @@ def marked_number(text: str, answers: Sequence[str]) -> float:
 
 
 def contains(text: str, answers: Sequence[str]) -> float:
-    """1 where the text has one of the answers among its words, both normalized, else 0."""
+    """1 where the words of an answer stand in the text, ignoring case, punctuation and articles, else 0."""
     given = f" {_normalized(text)} "
     return float(any(f" {_normalized(answer)} " in given for answer in answers if _normalized(answer)))
 

@@ -1,4 +1,4 @@
-"""What the harness says, and what a caller passes: members, settings, options of an answer. Runs no model."""
+"""Reads the arguments of `AdaFuseLM` and of the harness's requests: members, settings, and options of `generate()`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from ...call.sampling import SETTINGS
-from ...cli.members import load_members
+from ...cli.members import ModelPair, load_members
 from ...config import PRESETS, AdaFuseConfig, is_file
 from ...settings.config_checks import OPTIONS_OF_PRESETS, WEIGHTINGS
 from ...settings.old_fields import OLD_FIELDS
 
-Pair = tuple[Any, Any]
-
 
 def members_of(
     pretrained: Any, assistants: Any, tokenizer: Any, tokenizers: Sequence[Any] | None, loading: tuple[Any, ...]
-) -> list[Pair]:
+) -> list[ModelPair]:
     """
-    The model and the tokenizer of each member, the main one first; a tokenizer that is not known is `None`.
+    The model and the tokenizer of each member, the main one first. A tokenizer that is not known yet is `None`.
 
     Args:
         pretrained, assistants, tokenizer, tokenizers: as of `AdaFuseLM`.
-        loading (`tuple`): the further arguments of `load_members`.
+        loading (`tuple`): `dtype`, `device_map` and `trust_remote_code` of `load_members`.
 
     Raises:
-        ValueError: something does not load, or there are more tokenizers than assistants.
+        ValueError: a model does not load, or the numbers of tokenizers and assistants differ.
     """
     others = assistants.split("+") if isinstance(assistants, str) else list(assistants or [])
     names = [name.strip() if isinstance(name, str) else name for name in others]
@@ -52,13 +50,13 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     The settings of an ensemble; `None` for the main model alone.
 
     Args:
-        given: `adafuse_config` of `AdaFuseLM`.
-        settings (`dict`): fields over it, as the harness reads them from text.
-        model (`PreTrainedModel`): whose generation config may have settings.
-        num_members (`int`)
+        given: `adafuse_config` of `AdaFuseLM`. `None`: the settings in the main model's generation config.
+        settings (`dict`): fields that change it, as the harness reads them from text.
+        model (`PreTrainedModel`): the main model.
+        num_members (`int`): the number of members.
 
     Raises:
-        ValueError: not settings.
+        ValueError: these are no settings.
     """
     if given is False:
         if num_members > 1 or settings:
@@ -84,11 +82,13 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
 
 
 def generation_options(gen_kwargs: Mapping[str, Any], default: int) -> tuple[dict[str, Any], list[str], int]:
-    """What a task asks of `generate()`: options, the texts to stop at, and the most new tokens."""
+    """What a request asks of `generate()`: options of sampling, the stop texts, and the most new tokens. `default`:
+    that number where the request does not say."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
     options = dict(normalize_gen_kwargs(dict(gen_kwargs), default))
-    until, max_new_tokens = options.pop("until", None) or [], options.pop("max_gen_toks")
+    until = options.pop("until", None) or []
+    max_new_tokens = options.pop("max_gen_toks")
     if options.get("temperature") == 0:
         options["do_sample"] = False
     if not options["do_sample"]:  # what warps a distribution is of no use then
@@ -97,6 +97,7 @@ def generation_options(gen_kwargs: Mapping[str, Any], default: int) -> tuple[dic
 
 
 def read_batch_size(given: int | str | None) -> int:
+    """The batch size of the harness's argument; 8 where it is not given or `"auto"`."""
     if given is None or str(given).startswith("auto"):
         return 8
     if not str(given).isdecimal() or int(given) < 1:

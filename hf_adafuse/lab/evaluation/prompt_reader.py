@@ -1,4 +1,4 @@
-"""A language model that answers nothing, and keeps what lm-evaluation-harness asks it."""
+"""`PromptReader`: a model that answers nothing, and keeps the prompts that lm-evaluation-harness asks it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from .contexts import chat_context
 
 class PromptReader(LM):
     """
+    A model that keeps the prompts which it is asked.
+
     Attributes:
-        prompts (`dict[str, list[str]]`): per task's name, the prompts in order; chats as `contexts` has them.
-        rounds (`dict`): none.
+        prompts (`dict[str, list[str]]`): each task's prompts in order, by its name. Chats are as `contexts` makes them.
+        rounds (`dict`): empty: no answer has rounds.
     """
 
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class PromptReader(LM):
         self.rounds: dict[tuple[str, int], Any] = {}
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Empty answers."""
+        """Keep the prompts of requests. Returns an empty answer to each."""
         for request in requests:
             self.prompts.setdefault(request.task_name, []).append(request.args[0])
         return [""] * len(requests)
@@ -35,5 +37,5 @@ class PromptReader(LM):
         raise NotImplementedError
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """As of `AdaFuseLM`."""
+        """The messages as a string, as `AdaFuseLM` makes it."""
         return chat_context(chat_history, add_generation_prompt)

@@ -1,7 +1,7 @@
-"""What an evaluation has answered so far, on disk: started again, it asks only what is missing.
+"""`Responses`: keeps what an evaluation has answered so far on disk. Started again, it asks only what is missing.
 
-One JSON object per line, written whole as it comes. lm-eval's own cache (`use_cache`) keeps texts alone; this one keeps
-the rounds too.
+The file has one JSON value per line, and each line is written whole as soon as it comes. lm-eval's own cache
+(`use_cache`) keeps only texts; this one keeps the rounds, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Responses:
     Responses by request.
 
     Args:
-        path (`Path`, *optional*): where they are kept; without it, in memory.
+        path (`Path`, *optional*): the file that keeps them. By default they are kept in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Files of answers as scores per question: of `hf-adafuse run`, and lm-eval's `samples_*.jsonl`."""
+"""Reads files of answers, and scores each question: answers of `hf-adafuse run`, and lm-eval's `samples_*.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Sample:
     One answer.
 
     Attributes:
-        number (`int`): of the question: its line, or lm-eval's `doc_id`.
-        question (`dict`): what was asked; two files are compared where this is the same.
-        prompt (`str`), text (`str`), answers (`list[str]`): what a model read and wrote, and the accepted answers.
-        score (`float`): by the metric.
-        rounds (`list[dict]`): as `AdaFuseRound.to_dict()` gives them; empty where the file has none.
+        number (`int`): the question's number: its line, or lm-eval's `doc_id`.
+        question (`dict`): what was asked. Two files can be compared where this is the same.
+        prompt (`str`), text (`str`): what a model read and wrote.
+        answers (`list[str]`): the accepted answers.
+        score (`float`): the score by the metric.
+        rounds (`list[dict]`): the rounds, as `AdaFuseRound.to_dict()` makes them. Empty where the file has none.
     """
 
     number: int
@@ -45,10 +46,11 @@ class Results:
     What a file holds.
 
     Attributes:
-        path (`Path`), metric (`str`): of the scores.
-        samples (`dict[int, Sample]`): by number, in the file's order.
-        failed (`list[int]`): numbers of the questions whose answer failed (`hf-adafuse run --on-error skip`).
-        notes (`list[str]`): choices that the reader should know of.
+        path (`Path`): the file.
+        metric (`str`): the name of the metric of the scores.
+        samples (`dict[int, Sample]`): the answers by the numbers of their questions, in the file's order.
+        failed (`list[int]`): the numbers of questions whose answer failed (`hf-adafuse run --on-error skip`).
+        notes (`list[str]`): what the reader of a comparison should know, like the filter that was chosen.
     """
 
     path: Path
@@ -63,12 +65,13 @@ def read_results(path: str | Path, metric: str | None = None, filter: str | None
     Read a file of answers.
 
     Args:
-        path (`str` or `Path`)
-        metric (`str`, *optional*): by default `exact_match` for answers of `run`, the first of lm-eval's otherwise.
-        filter (`str`, *optional*): of lm-eval's filters, where a file has several; the first by default.
+        path (`str` or `Path`): the file.
+        metric (`str`, *optional*): the name of the metric. By default `exact_match` for answers of `run`, and for
+            lm-eval's samples the first that they have.
+        filter (`str`, *optional*): the name of a filter, where lm-eval's samples have several. By default the first.
 
     Raises:
-        ValueError: not such a file, a question twice, no such metric, a score that is no number.
+        ValueError: the file has another form or a question twice, there is no such metric, or a score is no number.
     """
     path = Path(path)
     records = _read(path)
@@ -97,7 +100,8 @@ def _of_run(path: Path, records: list[Record], metric: str) -> Results:
                 f"The answers must have the accepted ones in `input` as `answer`, but line {number} of {str(path)!r} "
                 "has none. Run questions that have the field `answer`."
             )
-        text, answers = cut_at(str(record.get("text", "")), stops), answers_of(question["answer"])
+        text = cut_at(str(record.get("text", "")), stops)
+        answers = answers_of(question["answer"])
         score = _number(path, number, metric, METRICS[metric](text, answers))
         samples[number] = Sample(
             number, question, str(record.get("prompt", "")), text, answers, score, record.get("rounds") or []
@@ -161,6 +165,7 @@ def _read(path: Path) -> list[Record]:
 
 
 def _numbered(path: Path, records: Sequence[Record], key: str) -> list[tuple[int, Record]]:
+    """The records with their numbers, which are in the field `key`. Each number may come once."""
     seen: set[int] = set()
     for record in records:
         number = record.get(key)
@@ -175,7 +180,7 @@ def _numbered(path: Path, records: Sequence[Record], key: str) -> list[tuple[int
 
 
 def _stops(path: Path) -> list[str]:
-    """What the texts of a run stop after, from the settings beside it."""
+    """The stop texts of a run, from the settings beside its file."""
     sidecar = path.with_name(f"{path.name}.settings.json")
     if not sidecar.is_file():
         return []
@@ -207,10 +212,10 @@ def _prompt(record: Mapping[str, Any]) -> str:
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    """What was answered; in a multiple choice, the most likely choice."""
+    """The text that was answered. In a multiple choice it is the most likely choice."""
     answers = record.get("filtered_resps") or record.get("resps") or [""]
     if len(answers) > 1 and all(isinstance(answer, list) and len(answer) == 2 for answer in answers):
-        try:  # log-likelihoods, each with whether it is that of the greedy text
+        try:  # log-likelihoods of choices, each with whether it is the greedy text
             values = [float(value) for value, _ in answers]
             best = max(range(len(values)), key=values.__getitem__)
             return str(record["arguments"][f"gen_args_{best}"]["arg_1"])

@@ -1,4 +1,4 @@
-"""Scores of several methods on the harness's tasks as rows of text."""
+"""Shows the scores of several methods on the harness's tasks as the rows of a table."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 from ...demo.paired import Mean, paired
 
-Results = Mapping[str, Any]
+HarnessResults = Mapping[str, Any]  # what the harness's `simple_evaluate` returns
 
 
-def score_rows(methods: Mapping[str, Results], members: Collection[str] = ()) -> list[tuple[str, ...]]:
+def score_rows(methods: Mapping[str, HarnessResults], members: Collection[str] = ()) -> list[tuple[str, ...]]:
     """
-    The scores as rows of text: task, metric, who, value, standard error, number of questions; with members alone among
-    them, also how far each is above the best of these, question by question, with its standard error.
+    The rows of a table: task, metric, name, value, standard error, and number of questions. Where members alone are
+    among the methods, each row also says how far it is above the best of them, question by question, with the standard
+    error.
 
     Args:
-        methods (`dict`): per name, what [`evaluate`] returned.
-        members (`list[str]`): the names of members alone.
+        methods (`dict`): what [`evaluate`] returned for each method, by its name.
+        members (`list[str]`, *optional*): the names that are those of members alone.
     """
     rows: list[tuple[str, ...]] = [("task", "metric", "who", "value", "+- s.e.", "n")]
     if members:
@@ -34,7 +35,7 @@ def score_rows(methods: Mapping[str, Results], members: Collection[str] = ()) ->
     return rows
 
 
-def _scores_of(results: Results, task: str, key: str, name: str) -> tuple[str, ...]:
+def _scores_of(results: HarnessResults, task: str, key: str, name: str) -> tuple[str, ...]:
     metric, _, filter_name = key.partition(",")
     scores = results["results"][task]
     shown = metric if filter_name == "none" else f"{metric} ({filter_name})"
@@ -43,21 +44,22 @@ def _scores_of(results: Results, task: str, key: str, name: str) -> tuple[str, .
     return task, shown, name, _digits(scores.get(key)), _digits(error), str(number)
 
 
-def _above(best: Results | None, results: Results, task: str, key: str) -> tuple[str, str]:
-    """The difference; blank of the best one itself, and of scores that no question has of its own."""
+def _above(best: HarnessResults | None, results: HarnessResults, task: str, key: str) -> tuple[str, str]:
+    """The cells of the difference to the best member. They are blank for that member itself, and where a score is one
+    of the whole set."""
     difference = None if best is None else _difference(results, best, task, key)
     return ("", "") if difference is None else (f"{difference.value:+.4f}", _digits(difference.error))
 
 
-def _difference(results: Results, others: Results, task: str, key: str) -> Mean | None:
+def _difference(results: HarnessResults, others: HarnessResults, task: str, key: str) -> Mean | None:
     ours, theirs = (_by_question(one, task, key) for one in (results, others))
     if not ours or ours.keys() != theirs.keys():
         return None
     return paired(list(ours.values()), [theirs[number] for number in ours]).difference
 
 
-def _by_question(results: Results, task: str, key: str) -> dict[int, float]:
-    """The scores by the number of the question; empty where they are no numbers."""
+def _by_question(results: HarnessResults, task: str, key: str) -> dict[int, float]:
+    """The score of each question by its number; empty where scores of questions are no numbers."""
     metric, _, filter_name = key.partition(",")
     samples = [one for one in results["samples"].get(task, ()) if one.get("filter", "none") == filter_name]
     scores = {one["doc_id"]: one.get(metric) for one in samples}

@@ -1,36 +1,37 @@
-"""How the tasks in `tasks/` are scored, in the form in which the harness calls it."""
+"""Scores the answers to the tasks in `tasks/`, by functions that the harness calls. `doc` is a row of the dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from .local_data import QuestionRow
 from .metrics import chrf, exact_match, f1, last_number, marked_number
 from .translation import has_spbleu
 
-Row = dict[str, Any]
 
-
-def first_answer(doc: Row) -> str:
-    """What a worked example shows as the answer."""
+def first_answer(doc: QuestionRow) -> str:
+    """The answer that a worked example shows: the first accepted one."""
     return str(doc["answers"][0])
 
 
-def score_answer(doc: Row, results: Sequence[str]) -> dict[str, float]:
-    """Exact match and F1 of a short answer."""
+def score_answer(doc: QuestionRow, results: Sequence[str]) -> dict[str, float]:
+    """The scores of a short answer: `exact_match` and `f1`, from 0 to 1."""
     return {metric.__name__: metric(results[0], doc["answers"]) for metric in (exact_match, f1)}
 
 
-def score_number(doc: Row, results: Sequence[str]) -> dict[str, float]:
-    """Whether the last number is right; and the one after `####`, where the accepted answers are marked so."""
+def score_number(doc: QuestionRow, results: Sequence[str]) -> dict[str, float]:
+    """The scores of a number: `last_number`, and `marked_number` where an accepted answer has a number after `####`."""
     scores = {"last_number": last_number(results[0], doc["answers"])}
     if any("####" in answer for answer in doc["answers"]):
         scores["marked_number"] = marked_number(results[0], doc["answers"])
     return scores
 
 
-def score_translation(doc: Row, results: Sequence[str]) -> dict[str, Any]:
-    """chrF of the sentence; and the pair of the texts, of which the scores of the whole set are made."""
-    text, answers = results[0].strip(), list(doc["answers"])
+def score_translation(doc: QuestionRow, results: Sequence[str]) -> dict[str, Any]:
+    """The score of a translated sentence, `sentence_chrf`, and under the names of the scores of the whole set the pair
+    of accepted translations and text that those are made of."""
+    text = results[0].strip()
+    answers = list(doc["answers"])
     bleu = "spbleu" if has_spbleu() else "bleu"
     return {"sentence_chrf": chrf(text, answers), "chrf": (answers, text), bleu: (answers, text)}

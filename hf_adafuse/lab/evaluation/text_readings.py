@@ -1,4 +1,4 @@
-"""What one member makes of given texts, here or behind a server."""
+"""Reads given texts with one member, in this process or behind a server: their log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ...servers.queries import Query
 from ...servers.served_model import ServedModel
 from ...trees.model_call import ModelCall
 
-# The most logits of one pass: 1 GB in float32.
+# The most logits of one pass. In float32 they take 1 GiB.
 _MOST_LOGITS = 2**28
 
 
 @dataclass
 class Reading:
     """
-    What a member makes of a text.
+    A text as a member reads it.
 
     Attributes:
-        ids (`list[int]`), log_probs (`list[float]`): its tokens of it.
-        is_greedy (`bool`): whether each is its most likely one.
+        ids (`list[int]`): the text's tokens.
+        log_probs (`list[float]`): the log-probability of each token, in nats.
+        is_greedy (`bool`): whether each token is the most likely one in its place.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -38,17 +39,22 @@ def read(
     with_greedy: bool = True,
 ) -> list[Reading]:
     """
-    What a member makes of continuations.
+    Read continuations with a member.
 
     Args:
-        handle (`ModelHandle`), call (`ModelCall`): of its model.
-        pairs (`list`): ids of a context, and of what continues it; contexts that are too long lose their beginning.
-        with_greedy (`bool`, *optional*, defaults to `True`): whether it is needed what the member would write itself: a
-            server is asked for that apart.
+        handle (`ModelHandle`): the member.
+        call (`ModelCall`): calls its model.
+        pairs (`list[tuple[list[int], list[int]]]`): the ids of each context and of its continuation. A context that is
+            too long loses its beginning.
+        with_greedy (`bool`, *optional*, defaults to `True`): whether `is_greedy` is needed. A server is asked for that
+            in requests of its own.
+
+    Returns:
+        `list[Reading]`: the reading of each continuation.
 
     Raises:
-        ValueError: a continuation longer than a context of the model.
-        ServerError: its server gives no usable answer.
+        ValueError: a continuation is longer than the model's context.
+        ServerError: the member's server gives no usable answer.
     """
     rows = [_cut(handle, context, continuation) for context, continuation in pairs]
     if not handle.is_local:
@@ -59,9 +65,10 @@ def read(
     while order:
         width = len(rows[order[0]][0])
         kept = max(width - len(rows[i][0]) + rows[i][1] for i in order)
-        # One text a pass where the rotary frequencies follow from its length.
+        # Where the rotary frequencies depend on a text's length, each text has a pass of its own.
         most = 1 if handle.frequency_switch else max(1, _MOST_LOGITS // (kept * size))
-        batch, order = order[:most], order[most:]
+        batch = order[:most]
+        order = order[most:]
         found = _run(handle, call, [rows[index] for index in batch])
         for index, reading in zip(batch, found, strict=True):
             readings[index] = reading
@@ -69,20 +76,22 @@ def read(
 
 
 def most_continued(handle: ModelHandle) -> int | None:
-    """The most tokens of a continuation, after one token at least; `None`: any number."""
+    """The most tokens of a continuation behind one token of context; `None`: any number."""
     limit = handle.trained_length
-    return limit if limit is None or handle.is_local else limit - 1  # its server reads the last one, too
+    # A server reads the last token, too, although nothing follows it.
+    return limit if limit is None or handle.is_local else limit - 1
 
 
 @torch.no_grad()
 def _run(handle: ModelHandle, call: ModelCall, rows: Sequence[tuple[list[int], int]]) -> list[Reading]:
-    """One pass, padded on the right: causal models do not see what comes later."""
+    """Read texts in one forward pass. They are padded on the right, where causal models do not see it. A row holds the
+    ids of a text, and how many of them are the continuation."""
     inputs = [ids[:-1] for ids, _ in rows]
     width = max(map(len, inputs))
     batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=handle.device)
     first = min(len(ids) - 1 - count for ids, count in rows)
     logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=handle.device))
-    first = width - logits.shape[1]  # a model that cannot leave any out gives all
+    first = width - logits.shape[1]  # a model that cannot leave logits out returns all
     readings = []
     for (ids, count), row in zip(rows, logits, strict=True):
         end = len(ids) - 1
@@ -95,7 +104,7 @@ def _run(handle: ModelHandle, call: ModelCall, rows: Sequence[tuple[list[int], i
 
 
 def _ask(model: ServedModel, rows: Sequence[tuple[list[int], int]], with_greedy: bool) -> list[Reading]:
-    """The same of a server."""
+    """Have a server read texts; as of [`_run`]."""
     values = model.prompt_log_probs([ids if count else [] for ids, count in rows])
     readings = [
         Reading(ids[len(ids) - count :], of_row[len(of_row) - count :])
@@ -104,9 +113,10 @@ def _ask(model: ServedModel, rows: Sequence[tuple[list[int], int]], with_greedy:
     left = [
         (reading, ids, count) for reading, (ids, count) in zip(readings, rows, strict=True) if with_greedy and count
     ]
-    while left:  # a greedy walk is as long as the server makes it
+    while left:  # a server may end a greedy walk early: go on from there
         walks = model.ask([Query(tuple(ids[: len(ids) - count]), (), count) for _, ids, count in left], 1)
-        begun, left = left, []
+        begun = left
+        left = []
         for (reading, ids, count), steps in zip(begun, walks, strict=True):
             own = [step.chosen for step in steps]
             reading.is_greedy = own == ids[len(ids) - count :][: len(own)]
@@ -116,6 +126,7 @@ def _ask(model: ServedModel, rows: Sequence[tuple[list[int], int]], with_greedy:
 
 
 def _cut(handle: ModelHandle, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
+    """The ids of both, as many as the member can read, and how many of them are the continuation."""
     limit = most_continued(handle)
     if limit is not None and len(continuation) > limit:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""chrF, BLEU and spBLEU of a whole set of translations, by sacrebleu (extra `eval`).
+"""Scores a whole set of translations by chrF, BLEU and spBLEU, with sacrebleu (extra `eval`).
 
 spBLEU (Goyal et al., 2022) is BLEU on the pieces of the Flores-200 tokenizer, a file that sacrebleu downloads when it
-is first used. Where that fails there is plain BLEU instead, on the words of its default tokenizer (13a).
+is first used. Where that fails, plain BLEU is computed instead, on the words of sacrebleu's default tokenizer (13a).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from ...demo.paired import Mean
 
-Pairs = Sequence[tuple[Sequence[str], str]]  # the accepted translations, and the one given
-_Z = 1.96  # half of sacrebleu's interval of 95 %, in standard errors
+Pairs = Sequence[tuple[Sequence[str], str]]  # for each sentence, the accepted translations and the one to score
+_Z = 1.96  # half of sacrebleu's 95 % interval, in standard errors
 _BOOTSTRAPS = 300
 _GROUPS = 20
 
@@ -39,7 +39,7 @@ def corpus_spbleu(pairs: Pairs) -> float:
 
 
 def standard_error(metric: str, pairs: Pairs) -> float:
-    """Of a score of the set: over sets drawn from it with replacement (sacrebleu's bootstrap)."""
+    """The standard error of a score of the set, by sacrebleu's bootstrap: over sets drawn from it with replacement."""
     scorer = _MAKERS[metric]()
     score = scorer.corpus_score(*_streams(pairs), n_bootstrap=_BOOTSTRAPS)
     report = json.loads(score.format(width=6, signature=scorer.get_signature().format(), is_json=True))
@@ -53,11 +53,15 @@ def corpus_score(metric: str, pairs: Pairs) -> float:
 
 def difference(metric: str, pairs: Pairs, others: Pairs) -> Mean:
     """
-    How far the score of a set is above that of other translations of the same sentences, in the same order.
+    How far the score of a set is above that of other translations of the same sentences.
+
+    Args:
+        metric (`str`): `"chrf"`, `"bleu"` or `"spbleu"`.
+        pairs, others (`list[tuple[list[str], str]]`): both sets, with the sentences in the same order.
 
     Returns:
-        `Mean`: its error by the jackknife that leaves out one of `_GROUPS` groups of sentences at a time (sacrebleu
-        has tests of such differences, but no errors of them); NaN for fewer than two sentences.
+        `Mean`: the difference in points. Its standard error is by the jackknife that leaves out one of `_GROUPS` groups
+        of sentences at a time, as sacrebleu only tests differences. NaN for fewer than two sentences.
     """
     n = len(pairs)
     groups = min(_GROUPS, n)
@@ -78,7 +82,7 @@ def difference(metric: str, pairs: Pairs, others: Pairs) -> Mean:
 
 @functools.cache
 def has_spbleu() -> bool:
-    """Whether the tokenizer of spBLEU is there, or comes; warns once where not."""
+    """Whether the tokenizer of spBLEU is there or can be downloaded. Warns once where it cannot."""
     try:
         if os.environ.get("HF_HUB_OFFLINE") == "1" and not _tokenizer_file().exists():
             raise OSError("the network is off (HF_HUB_OFFLINE)")
@@ -107,7 +111,8 @@ def _score(metric: Any, pairs: Pairs) -> float:
 
 
 def _streams(pairs: Pairs) -> tuple[list[str], list[list[str | None]]]:
-    """The texts, and the first accepted translation of each, the second of each, and so on."""
+    """The texts, and then a list of the first accepted translation of each, a list of the second, and so on; `None`
+    where a text has fewer."""
     most = max(len(answers) for answers, _ in pairs)
     streams = [[answers[i] if i < len(answers) else None for answers, _ in pairs] for i in range(most)]
     return [text for _, text in pairs], streams

@@ -1,1 +1,4 @@
-"""The tables and figures of the AdaFuse paper (arXiv 2601.06022), made anew on other models and questions."""
+"""Makes the tables and figures of the AdaFuse paper (arXiv 2601.06022) on other models and questions.
+
+`experiments` says what each is made of, `runs` asks the questions, and `report` and `plots` show the scores.
+"""

@@ -1,5 +1,6 @@
-"""The seconds that each candidate takes for a few tokens, one prompt at a time (the paper's Figure 5). What is known is
-not taken again, also over kills. Makes no table and no picture.
+"""`Clock`: times each contestant over a few tokens, one prompt at a time, for the paper's Figure 5.
+
+Times that are known are not taken again, also after a kill.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from .values import slug
 
 NEW_TOKENS = 10
 WARM_UPS = 2
-Seconds = dict[str, float]  # by the `slug` of the candidate
+Seconds = dict[str, float]  # the seconds of each candidate, by its `slug`
 
 
 @dataclass(frozen=True)
 class Timing:
     """
-    What a candidate took.
+    The time that a candidate took.
 
     Attributes:
-        seconds (`Mean`): per prompt.
-        ratio (`Mean`): over the sum of the seconds of all members alone, prompt by prompt.
-        tokens_per_second (`float`)
+        seconds (`Mean`): the seconds per prompt.
+        ratio (`Mean`): the seconds over those of all members alone in turn, prompt by prompt.
+        tokens_per_second (`float`): the new tokens per second, over all prompts.
     """
 
     seconds: Mean
@@ -46,10 +47,10 @@ class Clock:
     Members that are timed.
 
     Args:
-        members (`list[tuple]`): each a model and its tokenizer, the main one first; not changed.
-        candidates (`list[Contestant]`): every member alone among them, and ensembles of all members.
-        known (`Responses`): what was timed before, by prompt and candidates.
-        on_prompts (`Callable`): is told how many prompts were timed, and whether they were known.
+        members (`list[tuple]`): each member's model and tokenizer, the main model's first. They are not changed.
+        candidates (`list[Contestant]`): what is timed. Every member alone is among them, and ensembles of all members.
+        known (`Responses`): the times that were taken before, by prompt and candidates.
+        on_prompts (`Callable`): told how many prompts were timed, and whether their times were known.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Clock:
         known: Responses,
         on_prompts: Callable[[int, bool], None] = lambda number, known: None,
     ) -> None:
-        # Ordinary ones: `Ensemble` enables a copy itself.
+        # The models are ordinary ones: `Ensemble` enables AdaFuse on copies of its own.
         self._ensemble = Ensemble([(disable_adafuse(copy.copy(model)), tokenizer) for model, tokenizer in members])
         self._candidates = list(candidates)
         self._known = known
@@ -67,11 +68,11 @@ class Clock:
         self._is_warm = False
 
     def time(self, prompts: Sequence[str]) -> list[Seconds]:
-        """Per prompt, the seconds of each candidate."""
+        """For each prompt, the seconds of each candidate."""
         return [self._time(prompt) for prompt in prompts]
 
     def _time(self, prompt: str) -> Seconds:
-        # With other candidates all are taken anew: what changes on the machine is to meet all of them alike.
+        # With other candidates all times are taken anew: what changes on the machine must change all of them alike.
         key = (prompt, sorted(map(slug, self._candidates)))
         seconds: Seconds | None = self._known.get("seconds", key)
         self._on_prompts(1, seconds is not None)
@@ -87,7 +88,8 @@ class Clock:
         return {slug(candidate): self._run(candidate, prompt) for candidate in self._candidates}
 
     def _run(self, candidate: Contestant, prompt: str) -> float:
-        ensemble, config = self._ensemble, candidate.config
+        ensemble = self._ensemble
+        config = candidate.config
         prompts = self._rows(prompt)
         if config is None:
             (member,) = candidate.members
@@ -100,7 +102,8 @@ class Clock:
         return timed(ensemble.device, lambda: ensemble.generate(prompts, config, NEW_TOKENS, **options))[0]
 
     def _rows(self, prompt: str) -> Prompts:
-        """Each member's own ids; of a prompt that is too long for it the end, as `AdaFuseLM` has it."""
+        """Each member's own ids of a prompt. Where they are too long for it, their beginning is cut off, as in
+        `AdaFuseLM`."""
         handles = self._ensemble.handles
         rows = prompt_rows(prompt, [one.tokenizer for one in handles])
         rooms = [None if one.trained_length is None else one.trained_length - NEW_TOKENS for one in handles]
@@ -108,7 +111,7 @@ class Clock:
 
 
 def summarize(taken: Sequence[Mapping[str, float]], candidates: Sequence[Contestant]) -> dict[Contestant, Timing]:
-    """The means over prompts of what [`Clock.time`] gives."""
+    """The means over prompts of what [`Clock.time`] returns."""
     own = [sum(seconds[slug(one)] for one in candidates if one.is_alone) for seconds in taken]
     found = {}
     for candidate in candidates:

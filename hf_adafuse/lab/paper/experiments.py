@@ -1,4 +1,4 @@
-"""The tables and figures of the AdaFuse paper (arXiv 2601.06022), one function each.
+"""`make_experiment`: the tables and figures of the AdaFuse paper (arXiv 2601.06022) as values, by their names.
 
 ```python
 >>> from hf_adafuse.lab.paper.experiments import make_experiment
@@ -23,15 +23,16 @@ _SETS = tuple(TASKS)[:6]
 
 def make_experiment(name: str, num_members: int, peers: Peers | None = None) -> Experiment:
     """
-    A table or figure for so many members.
+    A table or figure for some members.
 
     Args:
-        name (`str`): of `NAMES`.
-        num_members (`int`): at least 2.
-        peers (`dict[str, dict]`, *optional*): as of `usable_peers`, by default those of the paper.
+        name (`str`): one of `NAMES`.
+        num_members (`int`): the number of members, at least 2.
+        peers (`dict[str, dict]`, *optional*): the settings of the peer methods by what they are called, as of
+            [`usable_peers`]. By default those of the paper.
 
     Raises:
-        ValueError: fewer members.
+        ValueError: there are fewer than 2 members.
     """
     if num_members < 2:
         raise ValueError(f"The members must be 2 or more, but are {num_members}. Name a further one with --assistant.")
@@ -47,7 +48,8 @@ def _peers(members: Sequence[int], peers: Peers) -> list[Contestant]:
 
 
 def _table1(members: tuple[int, ...], peers: Peers) -> Experiment:
-    alone, ours = _alone(members), adafuse(members, "AdaFuse, B = 1", num_branches=1)
+    alone = _alone(members)
+    ours = adafuse(members, "AdaFuse, B = 1", num_branches=1)
     return Experiment(
         "table1",
         "Table 1: members, peers, AdaFuse",
@@ -84,7 +86,8 @@ def _figure2(members: tuple[int, ...], peers: Peers) -> Experiment:
 
 
 def _figure3(members: tuple[int, ...], peers: Peers) -> Experiment:
-    fixed, adaptive = _fixed(members, 1), adafuse(members, "adaptive", num_branches=1)
+    fixed = _fixed(members, 1)
+    adaptive = adafuse(members, "adaptive", num_branches=1)
     return Experiment(
         "fig3",
         "Figure 3: where one-word and adaptive rounds part",

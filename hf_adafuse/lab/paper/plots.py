@@ -1,4 +1,4 @@
-"""The tables and figures of the paper as pictures. Needs matplotlib (the `plots` extra)."""
+"""Draws the tables and figures of the paper. Needs matplotlib (the `plots` extra)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .scores import SHARES
 from .values import TASKS
 
 _GREY = "#8c8c8c"
-_SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b")  # of rounds of 1, 2, 3 and more words
+_SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b")  # for rounds of 1, 2, 3 and more words
 _MOST_ROWS = 14
 _MOST_CANDIDATES = 6
 _MOST_LETTERS = 32
@@ -28,7 +28,7 @@ _LEAST_POINTS = 10
 
 
 def save_scores(report: Report, path: Path) -> None:
-    """Scores with their standard errors, and the lengths of the rounds beside them, as a PNG."""
+    """Draw scores with their standard errors, and beside them the lengths of the rounds, and write a PNG."""
     drawings: dict[str, list[Callable[[Any, Report], None]]] = {
         "fig4": [_draw_lines("num_branches", "branches B"), _draw_bars],
         "fig6": [_draw_lines("margin_threshold", "margin threshold tau")],
@@ -43,7 +43,7 @@ def save_scores(report: Report, path: Path) -> None:
 
 
 def save_times(title: str, labels: Mapping[Contestant, str], timings: Mapping[Contestant, Timing], path: Path) -> None:
-    """The time of each candidate over that of the members alone together, as a PNG."""
+    """Draw the time of each candidate over the members' own time in turn, and write a PNG."""
     figure, (ax,) = _figure(1, 1, (7.2, 1.4 + 0.42 * len(timings)))
     names = [labels[candidate] for candidate in timings]
     means = [timing.ratio for timing in timings.values()]
@@ -53,7 +53,9 @@ def save_times(title: str, labels: Mapping[Contestant, str], timings: Mapping[Co
     for row, timing in enumerate(timings.values()):
         end = timing.ratio.value + _errors([timing.ratio])[0]
         text = ax.text(end, row, f"  {timing.ratio.value:.2f}  ({timing.seconds.value:.3g} s)", va="center", fontsize=8)
-        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # over the line at 1
+        text.set_bbox(
+            {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        )  # keeps the text readable over the line at 1
     ax.axvline(1.0, color="black", linewidth=1, linestyle="--")
     ax.invert_yaxis()
     ax.margins(x=0.3)
@@ -62,7 +64,8 @@ def save_times(title: str, labels: Mapping[Contestant, str], timings: Mapping[Co
 
 
 def save_parting(title: str, labels: tuple[str, str], parting: Parting, path: Path) -> None:
-    """The candidates of the rounds in which two ways of decoding part, as a PNG; the lowest score wins."""
+    """Draw the candidates of the two rounds in which two ways of decoding part, and write a PNG. The lowest score
+    wins."""
     figure, axes = _figure(1, 2, (11, 3.2))
     for ax, label, rounds, text in zip(axes, labels, parting.rounds, parting.texts, strict=True):
         if rounds:
@@ -86,7 +89,7 @@ def _draw_candidates(ax: Any, committed: AdaFuseRound) -> None:
 
 
 def _draw_bars(ax: Any, report: Report) -> None:
-    """A group per task, a bar per candidate that all tasks have."""
+    """Draw a group of bars for each task, with a bar for each candidate that has answered all tasks."""
     asked = [report.of_task(task) for task in report.tasks]
     rows = [one for one in report.experiment.candidates if all(one in found for found in asked)]
     if report.experiment.name == "fig4":
@@ -95,7 +98,8 @@ def _draw_bars(ax: Any, report: Report) -> None:
     for index, candidate in enumerate(rows):
         means = [found[candidate].mean for found in asked]
         places = [group - 0.4 + (index + 0.5) * width for group in range(len(means))]
-        colour, options = _colour(index, len(rows), candidate), {"capsize": 2, "error_kw": {"linewidth": 1}}
+        colour = _colour(index, len(rows), candidate)
+        options = {"capsize": 2, "error_kw": {"linewidth": 1}}
         values = [one.value for one in means]
         ax.bar(
             places, values, 0.92 * width, yerr=_errors(means), color=colour, label=report.label(candidate), **options
@@ -107,20 +111,23 @@ def _draw_bars(ax: Any, report: Report) -> None:
 
 
 def _draw_lines(field: str, xlabel: str) -> Callable[[Any, Report], None]:
-    """A line per task and kind of exploration, over a field of the settings."""
+    """A function that draws a line for each task and kind of exploration, over a field of the settings."""
 
     def draw(ax: Any, report: Report) -> None:
         lines: dict[str, list[tuple[float, Mean]]] = {}
         for (task, candidate), scores in report.scores.items():
-            config, kind = candidate.config, candidate.settings.get("exploration", "diverse")
+            config = candidate.config
+            kind = candidate.settings.get("exploration", "diverse")
             name = TASKS[task] + (f", {kind}" if report.experiment.name == "fig7" else "")
             if len(report.of_task(task)) > 2 or report.experiment.name != "fig4":
                 lines.setdefault(name, []).append((getattr(config, field), scores.mean))
         for index, (name, points) in enumerate(lines.items()):
-            xs, means = [x for x, _ in points], [one for _, one in points]
+            xs = [x for x, _ in points]
+            means = [one for _, one in points]
             shift = 0.012 * (max(xs) - min(xs)) * (index - (len(lines) - 1) / 2)  # so that error bars stand apart
             options = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.6, "elinewidth": 1}
-            colour, moved = COLOURS[index % len(COLOURS)], [x + shift for x in xs]
+            colour = COLOURS[index % len(COLOURS)]
+            moved = [x + shift for x in xs]
             values = [one.value for one in means]
             ax.errorbar(moved, values, _errors(means), color=colour, label=name, **options)
             ax.set_xticks(xs, [f"{x:g}" for x in xs])
@@ -132,7 +139,8 @@ def _draw_lines(field: str, xlabel: str) -> Callable[[Any, Report], None]:
 
 
 def _draw_shares(ax: Any, report: Report) -> None:
-    """Of the rounds of 1, 2, 3 and more words, stacked; a row per candidate, or per task where there are several."""
+    """Draw the shares of rounds of 1, 2, 3 and more words as stacked bars. There is one for each candidate, or for each
+    task where there are several."""
     known = {pair: scores for pair, scores in report.scores.items() if scores.sizes}
     chosen = [candidate for candidate in report.experiment.candidates if any(one == candidate for _, one in known)]
     if len(known) > _MOST_ROWS or len(report.tasks) > 2:
@@ -157,7 +165,7 @@ def _draw_shares(ax: Any, report: Report) -> None:
 
 
 def _about(report: Report) -> str:
-    """`exact match, n = 25, with standard errors`"""
+    """What the numbers are: `exact match; n = 25; with standard errors`."""
     metrics = dict.fromkeys(METRIC_NAMES[scores.metric] for scores in report.scores.values())
     numbers = sorted({scores.mean.n for scores in report.scores.values()})
     shown = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
@@ -169,26 +177,26 @@ def _row_name(report: Report, task: str, candidate: Contestant) -> str:
 
 
 def _share(shares: Mapping[int, float], size: int | None) -> float:
-    """In %; `None`: of all sizes but 1, 2, 3."""
+    """The share of rounds with `size` words in per cent; `None`: with any number but 1, 2 and 3."""
     if size is not None:
         return 100 * shares.get(size, 0.0)
     return 100 * sum(share for known, share in shares.items() if known not in SHARES)
 
 
 def _colour(index: int, number: int, candidate: Contestant) -> str:
-    """Members alone are grey, the last row is ours."""
+    """The colour of a candidate. Members alone are grey, and the last candidate is ours."""
     if candidate.is_alone:
         return ("#c7c7c7", "#9a9a9a", "#6e6e6e")[index % 3]
     return COLOURS[0] if index == number - 1 else COLOURS[1 + index % (len(COLOURS) - 1)]
 
 
 def _errors(means: Sequence[Mean]) -> list[float]:
-    """Without those that cannot be told."""
+    """The standard errors, with 0 for those that are NaN."""
     return [0.0 if math.isnan(one.error) else one.error for one in means]
 
 
 def _plain(text: str, most: int = _MOST_LETTERS) -> str:
-    """On one line, not too long, and no formula."""
+    """A text on one line, cut to `most` characters, in which matplotlib sees no formula."""
     line = " ".join(text.split())
     return (line if len(line) <= most else f"{line[: most - 3]}...").replace("$", r"\$")
 
@@ -218,15 +226,17 @@ def _label(ax: Any, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def _widen(ax: Any) -> None:
-    """Show at least so many points, none below 0 or above 100: what is hardly a difference is not to look like one."""
+    """Make the axis show at least `_LEAST_POINTS` points, and none below 0 or above 100. Otherwise a tiny difference
+    would look like a large one."""
     low, high = ax.get_ylim()
-    middle, half = (low + high) / 2, max(0.6 * (high - low), _LEAST_POINTS / 2)
+    middle = (low + high) / 2
+    half = max(0.6 * (high - low), _LEAST_POINTS / 2)
     low = max(middle - half, 0)
     high = min(max(middle + half, low + _LEAST_POINTS), 100)
     ax.set_ylim(min(low, high - _LEAST_POINTS), high)
 
 
 def _legend(ax: Any, columns: int = 3, least: int = 2) -> None:
-    """Below the axis, where it covers nothing."""
+    """Put the legend below the axis, where it covers nothing, if it has at least `least` entries."""
     if len(ax.get_legend_handles_labels()[0]) >= least:
         ax.legend(frameon=False, fontsize=8, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.14))

@@ -1,4 +1,4 @@
-"""A table or figure of the paper as Markdown and as JSON."""
+"""`Report`: shows a table or figure of the paper as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Rows = list[list[str]]
 @dataclass(frozen=True)
 class Report:
     """
-    What was found.
+    The scores of a table or figure.
 
     Attributes:
-        experiment (`Experiment`)
-        names (`list[str]`): of the members, the main one first.
-        tasks (`list[str]`): of the columns.
-        scores (`dict[tuple[str, Contestant], Scores]`): by task and candidate.
-        left_out (`dict[str, str]`): what is not in the table, and why.
-        settings (`dict`): how it was asked, for the records.
+        experiment (`Experiment`): the table or figure.
+        names (`list[str]`): the names of the members, the main model's first.
+        tasks (`list[str]`): the tasks, one for each column.
+        scores (`dict[tuple[str, Contestant], Scores]`): the scores by task and candidate.
+        left_out (`dict[str, str]`): why a task or peer is not in the table, by its name.
+        settings (`dict`): how the questions were asked, which the JSON records.
     """
 
     experiment: Experiment
@@ -57,7 +57,7 @@ class Report:
         return {candidate: scores for (known, candidate), scores in self.scores.items() if known == task}
 
     def gain(self, task: str, contrast: Contrast) -> tuple[Gain, Contestant] | None:
-        """A difference, and over whom; `None` where one of them was not asked."""
+        """A difference, and the candidate that it is taken to; `None` where one of the candidates was not asked."""
         found = self.of_task(task)
         if any(one not in found for one in (contrast.candidate, *contrast.others)):
             return None
@@ -65,7 +65,7 @@ class Report:
         return found[contrast.candidate].above(found[other]), other
 
     def markdown(self, more: str = "") -> str:
-        """The whole text; `more` comes before the words per round."""
+        """The whole text. `more`: a part that comes before the words per round."""
         words = self.word_rows()
         blocks = [more] if more else []
         if len(words) > 1:
@@ -74,14 +74,15 @@ class Report:
         return self.text(self._units(), table(self.score_rows()), *blocks)
 
     def text(self, about: str, rows: Sequence[str], *more: str) -> str:
-        """A text with a table: the title, who took part, what is left out, what the table is about, more below it."""
+        """A text with a table. The title comes first, then the members, what is left out, `about` (what the table's
+        numbers are), the table's lines `rows`, and further parts."""
         named = ", ".join(f"{number} {name}" for number, name in enumerate(self.names, start=1))
         blocks = [f"# {self.experiment.title}", f"{self.experiment.about} Members: {named}."]
         blocks += [f"Left out: {_sentences(self.left_out)}"] * bool(self.left_out)
         return "\n\n".join([*blocks, about, "\n".join(rows), *more]) + "\n"
 
     def score_rows(self) -> Rows:
-        """The table of scores: a row per candidate, then the differences."""
+        """The rows of the table of scores: one for each candidate, then one for each difference."""
         counts = [str(next(iter(self.of_task(task).values())).mean.n) for task in self.tasks]
         has_average = len(self.tasks) > 1
         rows = [["", *map(_label, self.tasks), *["average"] * has_average]]
@@ -95,7 +96,7 @@ class Report:
         return rows
 
     def word_rows(self) -> Rows:
-        """The table of words per round."""
+        """The rows of the table of words per round."""
         rows = [["", *map(_label, self.tasks)]]
         for candidate in self.experiment.candidates:
             found = [self.of_task(task).get(candidate) for task in self.tasks]
@@ -104,7 +105,7 @@ class Report:
         return rows
 
     def json(self) -> dict[str, Any]:
-        """Everything as plain JSON values, but NaN."""
+        """Everything as plain JSON values, except that numbers may be NaN."""
         return {
             "experiment": self.experiment.name,
             "title": self.experiment.title,
@@ -157,7 +158,8 @@ class Report:
 
 
 def table(rows: Rows) -> list[str]:
-    """A table of Markdown that is one in plain text, too: the first row the head, numbers flush right."""
+    """The lines of a Markdown table that can be read as plain text, too. The first row is its head, and numbers are
+    flush right."""
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for number, row in enumerate(rows):
@@ -170,7 +172,7 @@ def table(rows: Rows) -> list[str]:
 
 
 def time_rows(labels: Mapping[Contestant, str], timings: Mapping[Contestant, Timing]) -> Rows:
-    """The table of what each candidate took."""
+    """The rows of the table of times."""
     rows = [["", "seconds / prompt", "time / members' own", "tokens/s"]]
     for candidate, timing in timings.items():
         shown = [f"{one.value:.3f} ± {one.error:.3f}" for one in (timing.seconds, timing.ratio)]
@@ -179,7 +181,7 @@ def time_rows(labels: Mapping[Contestant, str], timings: Mapping[Contestant, Tim
 
 
 def times_json(labels: Mapping[Contestant, str], timings: Mapping[Contestant, Timing]) -> list[dict[str, Any]]:
-    """The same as plain JSON values, but NaN."""
+    """The times as plain JSON values, except that numbers may be NaN."""
     return [
         {
             "who": labels[candidate],
@@ -193,7 +195,7 @@ def times_json(labels: Mapping[Contestant, str], timings: Mapping[Contestant, Ti
 
 
 def _cells(means: Sequence[Mean | None], signed: bool = False) -> list[str]:
-    """Of the tasks, and of several their average."""
+    """The cells of some means, one for each task, and of their average where there are several tasks."""
     cells = [_NONE if one is None else one.show(signed=signed) for one in means]
     if len(means) > 1:
         known = [one for one in means if one is not None]

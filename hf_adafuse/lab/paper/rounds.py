@@ -1,4 +1,4 @@
-"""Where two ways of decoding part, with all candidates of the rounds (the paper's Figure 3), as text and values."""
+"""Finds where two ways of decoding part, with all candidates of those rounds, for the paper's Figure 3."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from ..evaluation.samples import Sample, read_results
 @dataclass(frozen=True)
 class Parting:
     """
-    A question that is answered differently.
+    A question that two ways of decoding answer differently.
 
     Attributes:
-        number (`int`), question (`str`), answers (`list[str]`): what was asked, and the accepted answers.
-        texts (`tuple[str, str]`), scores (`tuple[float, float]`): of both.
-        rounds (`tuple[list[AdaFuseRound], list[AdaFuseRound]]`): of both, up to the one in which they part.
+        number (`int`): the question's number.
+        question (`str`): what was asked.
+        answers (`list[str]`): the accepted answers.
+        texts (`tuple[str, str]`), scores (`tuple[float, float]`): both answers and their scores.
+        rounds (`tuple[list[AdaFuseRound], list[AdaFuseRound]]`): both answers' rounds, up to the one in which they
+            part.
     """
 
     number: int
@@ -33,7 +36,7 @@ class Parting:
     rounds: tuple[list[AdaFuseRound], list[AdaFuseRound]]
 
     def json(self) -> dict[str, Any]:
-        """As plain JSON values, but infinite scores."""
+        """The parting as plain JSON values, except that scores may be infinite."""
         return {
             "number": self.number,
             "question": self.question,
@@ -50,15 +53,17 @@ class Disagreements:
     Two ways of decoding on the same questions.
 
     Attributes:
-        comparison (`Comparison`)
-        shown (`list[Parting]`): the largest differences of scores first, then those of texts alone.
+        comparison (`Comparison`): all answers, side by side.
+        shown (`list[Parting]`): the questions that are shown. Those with the largest differences of scores come first,
+            then those where only the texts differ.
     """
 
     comparison: Comparison
     shown: list[Parting]
 
     def text(self, labels: tuple[str, str]) -> str:
-        """Both side by side, then every candidate of the rounds in which they part."""
+        """Both answers side by side, then every candidate of the rounds in which they part. `labels`: what the two ways
+        of decoding are called."""
         blocks = [f"A: {labels[0]}, B: {labels[1]}", show_disagreements(self.comparison, len(self.shown))]
         for one in self.shown:
             blocks.append(f"question {one.number}, the rounds in which they part, with all candidates:")
@@ -72,8 +77,8 @@ def find_disagreements(a: Path, b: Path, most: int) -> Disagreements:
     The questions on which two files of samples part.
 
     Args:
-        a, b (`Path`): as `write_samples` writes them, with rounds.
-        most (`int`): questions, at most.
+        a, b (`Path`): the files, as `write_samples` writes them, with rounds.
+        most (`int`): the most questions that are shown.
     """
     comparison = compare(read_results(a), read_results(b))
     by_score, by_text = parted(comparison)
@@ -94,7 +99,7 @@ def _parting(one: Sample, other: Sample) -> Parting:
 
 
 def _until(rounds: list[dict[str, Any]], length: int) -> list[dict[str, Any]]:
-    """The rounds up to the one that writes beyond so many characters."""
+    """The rounds up to the first one whose text goes beyond `length` characters."""
     ends = accumulate(len(committed["text"]) for committed in rounds)
     last = next((index for index, end in enumerate(ends) if end > length), len(rounds) - 1)
     return rounds[: last + 1]

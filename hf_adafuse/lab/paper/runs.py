@@ -1,8 +1,7 @@
-"""Asks the questions of a table or figure of the paper: every candidate once, also over kills. Writes answers into a
-folder; knows nothing of what is made of them.
+"""`PaperRun`: asks every candidate the questions of a table or figure of the paper, once, also over kills.
 
-Below the folder, for every candidate: `responses.jsonl`, what it has answered so far, and `samples_TASK.jsonl`, which
-`hf-adafuse compare` reads.
+The answers go into a folder. It has for every candidate `responses.jsonl` with what it has answered so far, and
+`samples_TASK.jsonl`, which `hf-adafuse compare` reads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..evaluation.local_data import DEMO, find_files
 from ..evaluation.responses import Responses
 from .values import SHOTS, TASKS, slug
 
-Sample = dict[str, Any]
+HarnessSample = dict[str, Any]  # a question with its answer and scores, as the harness makes it
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class Questions:
     The questions of some tasks.
 
     Attributes:
-        tasks (`dict[str, tuple[Tasks, Plan]]`): per task, as the harness takes it.
-        prompts (`dict[str, list[str]]`): per task, what is asked.
-        left_out (`dict[str, str]`): per task that is not there, why.
+        tasks (`dict[str, tuple[Tasks, Plan]]`): each task by its name, as the harness takes it.
+        prompts (`dict[str, list[str]]`): the prompts of each task.
+        left_out (`dict[str, str]`): why a task has no questions, by its name.
     """
 
     tasks: dict[str, tuple[harness.Tasks, harness.Plan]]
@@ -38,7 +37,7 @@ class Questions:
     left_out: dict[str, str]
 
     def only(self, names: Sequence[str], most: int | None = None) -> Questions:
-        """Of these tasks alone, with at most so many prompts each."""
+        """The questions of these tasks alone, with at most `most` prompts of each."""
         return Questions(
             {name: self.tasks[name] for name in names if name in self.tasks},
             {name: self.prompts[name][:most] for name in names if name in self.prompts},
@@ -53,13 +52,13 @@ def load_questions(
     The questions of these tasks.
 
     Args:
-        names (`list[str]`): of `paper_values.TASKS`.
-        data (`str`, *optional*): the folder; without it, the Hub.
-        plan (`Plan`): without a number of examples, that of the paper.
-        must_be_there (`bool`, *optional*, defaults to `False`): whether a task that is not there is an error.
+        names (`list[str]`): names of tasks, from `TASKS`.
+        data (`str`, *optional*): the folder with the files of questions. By default they are loaded from the Hub.
+        plan (`Plan`): how they are asked. Where it has no number of worked examples, the paper's counts.
+        must_be_there (`bool`, *optional*, defaults to `False`): whether a task without questions is an error.
 
     Raises:
-        ValueError: a file that is not as it must be; none of the tasks is there, or not all that must be.
+        ValueError: a file does not have the right form, no task has questions, or one has none that must have some.
     """
     tasks: dict[str, tuple[harness.Tasks, harness.Plan]] = {}
     prompts: dict[str, list[str]] = {}
@@ -92,11 +91,11 @@ class PaperRun:
     Members that answer.
 
     Args:
-        members (`list[tuple]`): each a model and its tokenizer.
-        questions (`Questions`)
-        folder (`Path`): of the answers.
-        batch_size (`int`)
-        on_answers (`Callable`): is told how many answers came, and whether they were known.
+        members (`list[tuple]`): each member's model and tokenizer.
+        questions (`Questions`): the questions.
+        folder (`Path`): the folder of the answers.
+        batch_size (`int`, *optional*, defaults to 8): how many questions are asked at a time.
+        on_answers (`Callable`): told how many answers came, and whether they were known.
     """
 
     def __init__(
@@ -113,8 +112,8 @@ class PaperRun:
         self._batch_size = batch_size
         self._on_answers = on_answers
 
-    def ask(self, task: str, candidate: Contestant) -> list[Sample]:
-        """The samples of a candidate, as the harness has them."""
+    def ask(self, task: str, candidate: Contestant) -> list[HarnessSample]:
+        """The samples of a candidate's answers to a task, as the harness makes them."""
         tasks, plan = self._questions.tasks[task]
         folder = self._folder / slug(candidate)
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +124,7 @@ class PaperRun:
         return list(samples[task])
 
     def samples_file(self, task: str, candidate: Contestant) -> Path:
-        """Where the samples are, below the folder."""
+        """The file of these samples, as a path below the folder."""
         return Path(slug(candidate)) / f"samples_{task}.jsonl"
 
     def _language_model(self, candidate: Contestant, responses: Responses) -> AdaFuseLM:
@@ -143,7 +142,7 @@ class PaperRun:
 
 
 class _Counted(Responses):
-    """Responses that say when one comes."""
+    """Responses that tell `on_answers` when a new one comes."""
 
     def __init__(self, path: Path, on_answers: Callable[[int, bool], None]) -> None:
         super().__init__(path)

@@ -1,6 +1,6 @@
-"""What answers score, how far they are above others, how long their rounds were.
+"""`Scores`: what answers to a task score, how far they are above others, and how long their rounds are.
 
-All scores are in points, 0 to 100. A difference is taken on the same questions, in the same order.
+All scores are in points, from 0 to 100. A difference is taken on the same questions, in the same order.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 from ...demo.paired import Mean, mean, paired
 from ..evaluation.translation import corpus_score, difference, standard_error
 
-Sample = dict[str, Any]
-SHARES = (1, 2, 3)
+SHARES = (1, 2, 3)  # the numbers of words of which the share of rounds is shown
+# The metrics that score a whole set.
 _OF_SETS = ("spbleu", "bleu", "chrf")
 _METRICS = {"gsm8k": ("last_number",), "flores_en_de": _OF_SETS, "flores_de_en": _OF_SETS}  # the paper's
+# The metrics that `--metric` may ask for instead.
 OTHERS = ("f1", "marked_number", "chrf")
 
 
@@ -28,9 +29,9 @@ class Gain:
     How far some answers are above others.
 
     Attributes:
-        difference (`Mean`): in points.
-        p_value (`float`): two-sided; of the exact sign test (McNemar's), or for a score of the whole set by the normal
-            distribution. NaN where it cannot be told.
+        difference (`Mean`): the difference in points.
+        p_value (`float`): the two-sided p-value of the exact sign test (McNemar's). For a score of the whole set it is
+            by the normal distribution. NaN where it is not determined.
     """
 
     difference: Mean
@@ -43,10 +44,10 @@ class Scores:
     The answers to one task.
 
     Attributes:
-        metric (`str`): `exact_match`, `last_number`, `spbleu` or `bleu`; or one of `OTHERS`.
-        values (`list`): per question a number of points; for a score of the whole set, the accepted translations and
-            the one given.
-        sizes (`list[int]`): of each round its words; the end of the text counts as one.
+        metric (`str`): `"exact_match"`, `"last_number"`, `"spbleu"`, `"bleu"`, or one of `OTHERS`.
+        values (`list`): the points of each question. For a score of the whole set, each question's accepted
+            translations and the one that was given.
+        sizes (`list[int]`): the number of words in each round. The end of the text counts as one.
     """
 
     metric: str
@@ -55,7 +56,7 @@ class Scores:
 
     @cached_property
     def mean(self) -> Mean:
-        """Over the questions."""
+        """The mean over the questions; for a score of the whole set, that score."""
         if self.metric not in _OF_SETS:
             return mean(self.values)
         n = len(self.values)
@@ -74,23 +75,25 @@ class Scores:
 
     @property
     def words_per_round(self) -> float:
-        """NaN where there are no rounds."""
+        """The mean number of words in a round; NaN where there are no rounds."""
         return sum(self.sizes) / len(self.sizes) if self.sizes else math.nan
 
     @property
     def shares(self) -> dict[int, float]:
-        """Of the rounds, by their number of words: 1, 2, 3, and any other that there is."""
+        """The share of rounds by their number of words: 1, 2, 3, and any other number that some have."""
         sizes = sorted({*SHARES, *self.sizes})
         return {size: self.sizes.count(size) / len(self.sizes) for size in sizes} if self.sizes else {}
 
 
-def read_scores(task: str, samples: Sequence[Sample], has_rounds: bool, metric: str | None = None) -> Scores:
+def read_scores(task: str, samples: Sequence[dict[str, Any]], has_rounds: bool, metric: str | None = None) -> Scores:
     """
+    The scores of a task's samples.
+
     Args:
-        task (`str`): of `paper_values.TASKS`.
-        samples (`list[dict]`): as the harness has them, with `rounds`.
-        has_rounds (`bool`): whether the rounds mean something: of a member alone they are its words.
-        metric (`str`, *optional*): of `OTHERS`, for the tasks that have it; by default the paper's.
+        task (`str`): the name of the task, from `TASKS`.
+        samples (`list[dict]`): the samples as the harness makes them, with `rounds`.
+        has_rounds (`bool`): whether the rounds' lengths count. The rounds of a member alone are single words.
+        metric (`str`, *optional*): one of `OTHERS`, where the task has it. By default the paper's metric.
     """
     known = (metric, *_METRICS.get(task, ("exact_match",)))
     metric = next(name for name in known if name is not None and name in samples[0])
@@ -100,12 +103,12 @@ def read_scores(task: str, samples: Sequence[Sample], has_rounds: bool, metric: 
 
 
 def best(candidates: Sequence[Any], scores: dict[Any, Scores]) -> Any:
-    """The candidate of the highest mean; the first of equals."""
+    """The candidate with the highest mean; of equals the first."""
     return max(candidates, key=lambda candidate: scores[candidate].mean.value)
 
 
 def average(means: Sequence[Mean]) -> Mean:
-    """The mean of scores of different questions, each of which counts alike, with its standard error."""
+    """The mean of the scores of several tasks, each of which counts alike, with its standard error."""
     count = len(means)
     error = math.sqrt(sum(one.error**2 for one in means)) / count
     return Mean(sum(one.value for one in means) / count, error, sum(one.n for one in means))

@@ -1,5 +1,6 @@
-"""What a table or figure of the AdaFuse paper (arXiv 2601.06022) is, as values: whose answers to which questions it is
-made of, and what is compared.
+"""`Experiment`: a table or figure of the AdaFuse paper (arXiv 2601.06022) as a value.
+
+It says whose answers to which questions it is made of, and which answers are compared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ...decoding.strategies.registry import STRATEGIES, make_strategy
 from ...decoding.strategies.strategy import SpanStrategy
 from ..evaluation.candidates import Contestant
 
+# The tasks by name, and what tables call them.
 TASKS = {
     "nq": "NQ",
     "squad": "SQuAD",
@@ -23,9 +25,11 @@ TASKS = {
     "flores_de_en": "De-En",
     "demo": "demo",
 }
-SHOTS = {"flores_en_de": 0, "flores_de_en": 0}  # the paper's; of the other tasks as the tasks themselves say
+# The paper's number of worked examples, where it is not the task's own.
+SHOTS = {"flores_en_de": 0, "flores_de_en": 0}
+# The paper's peer methods by their names in the registry, and what tables call them.
 PEERS = {"blender": "LLM-Blender", "deepen": "DeePEn", "sweetspan": "SweetSpan", "unite": "UniTE"}
-Peers = Mapping[str, Mapping[str, Any]]  # settings by what the method is called
+Peers = Mapping[str, Mapping[str, Any]]  # the settings of methods, by what tables call them
 _DEFAULTS = {one.name: getattr(AdaFuseConfig(), one.name) for one in fields(AdaFuseConfig)}
 
 
@@ -35,9 +39,9 @@ class Contrast:
     A difference to show, question by question.
 
     Attributes:
-        label (`str`)
-        candidate (`Contestant`): whose gain it is.
-        others (`list[Contestant]`): over the best of these, of each task.
+        label (`str`): what the table calls it.
+        candidate (`Contestant`): the candidate whose gain it is.
+        others (`list[Contestant]`): the gain is over the best of these on each task.
     """
 
     label: str
@@ -51,13 +55,14 @@ class Experiment:
     A table or figure.
 
     Attributes:
-        name (`str`): `"table1"`.
-        title (`str`), about (`str`): what it shows, and how.
-        tasks (`list[str]`): of `TASKS`, the paper's.
-        candidates (`list[Contestant]`): the rows.
-        contrasts (`list[Contrast]`)
-        few (`list[Contestant]`): those asked of `few_tasks` alone; empty: all are asked of all tasks.
-        few_tasks (`list[str]`)
+        name (`str`): its name, like `"table1"`.
+        title (`str`): its heading.
+        about (`str`): a sentence that says what it shows.
+        tasks (`list[str]`): the paper's tasks, from `TASKS`.
+        candidates (`list[Contestant]`): who answers, a row each.
+        contrasts (`list[Contrast]`): the differences that are shown.
+        few (`list[Contestant]`): the candidates that answer only `few_tasks`. Empty: all candidates answer all tasks.
+        few_tasks (`list[str]`): the tasks of those candidates.
     """
 
     name: str
@@ -70,7 +75,7 @@ class Experiment:
     few_tasks: Sequence[str] = ()
 
     def cells(self, tasks: Sequence[str]) -> list[tuple[str, Contestant]]:
-        """Which of these tasks each candidate is asked, candidate by candidate."""
+        """The pairs of a task and a candidate that is asked it, candidate by candidate."""
         pairs = [(task, candidate) for candidate in self.candidates for task in tasks]
         return [(task, one) for task, one in pairs if one not in self.few or task in self.few_tasks]
 
@@ -79,14 +84,15 @@ def usable_peers(
     names: Sequence[str] = tuple(PEERS), options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[Peers, dict[str, str]]:
     """
-    Of these methods, those that are registered and need nothing that is not here; and why the others are left out.
+    Find the methods that are registered and have all that they need, and say why the others are left out.
 
     Args:
-        names (`list[str]`, *optional*): as in the registry; by default the paper's.
-        options (`dict[str, dict]`, *optional*): of a method, those that are not its defaults.
+        names (`list[str]`, *optional*): the names of methods in the registry. By default the paper's peers.
+        options (`dict[str, dict]`, *optional*): by the name of a method, its options that are not the defaults.
 
     Returns:
-        `tuple[dict[str, dict], dict[str, str]]`: the settings of each, and the reasons, both by what it is called.
+        `tuple[dict[str, dict], dict[str, str]]`: the settings of each usable method, and the reasons why others are
+        left out. The keys of both are what tables call the methods.
     """
     found: dict[str, dict[str, Any]] = {}
     left_out: dict[str, str] = {}
@@ -108,25 +114,27 @@ def usable_peers(
 
 def _peer_label(name: str, options: Mapping[str, Any]) -> str:
     label = PEERS.get(name, name)
-    # Without the model that ranks the answers it is not what the paper compares with.
+    # Without a model that ranks the answers, LLM-Blender is not what the paper compares with.
     return f"{label}, by NLL" if name == "blender" and "ranker" not in options else label
 
 
 def adafuse(members: Sequence[int], label: str, **settings: Any) -> Contestant:
-    """AdaFuse with the settings that are not the defaults: the same settings are the same candidate everywhere."""
+    """AdaFuse with these settings. Those that are the defaults are dropped, so that equal settings make equal
+    candidates in all tables."""
     changed = {name: value for name, value in settings.items() if value != _DEFAULTS[name]}
     return Contestant(tuple(members), label, changed)
 
 
 def has_spans(candidate: Contestant) -> bool:
-    """Whether the candidate writes in rounds of several words: no member alone, no tokens, no whole answers."""
+    """Whether the candidate's rounds are spans of words. Those of a member alone, of methods over tokens and of methods
+    over whole answers are not."""
     method = STRATEGIES.get(str(candidate.settings.get("method", "adafuse")))
     is_of_spans = method is not None and issubclass(method, SpanStrategy) and not method.is_whole
     return is_of_spans and not candidate.is_alone
 
 
 def slug(candidate: Contestant) -> str:
-    """The candidate as the name of a folder: `1_alone`, `1+2_adafuse_num_branches=1`."""
+    """The name of a candidate's folder, like `1_alone` or `1+2_adafuse_num_branches=1`."""
     members = "+".join(str(member + 1) for member in candidate.members)
     if candidate.is_alone:
         return f"{members}_alone"

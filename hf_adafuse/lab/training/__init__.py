@@ -1,1 +1,1 @@
-"""How the members that ship with the package were trained."""
+"""Trains the small members that ship with the package: the demo's three, and the benchmark's pair."""

@@ -31,8 +31,8 @@ from . import demo_members as members
 from . import tokenizers
 
 _CONTEXT = 4096
-_DOCUMENT_CHARS = 10_500  # more than the tokens of the longest window
-_NUM_TOKENIZED = 100  # the documents that a tokenizer is trained on
+_DOCUMENT_CHARS = 10_500  # the length of a document, which has more tokens than the longest window
+_NUM_TOKENIZED = 100  # the number of documents that a tokenizer is trained on
 RECIPES = tuple(
     replace(recipe, config=recipe.config | {"max_position_embeddings": _CONTEXT}, lr=3e-3)
     for recipe in members.RECIPES[:2]
@@ -40,19 +40,19 @@ RECIPES = tuple(
 
 
 class Phase(NamedTuple):
-    """A stretch of training: so many steps, each on so many windows of so many tokens."""
+    """A stretch of training."""
 
     num_steps: int
-    batch_size: int
-    num_tokens: int
+    batch_size: int  # windows in a step
+    num_tokens: int  # tokens in a window
 
 
-# Most is learned where attention is cheap; from then on, now and then, at the distances of a long prompt.
+# Most is learned on short windows, where attention is cheap. Then some steps follow at the distances of a long prompt.
 PHASES = (Phase(1400, 4, 256), *[Phase(80, 4, 256), Phase(14, 1, 2304)] * 10)
 
 
 def windows(texts: Iterator[str], tokenizer: Any, num_tokens: int) -> Iterator[list[int]]:
-    """The ids of the texts, each cut into whole windows from its beginning."""
+    """Yields windows of `num_tokens` ids. Each text is cut into whole windows from its beginning on."""
     for text in texts:
         ids = tokenizer(text)["input_ids"]
         for start in range(0, len(ids) - num_tokens + 1, num_tokens):
@@ -60,9 +60,9 @@ def windows(texts: Iterator[str], tokenizer: Any, num_tokens: int) -> Iterator[l
 
 
 def batches(texts: Iterator[str], tokenizer: Any, phases: tuple[Phase, ...]) -> Iterator[torch.Tensor]:
-    """The ids of each step, of shape `(batch_size, num_tokens)`."""
+    """Yields the ids of each step, of shape `(batch_size, num_tokens)`."""
     for phase in phases:
-        # Windows of one document are alike: shuffle those of many.
+        # Windows of one document are alike, so those of many documents are shuffled.
         found = windows(texts, tokenizer, phase.num_tokens)
         ids = torch.tensor([next(found) for _ in range(phase.num_steps * phase.batch_size)])
         yield from ids[torch.randperm(len(ids))].view(phase.num_steps, phase.batch_size, phase.num_tokens)
@@ -70,8 +70,8 @@ def batches(texts: Iterator[str], tokenizer: Any, phases: tuple[Phase, ...]) -> 
 
 def train_member(index: int, folder: Path, phases: tuple[Phase, ...]) -> float:
     """
-    Train member `index` and save it under `folder`; returns the processor's seconds. One thread: the same result
-    whatever the number of cores.
+    Train member `index` and save it below `folder`. Returns the processor time in seconds. One thread computes, so that
+    the result does not depend on the number of cores.
     """
     torch.set_num_threads(1)
     torch.manual_seed(prose.SEED + index)

@@ -51,12 +51,22 @@ NUM_LINES = 100_000
 _HEADS = {"num_attention_heads": 4, "max_position_embeddings": _CONTEXT}
 _GATED = {"hidden_size": 128, "intermediate_size": 352, "num_key_value_heads": 4, "tie_word_embeddings": True} | _HEADS
 
-Line = tuple[list[int], int]  # ids, and how many of them are the prompt's
+Line = tuple[list[int], int]  # the ids of a line, and how many of them are the prompt's
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one member is made."""
+    """
+    How one member is made.
+
+    Attributes:
+        name (`str`): the name of its folder.
+        tokenizer (`Callable`): trains its tokenizer on texts, for a size of the vocabulary.
+        vocab_size (`int`): that size.
+        config (`dict`): the fields of the model's config, and `model_type`.
+        lr (`float`): the highest learning rate.
+        batch_size (`int`): how many lines a step reads.
+    """
 
     name: str
     tokenizer: Any
@@ -92,7 +102,7 @@ RECIPES = (
 
 
 def build_model(recipe: Recipe, tokenizer: Any) -> Any:
-    """The member untrained."""
+    """The member's model with random weights."""
     settings = dict(recipe.config)
     config = AutoConfig.for_model(
         settings.pop("model_type"),
@@ -106,7 +116,7 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
 
 
 def encode(lines: list[tuple[str, str]], tokenizer: Any) -> list[Line]:
-    """Ids of each line with the end of sequence, and the length of its prompt."""
+    """The ids of each line, which end with the end of sequence, and the length of its prompt."""
     prompts = tokenizer([prompt for prompt, _ in lines], return_attention_mask=False)["input_ids"]
     texts = tokenizer([f"{prompt} {answer}" for prompt, answer in lines], return_attention_mask=False)["input_ids"]
     encoded = []
@@ -121,7 +131,8 @@ def encode(lines: list[tuple[str, str]], tokenizer: Any) -> list[Line]:
 
 
 def batches(encoded: list[Line], size: int) -> list[list[Line]]:
-    """In the order read, but with lines of like length together inside each stretch of 20 batches."""
+    """Batches of `size` lines in the order in which they are read. Within each stretch of 20 batches lines of similar
+    length are together."""
     result = []
     for start in range(0, len(encoded), 20 * size):
         stretch = sorted(encoded[start : start + 20 * size], key=lambda item: len(item[0]))
@@ -132,7 +143,7 @@ def batches(encoded: list[Line], size: int) -> list[list[Line]]:
 
 
 def answer_loss(model: Any, batch: list[Line], pad: int) -> torch.Tensor:
-    """Mean negative log-likelihood of the answers' tokens."""
+    """The mean NLL of the answers' tokens, in nats per token. `pad`: the id of the padding."""
     width = max(len(ids) for ids, _ in batch)
     ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch])
     hidden = model.base_model(input_ids=ids[:, :-1]).last_hidden_state
@@ -146,8 +157,8 @@ def answer_loss(model: Any, batch: list[Line], pad: int) -> torch.Tensor:
 
 def train_member(index: int, folder: Path, num_lines: int) -> float:
     """
-    Train member `index` on so many lines and save it under `folder`; returns the processor's seconds. One thread: the
-    same result whatever the number of cores.
+    Train member `index` on `num_lines` lines and save it below `folder`. Returns the processor time in seconds. One
+    thread computes, so that the result does not depend on the number of cores.
     """
     torch.set_num_threads(1)
     torch.manual_seed(data.SEED + index)
@@ -166,7 +177,7 @@ def train_member(index: int, folder: Path, num_lines: int) -> float:
 def fit(
     model: Any, recipe: Recipe, index: int, steps: Iterable[Any], num_steps: int, loss_of: Callable[[Any], torch.Tensor]
 ) -> None:
-    """Train on each batch of `steps`, and show how far member `index` has come."""
+    """Train on each batch of `steps`, and show how far member `index` has come. `loss_of`: the loss on a batch."""
     optimizer, schedule = optimizer_and_schedule(model, recipe, num_steps)
     title = f"{recipe.name} ({model.num_parameters() / 1e6:.2f} M)"
     bar = tqdm(steps, f"{title:18}", num_steps, position=index, mininterval=1.0)
@@ -183,7 +194,8 @@ def fit(
 
 
 def optimizer_and_schedule(model: Any, recipe: Recipe, num_steps: int) -> tuple[Any, Any]:
-    """AdamW, and a rate that rises over the first 3 % of the steps and falls to 3 % as a cosine does."""
+    """AdamW, and a schedule of its learning rate, which rises over the first 3 % of the steps and then falls as a
+    cosine to 3 % of its highest value."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
@@ -197,7 +209,7 @@ def optimizer_and_schedule(model: Any, recipe: Recipe, num_steps: int) -> tuple[
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """The folder that `from_pretrained` loads, weights in float16."""
+    """Write the folder that `from_pretrained` loads, with the weights in float16."""
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
@@ -206,7 +218,8 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def in_processes(jobs: list[tuple[Any, ...]]) -> None:
-    """Run each job, a function that returns its processor seconds and its arguments, in a process of its own."""
+    """Run each job in a process of its own, and say how long all took. A job is a function, which returns its processor
+    time in seconds, and its arguments."""
     begun = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     tqdm.set_lock(context.RLock())

@@ -1,4 +1,4 @@
-"""The three tokenizers of the demo, each of another kind, trained on what its member reads."""
+"""Trains the three tokenizers of the demo, each of another kind, on what its member reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARKS = pre_tokenizers.Split(Regex(r"[?:.,\n]"), "isolated")
 
 
 def byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """As GPT-2's and Llama 3's: pieces of bytes, the space at their beginning."""
+    """A tokenizer like GPT-2's and Llama 3's: its pieces are of bytes, with the space at their beginning."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,9 +31,10 @@ def byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """
-    As SentencePiece's Unigram (T5, Gemma): of all ways to cut a word, the likeliest by the pieces' shares in the text.
-    The space is written as a block; bytes for the unknown. The pieces are those that merging finds:
-    `UnigramTrainer` makes so little of a text of few patterns that most words begin with a bare block.
+    A tokenizer like SentencePiece's Unigram (T5, Gemma): of all ways to cut a word it takes the likeliest, by the
+    pieces' shares in the text. The space is written as a block (U+2581), and unknown characters as bytes. The pieces
+    are those that merging (BPE) finds: on a text of few patterns `UnigramTrainer` finds so few that most words begin
+    with a bare block.
     """
     texts = list(texts)
     learner = _block_bpe(texts, vocab_size)
@@ -53,7 +54,8 @@ def unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def byte_fallback_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """As Llama 2's and Mistral's: pieces of characters, the space written as a block, bytes for the unknown."""
+    """A tokenizer like Llama 2's and Mistral's: its pieces are of characters, the space is written as a block (U+2581),
+    and unknown characters as bytes."""
     learner = _block_bpe(texts, vocab_size)
     state = json.loads(learner.to_str())["model"]
     vocab = state["vocab"] | {piece: len(state["vocab"]) + byte for byte, piece in enumerate(_BYTES)}
@@ -67,7 +69,7 @@ def byte_fallback_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _block_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Pieces of characters, so many that 256 bytes may be added."""
+    """A BPE tokenizer of characters, whose vocabulary leaves room for 256 bytes."""
     learner = Tokenizer(models.BPE(unk_token=_UNK))
     learner.normalizer = normalizers.Replace(" ", "▁")
     learner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("▁", "merged_with_next"), _MARKS])
@@ -77,7 +79,7 @@ def _block_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def wrap(tokenizer: Tokenizer, max_length: int) -> Any:
-    """The tokenizer as transformers loads it: padding on the left, no special token added to a text."""
+    """The tokenizer as transformers loads it. It pads on the left, and adds no special token to a text."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=_EOS,
