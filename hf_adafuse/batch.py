@@ -34,7 +34,7 @@ from .trees.shared_prefix import KeptPrefixes, prefix_caching
 
 # What is added after the text, with its types; and what all of them are of an answer.
 _ADDED = {"words": "int64", "finish_reason": "str", "error": "str"}
-_SOURCES = ("text", "words", "finish_reason", "reason")
+_SOURCES = ("text", "num_words", "finish_reason", "reason")
 
 
 class AdaFusePredictor:

@@ -26,7 +26,7 @@ from .call.images import read_images, without_images
 from .call.inputs import GenerateInputs
 from .call.new_ids import read_new_ids
 from .call.plan import plan_call
-from .call.planning import planned_like_before
+from .call.planning import plan_from_earlier_call
 from .call.run import run_call
 from .call.sampling import requested_sampling, warn_of_a_pipelines_default
 from .config import AdaFuseConfig, is_file
@@ -80,7 +80,7 @@ class AdaFuseGenerationMixin(GenerationMixin):
             ):
                 raise ValueError(reason)
             return super().generate(*args, **kwargs)
-        if not args and planned_like_before(kwargs):
+        if not args and plan_from_earlier_call(kwargs):
             return kwargs["input_ids"]
         given = {**dict(zip(("inputs", "generation_config"), args, strict=False)), **kwargs}
         generation_config = given.get("generation_config")

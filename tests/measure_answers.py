@@ -91,14 +91,14 @@ class Alone:
     @torch.no_grad()
     def rate(self, questions, answers):
         """The probabilities of the digits for each answer in each order."""
-        ids, mask = padded([self.form.head(question) for question in questions], left=True)
+        ids, mask = padded([self.form.prefix(question) for question in questions], left=True)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         cache = getattr(self.model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=1), CACHE_NAME)
         digits = [ids[0] for of_score in self.form.replies for ids in of_score]
         for order in orders_of(len(answers)):
             for place in range(len(order)):
                 shown = [[answers[k][row].strip() for k in order] for row in range(len(questions))]
-                rows = [self.form.tail(texts, place) for texts in shown]
+                rows = [self.form.suffix(texts, place) for texts in shown]
                 _, logits = self.behind(cache, mask, rows)
                 for row, of_row in enumerate(logits):
                     of_row[len(rows[row]) - 1].float().softmax(-1)[digits].tolist()

@@ -29,7 +29,7 @@ class Answer:
 
     Attributes:
         text (`str`): without the text that it stopped at; with an error, what was committed until there.
-        words (`int`, defaults to 0): how many words were generated; 0 with an error.
+        num_words (`int`, defaults to 0): how many words were generated; 0 with an error.
         finish_reason (`str`, defaults to `"error"`): `"stop"` (the text came to its end, or to a text to stop at),
             `"length"` (the most tokens, or a member's context) or `"error"`.
         error (`Exception`, *optional*): why there is no answer.
@@ -38,7 +38,7 @@ class Answer:
     """
 
     text: str
-    words: int = 0
+    num_words: int = 0
     finish_reason: str = "error"
     error: Exception | None = None
     rounds: Sequence[AdaFuseRound] = ()
@@ -51,8 +51,8 @@ class Answer:
         if isinstance(made, Exception):
             is_begun = isinstance(made, AdaFuseDecodingError) and bool(made.texts)
             return cls(made.texts[0] if is_begun else "", error=made)  # type: ignore[attr-defined]
-        words = sum(len(committed.words) for committed in made)
-        return cls(cut_at(made.text, stops), words, made.finish_reason or "stop", None, made, made.confidence)
+        num_words = sum(len(committed.words) for committed in made)
+        return cls(cut_at(made.text, stops), num_words, made.finish_reason or "stop", None, made, made.confidence)
 
     @property
     def reason(self) -> str:

@@ -25,7 +25,8 @@ def final_cache(sequences: torch.Tensor, members: list[Member], prompts: list[Pr
     if not takes_keys(ModelCall(main).cache_argument):
         return None  # `generate()` would not take it
     width = sequences.shape[1] - 1
-    cache, rows = AdaFuseCache(), []
+    cache = AdaFuseCache()
+    rows = []
     for prompt in prompts:
         ids, layers = prompt.states[0]
         num_ids = len(ids) + (1 if prompt.rounds and prompt.rounds[-1].ends else 0)
@@ -52,10 +53,12 @@ def assistant_states(past: Any, index: int, assistant: ModelHandle, num_rows: in
     return past.states_of(index, assistant.model, _kind(assistant))
 
 
-def resumed_ids(past: AdaFuseCache, going_on: Sequence[bool], states: list[CachedIds], rows: list[list[int]]) -> bool:
-    """In rows that go on with the text of the cache, replace the assistant's ids in `rows` by its own ids of that text.
-    Returns whether all rows go on."""
-    resumed = [is_same and text.is_whole for is_same, text in zip(going_on, past.texts, strict=True)]
+def resume_ids(
+    past: AdaFuseCache, continues_earlier_call: Sequence[bool], states: list[CachedIds], rows: list[list[int]]
+) -> bool:
+    """In rows that continue the text of the cache, replace the assistant's ids in `rows` by its own ids of that text.
+    Returns whether all rows do."""
+    resumed = [is_same and text.is_whole for is_same, text in zip(continues_earlier_call, past.texts, strict=True)]
     for row, is_resumed in enumerate(resumed):
         if is_resumed:
             rows[row] = list(states[row][0])

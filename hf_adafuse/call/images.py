@@ -18,10 +18,10 @@ from ..trees.adapters import base_model
 from ..trees.backend import ForwardError
 from ..trees.kv_cache import KeysValues, adopt_cache
 
-# How the names of such arguments begin, over all classes of transformers; `mm_encoder_outputs` is what an encoder has
-# made of them.
+# How the names of arguments begin that hold images, video or audio, over all classes of transformers.
+# `mm_encoder_outputs` holds what an encoder has made of them.
 _BEGINNINGS = ("pixel_", "image_", "video_", "patch_", "input_features", "input_values", "mm_encoder_outputs")
-# Of one value a token: which tokens stand for an image.
+# Arguments with one value for each token, which say which tokens stand for an image.
 _PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
 # The names under which configs have the ids of tokens that stand for an image.
 _TOKENS = ("image_token_id", "image_token_index")

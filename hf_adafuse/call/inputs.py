@@ -72,7 +72,8 @@ class MainInputs:
         past: the caller's cache; `None` where it holds nothing.
         cache (`KeysValues`, *optional*): its keys and values of the first columns of the left-padded prompts.
         cached_length (`int`): how many tokens the longest text had when these were computed.
-        going_on (`list[bool]`): per prompt, whether it is the text that the call which returned `past` ended with.
+        continues_earlier_call (`list[bool]`): per prompt, whether it is the text with which the call that returned
+            `past` ended.
     """
 
     padded: list[list[int]]
@@ -80,7 +81,7 @@ class MainInputs:
     past: Any
     cache: KeysValues | None
     cached_length: int
-    going_on: list[bool]
+    continues_earlier_call: list[bool]
 
 
 def read_inputs(call: GenerateInputs, model: Any) -> MainInputs:
@@ -114,8 +115,8 @@ def _with_known_ids(padded: list[list[int]], prompts: list[list[int]], past: Ada
     _check_batch_size(len(past.texts), len(prompts))
     is_usable = all(prompts) and past.may_be_of(model)
     cache = kept_beginnings(past.rows(), prompts) if is_usable else None
-    going_on = [text.ids == ids for text, ids in zip(past.texts, prompts, strict=True)]
-    return MainInputs(padded, prompts, past, cache, max(text.length for text in past.texts), going_on)
+    continues_earlier_call = [text.ids == ids for text, ids in zip(past.texts, prompts, strict=True)]
+    return MainInputs(padded, prompts, past, cache, max(text.length for text in past.texts), continues_earlier_call)
 
 
 def _read_cache(past: Any, num_columns: int, ids: torch.Tensor) -> KeysValues:

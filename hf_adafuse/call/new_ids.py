@@ -33,8 +33,8 @@ class NewIds:
     def arguments(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the call with all ids."""
         streamer = call.get("streamer")
-        shown = {} if streamer is None else {"streamer": _WithoutBeginning(streamer, self.given)}
-        return {**call, **shown, "input_ids": self.whole}
+        changed = {} if streamer is None else {"streamer": _WithoutBeginning(streamer, self.given)}
+        return {**call, **changed, "input_ids": self.whole}
 
     def output(self, made: Any) -> Any:
         """The output that the caller expects, made of the output of the call with all ids."""
@@ -58,7 +58,8 @@ def read_new_ids(inputs: torch.Tensor | None, call: Mapping[str, Any]) -> NewIds
     Raises:
         ValueError: a mask that is not of the shape of the ids, and no cache that says what comes before them.
     """
-    ids, mask = call.get("input_ids") if inputs is None else inputs, call.get("attention_mask")
+    ids = call.get("input_ids") if inputs is None else inputs
+    mask = call.get("attention_mask")
     if not (isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and ids.dim() == mask.dim() == 2):
         return None  # `generate()` says what is wrong with it
     if mask.shape == ids.shape:
@@ -75,8 +76,8 @@ def read_new_ids(inputs: torch.Tensor | None, call: Mapping[str, Any]) -> NewIds
         raise ValueError(
             f"`input_ids` must hold all ids of the text with AdaFuse, whose other members read it too, but hold "
             f"{ids.shape[1]} of the {mask.shape[1]} that `attention_mask` is of, and `{CACHE_NAME}` does not say which "
-            f"come before them: it is {_told(past, before)}. Pass all ids, also those in the cache; they are not read "
-            "again."
+            f"come before them: it is {_describe_cache(past, before)}. Pass all ids, also those in the cache; they are "
+            "not read again."
         )
     lengths = {before.shape[1], num_cached(past) or before.shape[1] - 1}
     if num_before not in lengths or num_before > before.shape[1]:
@@ -89,7 +90,8 @@ def read_new_ids(inputs: torch.Tensor | None, call: Mapping[str, Any]) -> NewIds
     return NewIds(ids, torch.cat([before[:, :num_before].to(ids), ids], dim=1))
 
 
-def _told(past: Any, before: torch.Tensor | None) -> str:
+def _describe_cache(past: Any, before: torch.Tensor | None) -> str:
+    """What kind of cache was passed, for an error; `before` are its ids, where it knows them."""
     if before is not None:
         return f"of {len(before)} rows"
     return "an AdaFuseCache whose rows were changed" if isinstance(past, AdaFuseCache) else f"a {type(past).__name__}"

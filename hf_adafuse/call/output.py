@@ -24,7 +24,7 @@ def pad_right(rows: list[list[int]], generation_config: Any, like: torch.Tensor)
     return torch.tensor([row + [filler] * (width - len(row)) for row in rows], dtype=like.dtype, device=like.device)
 
 
-def rounds_of(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
+def finished_rounds(prompt: Prompt, plan: CallPlan) -> AdaFuseRounds:
     """The rounds of a prompt that is finished."""
     settings = plan.config
     branches = "margin_threshold" in make_strategy(settings).uses
@@ -38,8 +38,9 @@ def make_output(
     sequences: torch.Tensor, plan: CallPlan, members: list[Member], prompts: list[Prompt], raters: Sequence[Member] = ()
 ) -> AdaFuseOutput:
     """The output with `return_dict_in_generate=True`. Where members rate, `raters` are the members as such."""
-    config, made = plan.call.generation_config, [rounds_of(prompt, plan) for prompt in prompts]
-    rounds = AdaFuseRoundsBatch(made, made[0].names, made[0].threshold)
+    config = plan.call.generation_config
+    of_prompts = [finished_rounds(prompt, plan) for prompt in prompts]
+    rounds = AdaFuseRoundsBatch(of_prompts, of_prompts[0].names, of_prompts[0].threshold)
     of_method = make_strategy(plan.config).counts([one for of_prompt in rounds for one in of_prompt])
     new_tokens = sequences.shape[1] - plan.call.input_ids.shape[1]
     return AdaFuseOutput(

@@ -21,7 +21,7 @@ from ..trees.adapters import base_model
 from ..trees.backend_probe import keeps_keys
 from ..trees.kv_cache import KeysValues, kept_beginnings
 from .arguments import EnsembleSpec
-from .continuation import assistant_states, resumed_ids
+from .continuation import assistant_states, resume_ids
 from .images import Images, image_tokens
 from .inputs import GenerateInputs, MainInputs, read_inputs
 from .sampling import RandomNumbers, Warper, random_streams, warper_of
@@ -114,7 +114,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
     handles = ensemble.handles
     prompts, caches = _prompts(ensemble, call, inputs)
     has_cache = any(cache is not None for cache in caches) or ensemble.images is not None
-    _check_slots(ensemble.max_batch_size, len(inputs.prompts), has_cache)
+    _check_max_batch_size(ensemble.max_batch_size, len(inputs.prompts), has_cache)
     for handle, ids in zip(handles, prompts, strict=True):
         handle.check_mode()
         check_prompts(handle, ids)
@@ -122,7 +122,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
         _check_image_prompts(handles[0].model, inputs, call.generation_config.num_return_sequences or 1)
     all_eos = [prepared_eos_ids(call.generation_config), *(other.own_eos_ids() for other in handles[1:])]
     members = [
-        MemberInputs(handle, ids, cache, _known(eos, handle), [], "")
+        MemberInputs(handle, ids, cache, _embedded_eos_ids(eos, handle), [], "")
         for handle, ids, cache, eos in zip(handles, prompts, caches, all_eos, strict=True)
     ]
     members = [replace(member, backend=member.handle.choose_backend()) for member in members]
@@ -163,15 +163,17 @@ def _prompts(
     # What follows from the prompt needs all of it to be read.
     is_read_anew = isinstance(ensemble.config.model_weights, str) or make_strategy(ensemble.config).needs_prompt_facts
     caches: list[KeysValues | None] = [_usable(handles[0], inputs.prompts, inputs.cache, inputs.cached_length)]
-    unread = []
+    derived = []
     for index, (assistant, rows) in enumerate(zip(handles[1:], prompts[1:], strict=True)):
         is_given = given is not None and given[index] is not None
         states = assistant_states(inputs.past, index, assistant, len(rows))
-        if not is_given and (states is None or not resumed_ids(inputs.past, inputs.going_on, states, rows)):
-            unread.append(index + 1)
+        if not is_given:
+            is_same = inputs.continues_earlier_call
+            if states is None or not resume_ids(inputs.past, is_same, states, rows):
+                derived.append(index + 1)
         cache = None if states is None or not all(rows) else kept_beginnings(states, rows)
         caches.append(_usable(assistant, rows, cache, max((len(ids) for ids, _ in states or []), default=0)))
-    warn_of_damaged_prompts(handles, prompts, unread)
+    warn_of_damaged_prompts(handles, prompts, derived)
     return prompts, [None] * len(prompts) if is_read_anew else caches
 
 
@@ -200,7 +202,8 @@ def _usable(handle: ModelHandle, prompts: list[list[int]], cache: KeysValues | N
     return cache
 
 
-def _known(eos_ids: list[int], handle: ModelHandle) -> list[int]:
+def _embedded_eos_ids(eos_ids: list[int], handle: ModelHandle) -> list[int]:
+    """The end-of-sequence ids of which a model has embeddings."""
     size = handle.vocabulary.vocab_size
     return sorted({token for token in eos_ids if size is None or token < size})
 
@@ -242,7 +245,7 @@ def _with_images(main: MemberInputs, images: Images) -> MemberInputs:
     return replace(main, images=images)
 
 
-def _check_slots(number: int | None, num_prompts: int, has_cache: bool) -> None:
+def _check_max_batch_size(number: int | None, num_prompts: int, has_cache: bool) -> None:
     if number is not None and number < num_prompts and has_cache:
         raise ValueError(
             f"`max_batch_size` must be at least the number of prompts, {num_prompts}, with `{CACHE_NAME}`, "

@@ -82,9 +82,9 @@ def planning(known: KnownPlans | None = None, only_known: bool = False) -> Itera
         _current.reset(token)
 
 
-def planned_like_before(call: Mapping[str, Any]) -> bool:
+def plan_from_earlier_call(call: Mapping[str, Any]) -> bool:
     """
-    Within [`planning`]: plan a call like an earlier one.
+    Within [`planning`]: plan a call from the plan of an earlier one.
 
     Args:
         call (`dict`): the arguments of `generate()`.
@@ -110,8 +110,9 @@ def planned_like_before(call: Mapping[str, Any]) -> bool:
     return True
 
 
-def is_planned(plan: CallPlan) -> bool:
-    """Whether calls are planned only: then the plan has been put where the caller of [`planning`] finds it."""
+def record_if_only_planning(plan: CallPlan) -> bool:
+    """Within [`planning`]: append a plan to the list of the context. Returns `False` outside of it, where the plan is
+    to be carried out."""
     current = _current.get()
     if current is None:
         return False
@@ -161,8 +162,10 @@ def _for_prompt(
     for member, ids in zip(plan.members, rows, strict=True):
         check_prompts(member.handle, [ids])
     warn_of_damaged_prompts([one.handle for one in plan.members], [[ids] for ids in rows], [])
-    main, num_more = rows[0], len(rows[0]) - len(plan.inputs.prompts[0])
-    config, criteria = copy.copy(plan.call.generation_config), list(map(copy.copy, plan.call.stopping_criteria))
+    main = rows[0]
+    num_more = len(main) - len(plan.inputs.prompts[0])
+    config = copy.copy(plan.call.generation_config)
+    criteria = list(map(copy.copy, plan.call.stopping_criteria))
     for limit in (config, *(one for one in criteria if isinstance(one, MaxLengthCriteria))):
         limit.max_length += num_more
     made = replace(

@@ -19,9 +19,9 @@ from ..members.rating_prompts import RatingPrompts, question_of
 from ..outputs import AdaFuseOutput
 from ..trees.backend import ForwardError
 from ..trees.shared_prefix import prefix_caching
-from .output import make_output, pad_right, rounds_of
+from .output import finished_rounds, make_output, pad_right
 from .plan import CallPlan, MemberInputs
-from .planning import is_planned
+from .planning import record_if_only_planning
 from .sampling import Warper
 
 
@@ -33,7 +33,7 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
         AdaFuseDecodingError: a member failed; carries the text committed so far.
     """
     call = plan.call
-    if is_planned(plan):
+    if record_if_only_planning(plan):
         return call.input_ids
     prompts = make_prompts(plan)
     members = make_members(plan)
@@ -63,7 +63,7 @@ def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
         Prompt(
             first_index + row,
             list(ids),
-            goes_on=plan.inputs.going_on[row],
+            continues_earlier_call=plan.inputs.continues_earlier_call[row],
             max_length=plan.call.generation_config.max_length,
             keeps_logits=plan.keeps_logits,
             is_strict=plan.has_grammar,
@@ -76,8 +76,9 @@ def make_prompts(plan: CallPlan, first_index: int = 0) -> list[Prompt]:
 def make_members(plan: CallPlan) -> list[Member]:
     """The members with their prompts, which they have not read yet."""
     members = [one.handle.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
-    num_top, weights = max(2, plan.config.num_branches), plan.config.model_weights
-    weighting, with_facts = weights if isinstance(weights, str) else None, make_strategy(plan.config).needs_prompt_facts
+    num_top = max(2, plan.config.num_branches)
+    weighting = plan.config.model_weights if isinstance(plan.config.model_weights, str) else None
+    with_facts = make_strategy(plan.config).needs_prompt_facts
     for member, planned in zip(members, plan.members, strict=True):
         cache = planned.cache if planned.images is None else _read_images(plan, planned)
         member.start(planned.prompts, planned.processors, num_top, cache, weighting, planned.can_share, with_facts)
@@ -111,30 +112,31 @@ def _make_decoder(
         config=plan.config,
         strategies=strategies,
         should_stop=plan.stop_check,
-        on_commit=_streaming(plan.call.streamer),
+        on_commit=_make_on_commit(plan.call.streamer),
         keep_cache=plan.returns_cache,
         prompt_nlls=prompt_nlls(plan, members),
         max_batch_size=plan.max_batch_size,
-        on_answer=_telling(plan, prompts),
+        on_answer=_make_on_answer(plan, prompts),
         reviews=reviews,
     )
 
 
-def _telling(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | None:
-    """Tells the caller the rounds of a prompt that is finished, where the caller wants to be told."""
+def _make_on_answer(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], None] | None:
+    """A function that tells the caller the rounds of a finished prompt; `None` without the caller's `on_answer`."""
     on_answer = plan.on_answer
-    return None if on_answer is None else lambda index: on_answer(index, rounds_of(prompts[index], plan))
+    return None if on_answer is None else lambda index: on_answer(index, finished_rounds(prompts[index], plan))
 
 
 def make_strategies(plan: CallPlan) -> list[Strategy]:
     """One strategy per prompt, prepared with the prompt's text."""
-    main, made = plan.members[0].handle, []
+    main = plan.members[0].handle
+    strategies = []
     for ids in plan.inputs.prompts:
         strategy = make_strategy(plan.config)
         strategy.prompt_text = main.vocabulary.prompt_text(ids)
         strategy.prepare(main.device)
-        made.append(strategy)
-    return made
+        strategies.append(strategy)
+    return strategies
 
 
 def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | None:
@@ -142,12 +144,12 @@ def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | No
     rubric = strategies[0].rated_by
     if rubric is None:
         return None
-    raters, forms = [], []
+    raters, rating_prompts = [], []
     for member in plan.members:
         tokenizer, vocabulary = member.handle.tokenizer, member.handle.vocabulary
-        forms.append(RatingPrompts(tokenizer, vocabulary, rubric))
+        rating_prompts.append(RatingPrompts(tokenizer, vocabulary, rubric))
         raters.append(member.handle.make_member(member.backend, [], member.prompts))
-    reviews = Reviews(raters, forms)
+    reviews = Reviews(raters, rating_prompts)
     reviews.start([question_asked(plan, strategy) for strategy in strategies])
     return reviews
 
@@ -162,18 +164,22 @@ def _samplings(plan: CallPlan) -> list[Sampling | None]:
     """Per prompt, how its text is drawn, where the call samples."""
     if plan.warpers is None:
         return [None] * len(plan.inputs.prompts)
-    draws, is_greedy = [_draw(warper) for warper in plan.warpers], all(warper.is_greedy for warper in plan.warpers)
+    draws = [_draw(warper) for warper in plan.warpers]
+    is_greedy = all(warper.is_greedy for warper in plan.warpers)
     return [Sampling(draws, numbers, is_greedy) for numbers in plan.streams]
 
 
 def _draw(warper: Warper) -> Callable[..., int]:
+    """How a member draws a token, as of [`WordSampler`]."""
+
     def draw(node: Any, numbers: Iterator[float], allow: Any) -> int:
         return draw_token(node.logprobs, None if warper.is_greedy else warper, numbers, allow)
 
     return draw
 
 
-def _streaming(streamer: Any) -> Callable[[Prompt, list[int]], None]:
+def _make_on_commit(streamer: Any) -> Callable[[Prompt, list[int]], None]:
+    """A function that puts the ids of each round into the streamer, where the call has one."""
     if streamer is None:
         return lambda prompt, ids: None
     return lambda prompt, ids: streamer.put(torch.tensor(ids, device="cpu"))

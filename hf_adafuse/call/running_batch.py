@@ -3,7 +3,8 @@
 ```python
 with planning() as plans:
     model.generate(**inputs, **settings, max_new_tokens=16)
-batch = RunningBatch(plans[0])  # further plans join by `batch.add(plan)`, as long as `batch.takes(plan)`
+batch = RunningBatch(plans[0], on_rounds, on_end)
+# Further plans join by `batch.add(plan)`, as long as `batch.takes(plan)`.
 while batch.step():
     pass
 ```
@@ -20,7 +21,7 @@ from ..decoding.progress import Prompt
 from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import SampledPart
 from ..trees.adapters import base_model, model_fingerprint
-from .output import rounds_of
+from .output import finished_rounds
 from .plan import CallPlan
 from .run import make_members, make_prompts, make_reviews, make_strategies, prompt_nlls, question_asked
 
@@ -133,7 +134,7 @@ class RunningBatch:
         plan, prompt = self._plans[number], self._prompts[number]
         assert plan is not None
         if number not in self._left:
-            self._on_end(number, rounds_of(prompt, plan))
+            self._on_end(number, finished_rounds(prompt, plan))
         # What is not needed any more: other calls may come and go for long.
         self._plans[number] = None
         prompt.rounds = []

@@ -130,7 +130,8 @@ def random_streams(prompts: list[list[int]]) -> list[RandomNumbers]:
     Args:
         prompts (`list[list[int]]`): the main model's ids of each.
     """
-    seed, streams = int(torch.randint(2**62, (), device="cpu")), []
+    seed = int(torch.randint(2**62, (), device="cpu"))
+    streams = []
     seen: Counter[tuple[int, ...]] = Counter()
     for ids in map(tuple, prompts):
         streams.append(RandomNumbers(f"{seed} {ids} {seen[ids]}"))

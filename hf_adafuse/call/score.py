@@ -12,7 +12,7 @@ from ..decoding.long_spans import long_log_probs
 from ..decoding.member_weights import MemberWeights
 from ..decoding.pool import Candidate, Pool
 from ..decoding.progress import AdaFuseDecodingError, Prompt
-from ..decoding.requests import Requests, of_each
+from ..decoding.requests import Requests, run_on_each_member
 from ..decoding.scheduler import Scheduler, nothing_likely
 from ..decoding.selector import confidences_of
 from ..decoding.word_splitter import WordSplitter
@@ -110,9 +110,9 @@ class _Scores:
     def run(self) -> list[list[AnswerScore]]:
         """All of them."""
         likely = [nothing_likely] * len(self._members)
-        scheduler = Scheduler(self._members, likely, self._move_on)
+        scheduler = Scheduler(self._members, likely, self._refill)
         try:
-            scheduler.run(self._move_on())
+            scheduler.run(self._refill())
         except MemberError as error:
             raise AdaFuseDecodingError.of(error, 0, self._prompts) from error.__cause__
         return self._found
@@ -128,15 +128,16 @@ class _Scores:
                             f"{member.name}, {member.max_length} tokens, but both are {length}. Shorten one of them."
                         )
 
-    def _move_on(self, paused: Iterable[int] = ()) -> Mapping[int, Requests[None]]:
-        self._slots.leave(paused)
+    def _refill(self, advanced: Iterable[int] = ()) -> Mapping[int, Requests[None]]:
+        """As of [`Decoder`]: prompts whose answers are scored leave, and waiting ones take their slots."""
+        self._slots.leave(advanced)
         return {prompt.index: self._scoring(prompt) for prompt in self._slots.fill()}
 
     def _scoring(self, prompt: Prompt) -> Requests[None]:
         """Every member reads all answers to a prompt."""
         candidates = list(dict.fromkeys(self._candidates[prompt.index]))
         parts = [self._reading(k, prompt, candidates) for k in range(len(self._members))]
-        found = yield from of_each(parts, [member.device_key for member in self._members])
+        found = yield from run_on_each_member(parts, [member.device_key for member in self._members])
         nlls = [of_member[prompt.index] for of_member in prompt_nlls(self._plan, self._members)]
         weights = MemberWeights(self._plan.config, nlls, len(self._members)).weights
         scores = {

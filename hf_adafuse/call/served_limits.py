@@ -22,7 +22,8 @@ def check_served_settings(
     served = next((one for one in handles if not one.is_local), None)
     if served is None:
         return
-    where, most = f"with {served.name} behind a server", served.most_top
+    where = f"with {served.name} behind a server"
+    most = served.most_top
     if not isinstance(strategy, SpanStrategy) or strategy.needs_logits:
         raise ValueError(
             f"`method` must be one over words or answers {where}, but is {config.method!r}. Choose another, or load "

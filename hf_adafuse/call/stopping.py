@@ -53,14 +53,17 @@ class StopCheck:
             row (`int`, *optional*): which of the prompts of the call it is; by default its index.
         """
         row = prompt.index if row is None else row
-        ids, reasons = torch.tensor([prompt.ids], device="cpu"), list[str]()
+        ids = torch.tensor([prompt.ids], device="cpu")
+        reasons = set[str]()
         for criterion, num_rows in self._criteria[row]:
             scores = tuple(one.expand(num_rows, -1) for one in prompt.scores) if self._with_scores else None
             rows = ids if is_of_transformers(type(criterion)) else ids.to(self._device)
             rows = rows if num_rows == 1 else rows.repeat(num_rows, 1)
             if _answer(criterion(rows, scores), row):
-                reasons.append("length" if isinstance(criterion, _LIMITS) else "stop")
-        return max(reasons, default=None)  # "stop" is the greater one
+                reasons.add("length" if isinstance(criterion, _LIMITS) else "stop")
+        if "stop" in reasons:
+            return "stop"
+        return "length" if reasons else None
 
     def _own(self, criterion: Any) -> tuple[Any, int]:
         """What a prompt asks in the place of a criterion, and with how many rows."""

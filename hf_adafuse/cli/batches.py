@@ -75,7 +75,7 @@ class Answerer:
         if answer.error is not None:
             return {**record, "finish_reason": answer.finish_reason, "error": answer.reason}
         record |= {
-            "words": answer.words,
+            "words": answer.num_words,
             "finish_reason": answer.finish_reason,
             "confidence": _rounded(answer.confidence),
         }

@@ -17,7 +17,7 @@ Of an answer:
   it, in a form in which short and long answers compare.
 - `disagreement`: the standard deviation of S_k / bytes over the members (cross-model disagreement, arXiv 2604.17112).
 - `word confidence`: the mean over words of log sum_k w_k p_k(word).
-- `word confidence, text`: the sum of the same over n words / root of n: the logarithm of the confidence score.
+- `word confidence, text`: the sum of the same over n words / root of n: the logarithm of the `confidence` of an output.
 - `word confidence, worst`: the lowest of the same.
 - `agreement`: the share of the weight of the members whose own answer it is, but for space around it. Self-consistency
   (arXiv 2203.11171) over members.

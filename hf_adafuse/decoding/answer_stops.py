@@ -1,4 +1,6 @@
-"""Whether a whole answer would end where it is: what is generated is not committed yet."""
+"""Where the stopping criteria of a call end a whole answer, which is generated before any of it is committed. Called by
+proposers of answers, and by [`JointAnswer`].
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from .progress import Prompt
 
 class AnswerStops:
     """
-    The stopping criteria, asked of answers that grow. One for each member, whose answers grow by themselves.
+    Asks the stopping criteria about answers while they are written. Each member has an object of its own, because each
+    writes answers of its own.
 
     Args:
         vocabulary (`Vocabulary`): of the main model, in whose ids criteria speak.
@@ -28,19 +31,26 @@ class AnswerStops:
         self._asked: dict[tuple[int, int], tuple[int, list[int]]] = {}
 
     def __call__(self, prompt_index: int, text: str, ids: Sequence[int] | None = None, number: int = 0) -> bool:
-        """Whether an answer ends here, by its text so far, or by the main model's own ids of it; of several that grow
-        side by side that of this number."""
+        """
+        Whether an answer ends here.
+
+        Args:
+            prompt_index (`int`): the prompt that it answers.
+            text (`str`): its text so far.
+            ids (`list[int]`, *optional*): the main model's own ids of it. By default its tokenization of the text.
+            number (`int`, *optional*, defaults to 0): which answer it is, where a member writes several to one prompt.
+        """
         return self._num_taken(prompt_index, text, ids, number) is not None
 
     def surely_before(self, prompt_index: int, text: str, number: int = 0) -> bool:
-        """Whether an answer ends inside this beginning of it, whatever comes behind: where it ends, a word of the main
-        model's tokenizer does."""
+        """Whether an answer ends before the end of its text so far, whatever text follows: a word of the main model's
+        tokenizer ends at the same place, so that later text does not change the tokens before it."""
         kept = self.cut(prompt_index, text, number=number)
         return kept is not None and len(kept) < len(text) and self._vocabulary.has_boundary(text, len(kept))
 
     def cut(self, prompt_index: int, text: str, ids: Sequence[int] | None = None, number: int = 0) -> str | None:
-        """The text of an answer up to the token at which a criterion ends it, which is what the caller gets of it;
-        `None` where none does, or the token ends inside a character."""
+        """The text of an answer up to the token at which a criterion ends it, which is what the caller gets. `None`
+        where no criterion ends it, or that token ends inside a character."""
         taken = self._num_taken(prompt_index, text, ids, number)
         if taken is None:
             return None
@@ -49,7 +59,8 @@ class AnswerStops:
         return kept if text.startswith(kept) else None
 
     def _num_taken(self, prompt_index: int, text: str, ids: Sequence[int] | None, number: int) -> int | None:
-        """How many of the main model's ids come up to the one at which a criterion ends the answer."""
+        """How many of the main model's ids there are up to the one at which a criterion ends the answer; `None` where
+        none does. Ids that have been asked about before are not asked about again."""
         ids = self._vocabulary.encode(text).ids if ids is None else list(ids)
         begin = len(self._prompts[prompt_index].ids)
         known, asked = self._asked.get((prompt_index, number), (begin, []))
@@ -65,8 +76,8 @@ class AnswerStops:
 
 
 def ids_up_to(vocabulary: Vocabulary, ids: Sequence[int], text: str) -> list[int]:
-    """A member's ids of the beginning `text` of an answer: the first of these, where a token of them ends there, else
-    its tokenization of the text."""
+    """A member's ids of the beginning `text` of an answer: the first of `ids`, where one of them ends with it, else the
+    member's tokenization of `text`."""
     for length in range(len(ids), -1, -1):
         if vocabulary.text(list(ids[:length])) == text:
             return list(ids[:length])

@@ -13,8 +13,8 @@ from .long_spans import read_long
 from .member_turns import MemberTurns
 from .pool import Candidate, Pool
 from .proposer import Proposer
-from .requests import Requests, SideBySide
-from .round import Cursor
+from .requests import ParallelMembers, Requests
+from .round import WrittenText
 from .speculation import Prefetcher
 
 
@@ -38,13 +38,13 @@ class AnswerTurns(MemberTurns):
         super().__init__(members, proposers, prefetchers)
         self._keeps_logits = keeps_logits
 
-    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Pool every member's answer, the smallest member's first: in one order for all prompts of a batch."""
         order = sorted(range(len(self._members)), key=lambda k: self._members[k].num_parameters)
         pool.first = order[0]
-        turns = [self._answer(k, cursor, pool) for k in order]
-        if self._work_together(order):
-            yield SideBySide(turns)
+        turns = [self._answer(k, text, pool) for k in order]
+        if self._shall_propose_in_parallel(order):
+            yield ParallelMembers(turns)
             return
         for turn in turns:
             yield from turn
@@ -52,11 +52,11 @@ class AnswerTurns(MemberTurns):
     def note_winner(self, pool: Pool, winner: Candidate) -> None:
         """Nobody answers ahead: no round follows."""
 
-    def _answer(self, member_index: int, cursor: Cursor, pool: Pool) -> Requests[None]:
-        """A member reads what the score of the answers in the pool needs, and begins its own in the same pass; nothing
-        comes along, for the only text that goes on is its own."""
-        member, index, end = self._members[member_index], cursor.prompt.index, cursor.node(member_index)
-        spans, _ = self._table(member_index, cursor, pool, [])
+    def _answer(self, member_index: int, text: WrittenText, pool: Pool) -> Requests[None]:
+        """A member reads what the score of the answers in the pool needs, and begins its own in the same pass. No
+        further nodes come along, because the only text that goes on is its own."""
+        member, index, end = self._members[member_index], text.prompt.index, text.node(member_index)
+        spans, _ = self._spans_and_later_nodes(member_index, text, pool, [])
         first = self._prefetchers[member_index].add_first_nodes(end)
         keeps_logits = self._keeps_logits(member_index, index)
         yield from read_long(member_index, member, index, spans, first or [end], keeps_logits)

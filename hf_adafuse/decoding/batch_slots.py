@@ -20,8 +20,8 @@ class BatchSlots:
         number (`int`, *optional*): how many slots there are. By default one for each prompt.
         on_answer (`Callable`, *optional*): called with the index of each prompt that leaves.
         keep_cache (`bool`): whether the members' keys and values of each prompt are kept.
-        helpers (`list[Member]`, *optional*): members that read the prompts in another form beside them. Nothing of
-            theirs is kept.
+        raters (`list[Member]`, *optional*): the members again, which rate answers. They read prompts of their
+            own, as many as the members. None of their keys and values are kept.
 
     Attributes:
         is_prefilling (`bool`): whether the members read prompts now.
@@ -34,9 +34,9 @@ class BatchSlots:
         number: int | None,
         on_answer: Callable[[int], None] | None,
         keep_cache: bool,
-        helpers: Sequence[Member] = (),
+        raters: Sequence[Member] = (),
     ) -> None:
-        self._helpers = helpers
+        self._raters = raters
         self._members = members
         self._prompts = prompts
         self._waiting = list(prompts)
@@ -67,18 +67,18 @@ class BatchSlots:
 
     def _read(self, number: int) -> None:
         """Prefill the prompts of served members in background threads while local members prefill theirs."""
-        readers = [*self._members, *self._helpers]
-        begun = [begin(partial(member.read_prompts, number)) for member in readers if member.runs_elsewhere]
-        for member in readers:
+        all_members = [*self._members, *self._raters]
+        begun = [begin(partial(member.read_prompts, number)) for member in all_members if member.runs_elsewhere]
+        for member in all_members:
             if not member.runs_elsewhere:
                 member.read_prompts(number)
         with server_wait():
             for future in begun:
                 future.result()
 
-    def leave(self, paused: Iterable[int]) -> None:
-        """Of these prompts, those that are finished leave the batch."""
-        finished = {index for index in paused if self._prompts[index].is_finished}
+    def leave(self, advanced: Iterable[int]) -> None:
+        """Of these prompts, which have had a pass, those that are finished leave the batch."""
+        finished = {index for index in advanced if self._prompts[index].is_finished}
         if self._keep_cache:
             # Where words are sampled, others than the main model may have had the last ones.
             self._members[0].read_to_end({index for index in finished if self._prompts[index].sampling is not None})
@@ -87,8 +87,8 @@ class BatchSlots:
                 for index in sorted(finished):
                     self._prompts[index].states.append(member.state(index))
             member.drop(finished)
-        for helper in self._helpers:
-            helper.drop(finished)
+        for rater in self._raters:
+            rater.drop(finished)
         if self._on_answer is not None:
             for index in sorted(finished):
                 self._on_answer(index)

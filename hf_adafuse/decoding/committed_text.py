@@ -15,10 +15,10 @@ from ..outputs import AdaFuseRound, cut_words
 from ..trees.nodes import Node
 from .pool import Candidate, Pool
 from .progress import Prompt
-from .round import Cursor
+from .round import WrittenText
 
 
-class CommittedText(Cursor):
+class CommittedText(WrittenText):
     """
     The committed text of one prompt.
 
@@ -43,12 +43,8 @@ class CommittedText(Cursor):
         self._on_commit = on_commit
 
     def goes_on(self) -> bool:
-        """Whether a further round may be run; a prompt that has filled a member's context is finished here."""
-        if not self.prompt.is_finished:
-            full = [member for k, member in enumerate(self.members) if member.room_after(self.node(k)) < 1]
-            if full:
-                self._stop_at_context(full[0])
-        return not self.prompt.is_finished
+        """Whether the prompt is not finished, and each member's context has room for a further token."""
+        return not self.prompt.is_finished and self._full_member() is None
 
     def append(self, pool: Pool) -> None:
         """
@@ -74,7 +70,14 @@ class CommittedText(Cursor):
         return self.members[member_index].root(self.prompt.index)
 
     def close(self) -> None:
-        """Nothing is left to do: all of the text is in every member's prefix."""
+        """Finish a prompt that has filled a member's context, with a warning."""
+        full = None if self.prompt.is_finished else self._full_member()
+        if full is not None:
+            self._stop_at_context(full)
+
+    def _full_member(self) -> Member | None:
+        """The first member whose context has no room for a further token."""
+        return next((member for k, member in enumerate(self.members) if member.room_after(self.node(k)) < 1), None)
 
     def _commit(self, pool: Pool, winner: Candidate) -> None:
         main, prompt = self.members[0], self.prompt

@@ -65,12 +65,17 @@ class Decoder:
             self.reviews,
         )
         raters = [] if self.reviews is None else self.reviews.raters
-        slots = self.max_batch_size, self.on_answer, self.keep_cache
-        self._slots = BatchSlots(self.members, self.prompts, *slots, raters)
-        likely = [*self._rounds.likely_nodes, *[nothing_likely] * len(raters)]
-        readers = [*self.members, *raters]
-        is_in_turns = self.strategies[0].is_whole
-        self._scheduler = Scheduler(readers, likely, self._move_on, self._num_left, self._begin_waiting, is_in_turns)
+        self._slots = BatchSlots(
+            self.members, self.prompts, self.max_batch_size, self.on_answer, self.keep_cache, raters
+        )
+        self._scheduler = Scheduler(
+            members=[*self.members, *raters],
+            likely=[*self._rounds.likely_nodes, *[nothing_likely] * len(raters)],
+            refill=self._refill,
+            num_left=self._num_left,
+            begin_waiting=self._begin_waiting,
+            is_in_turns=self.strategies[0].is_whole,
+        )
 
     def run(self) -> None:
         """As of `steps`, to the end."""
@@ -86,10 +91,10 @@ class Decoder:
             AdaFuseDecodingError: a member failed.
         """
         try:
-            yield from self._scheduler.steps(self._move_on())
+            yield from self._scheduler.steps(self._refill())
         except MemberError as error:
-            served = [] if self._slots.is_prefilling else self._scheduler.served
-            number = max((len(self.prompts[index].rounds) + 1 for index in served), default=0)
+            in_pass = [] if self._slots.is_prefilling else self._scheduler.prompts_in_pass
+            number = max((len(self.prompts[index].rounds) + 1 for index in in_pass), default=0)
             raise AdaFuseDecodingError.of(error, number, self.prompts) from error.__cause__
 
     def add(self, prompt: Prompt, strategy: Any) -> None:
@@ -110,9 +115,9 @@ class Decoder:
         prompt = self.prompts[prompt_index]
         return None if prompt.max_length is None else prompt.max_length - len(prompt.ids)
 
-    def _move_on(self, paused: Iterable[int] = ()) -> dict[int, Requests[None]]:
+    def _refill(self, advanced: Iterable[int] = ()) -> dict[int, Requests[None]]:
         """Of these prompts, those that are finished leave. Returns the rounds of those that take their slots."""
-        self._slots.leave(paused)
+        self._slots.leave(advanced)
         return self._begin_waiting()
 
     def _begin_waiting(self) -> dict[int, Requests[None]]:

@@ -10,10 +10,10 @@ from ..trees.nodes import Node
 from .answer_stops import AnswerStops, ids_up_to
 from .pool import Pool
 from .progress import Prompt
-from .round import Cursor
+from .round import WrittenText
 
 
-class JointAnswer(Cursor):
+class JointAnswer(WrittenText):
     """
     An answer that grows below the end of each member's prefix.
 

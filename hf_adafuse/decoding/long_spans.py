@@ -38,7 +38,7 @@ def read_long(
     member: Member,
     prompt_index: int,
     spans: Sequence[Span],
-    along: Sequence[Node] = (),
+    with_last_pass: Sequence[Node] = (),
     keeps_logits: bool = False,
 ) -> Requests[None]:
     """
@@ -46,13 +46,14 @@ def read_long(
 
     Args:
         member_index, member, prompt_index, spans, keeps_logits: as of [`long_log_probs`].
-        along (`list[Node]`, *optional*): what else shall be read, with the last of them.
+        with_last_pass (`list[Node]`, *optional*): further nodes, which the last pass reads too.
     """
     most = max(_LEAST_TOKENS, _MOST_LOGITS // (member.vocabulary.vocab_size or 1) // max(1, member.num_active))
     # All spans have their nodes before any is read, so their scores leave the device with each pass. A pass may have
-    # read drafts along, so what is left is asked for anew.
+    # read likely nodes too, so what is left is asked for anew.
     while needed := member.needed_to_score(prompt_index, spans):
-        more = [node for node in unread(along) if node not in needed] if len(needed) <= most else []
+        is_last = len(needed) <= most
+        more = [node for node in unread(with_last_pass) if node not in needed] if is_last else []
         yield ForwardRequest(member_index, [*needed[:most], *more])
         if not keeps_logits:
             member.forget_logits(prompt_index)

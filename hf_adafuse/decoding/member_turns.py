@@ -15,8 +15,8 @@ from ..trees.nodes import Node
 from ..trees.pass_policy import pays_side_by_side, policy_for
 from .pool import Candidate, Pool
 from .proposer import Proposals, Proposer
-from .requests import ForwardRequest, Requests, SideBySide, with_sizes
-from .round import Cursor
+from .requests import ForwardRequest, ParallelMembers, Requests, with_sizes
+from .round import WrittenText
 from .speculation import AcceptanceStats, Prefetcher, propose_ahead
 
 
@@ -38,27 +38,28 @@ class MemberTurns:
         self._devices = [member.device_key for member in members]
         self._acceptance = AcceptanceStats()  # of whoever goes first
 
-    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Pool every member's proposals, the cheapest member's first."""
-        index = cursor.prompt.index
+        index = text.prompt.index
         first, *others = sorted(range(len(self._members)), key=lambda k: self._members[k].prefill_cost(index))
         pool.first = first
-        if self._work_together([first, *others]):
-            yield SideBySide([self._take_turn(k, cursor, pool, []) for k in (first, *others)])
+        if self._shall_propose_in_parallel([first, *others]):
+            yield ParallelMembers([self._take_turn(k, text, pool, []) for k in (first, *others)])
             return
-        texts = [self._prefetchers[k].greedy_text(cursor.node(k)) for k in others]
-        drafts = [self._vocabularies[first].encode(text).ids for text in texts if text]
-        proposals, sizes = yield from with_sizes(self._take_turn(first, cursor, pool, drafts))
-        ahead = yield from self._propose_ahead(first, others, cursor, proposals, sizes)
+        expected = [self._prefetchers[k].greedy_text(text.node(k)) for k in others]
+        later_ids = [self._vocabularies[first].encode(one).ids for one in expected if one]
+        proposals, sizes = yield from with_sizes(self._take_turn(first, text, pool, later_ids))
+        chains = yield from self._propose_ahead(first, others, text, proposals, sizes)
         for k in others:
-            drafts = [[token for text in texts for token in self._vocabularies[k].encode(text).ids] for texts in ahead]
-            yield from self._take_turn(k, cursor, pool, drafts)
+            encode = self._vocabularies[k].encode
+            later_ids = [[token for one in chain for token in encode(one).ids] for chain in chains]
+            yield from self._take_turn(k, text, pool, later_ids)
 
     def note_winner(self, pool: Pool, winner: Candidate) -> None:
         """Record whether the first member's best candidate has won. How far ahead it will propose follows from this."""
         self._acceptance.add(pool.margins[pool.first][-1], winner is pool.best_of(pool.first))
 
-    def _work_together(self, order: list[int]) -> bool:
+    def _shall_propose_in_parallel(self, order: list[int]) -> bool:
         """Whether the members shall propose at the same time: where they can, and less waiting is worth more passes."""
         if len(set(self._devices)) == 1:
             return False
@@ -67,13 +68,18 @@ class MemberTurns:
             seconds.setdefault(self._devices[k], []).append(self._members[k].costs.seconds(1))
         return pays_side_by_side(list(seconds.values()), policy_for(self._members[order[0]].device))
 
-    def _take_turn(self, member_index: int, cursor: Cursor, pool: Pool, drafts: list[list[int]]) -> Requests[Proposals]:
+    def _take_turn(
+        self, member_index: int, text: WrittenText, pool: Pool, later_ids: list[list[int]]
+    ) -> Requests[Proposals]:
         """
-        A member reads what the score of the candidates in the pool needs, in one pass; then it proposes: what it
-        agrees with is read already. Drafts may come into the pool in a later round.
+        A member first reads what the score of the candidates in the pool needs, in one pass. Then it proposes: where it
+        agrees with a candidate, its tokens are read already. `later_ids` are the member's ids of texts that may come
+        into the pool later, in this round or in a later one.
         """
-        member, prompt_index, end = self._members[member_index], cursor.prompt.index, cursor.node(member_index)
-        spans, later = self._table(member_index, cursor, pool, drafts)
+        member = self._members[member_index]
+        prompt_index = text.prompt.index
+        end = text.node(member_index)
+        spans, later = self._spans_and_later_nodes(member_index, text, pool, later_ids)
         needed = member.needed_to_score(prompt_index, spans) or unread([end])
         useful = member.mark_ends(prompt_index, spans) + later
         if needed:
@@ -83,33 +89,35 @@ class MemberTurns:
         pool.add(member_index, proposals)
         return proposals
 
-    def _table(
-        self, member_index: int, cursor: Cursor, pool: Pool, drafts: list[list[int]]
+    def _spans_and_later_nodes(
+        self, member_index: int, text: WrittenText, pool: Pool, later_ids: list[list[int]]
     ) -> tuple[list[Span], list[Node]]:
-        """What a member can score before its own turn, and the nodes of what may come into the pool later."""
+        """The candidates that a member can score before its own turn, and the nodes of texts that may come later."""
         spans = [
-            cursor.span(member_index, pool, candidate)
+            text.span(member_index, pool, candidate)
             for candidate in pool.ranked()
-            if candidate.reaches_caller and cursor.fits(member_index, pool, candidate)
+            if candidate.reaches_caller and text.fits(member_index, pool, candidate)
         ]
-        prefetcher, end = self._prefetchers[member_index], cursor.node(member_index)
-        return spans, [node for ids in drafts for node in prefetcher.add_draft(end, ids)]
+        prefetcher, end = self._prefetchers[member_index], text.node(member_index)
+        return spans, [node for ids in later_ids for node in prefetcher.add_later_nodes(end, ids)]
 
     def _propose_ahead(
-        self, first: int, others: list[int], cursor: Cursor, proposals: Proposals, sizes: list[int]
+        self, first: int, others: list[int], text: WrittenText, proposals: Proposals, sizes: list[int]
     ) -> Requests[list[list[str]]]:
-        """What the first member would propose in the next rounds: read by the others together with this one. Not in a
-        batch, where other prompts fill the passes; not after a turn without a pass, for it is ahead already."""
-        length, max_length = len(cursor.prompt.ids) + len(cursor.ids(0)), cursor.prompt.max_length
+        """What the first member would propose in the next rounds: the others read it together with this round. It is
+        empty in a batch, where other prompts fill the passes, and after a turn without a pass, where the first member
+        is ahead already."""
+        length = len(text.prompt.ids) + len(text.ids(0))
+        max_length = text.prompt.max_length
 
-        def is_last(texts: list[str]) -> bool:
-            new = sum(len(self._vocabularies[0].encode(text).ids) for text in texts)
+        def is_last(chain: list[str]) -> bool:
+            new = sum(len(self._vocabularies[0].encode(one).ids) for one in chain)
             return max_length is not None and length + new >= max_length
 
         is_alone = self._members[first].num_active == 1
         if not (others and sizes and is_alone and self._proposers[first].can_propose_ahead):
             return []
-        readers = [self._members[k] for k in others]
-        proposer, end = self._proposers[first], cursor.node(first)
-        chains = yield from propose_ahead(proposer, end, proposals, sizes, readers, self._acceptance, is_last)
+        proposer, end = self._proposers[first], text.node(first)
+        members = [self._members[k] for k in others]
+        chains = yield from propose_ahead(proposer, end, proposals, sizes, members, self._acceptance, is_last)
         return chains

@@ -30,7 +30,7 @@ class Candidate:
         log_probs (`dict[int, list[float]]`): by member, the log-probability (nats) of each of its ids, and of the end
             of the text where `ends`. A member that has not scored it is missing.
         nlls (`dict[int, float]`): by member, its mean NLL. `None` where there was nothing to score.
-        score (`float`): the fused score.
+        score (`float`): the method's score; the lowest wins.
         logits (`list[list[float]]`): per member, the logits of its ids, where the method needs them.
         dropped (`str`, *optional*): why it left the pool.
         decided_by (`list[float]`), note (`str`, *optional*): as of [`AdaFuseCandidate`].
@@ -151,7 +151,7 @@ class Pool:
         """A member's best branch."""
         return self._best[member_index]
 
-    def first_choice_of(self, candidate: Candidate) -> tuple[int, ...]:
+    def members_whose_best_is(self, candidate: Candidate) -> tuple[int, ...]:
         """The members whose best branch a candidate is."""
         return tuple(member_index for member_index, best in self._best.items() if best is candidate)
 

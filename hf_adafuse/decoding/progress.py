@@ -75,7 +75,7 @@ class Prompt:
         states (`list[CachedIds]`): per member, its ids, keys and values when the prompt has ended and a cache is
             returned.
         finish_reason (`str`, *optional*): `"stop"` or `"length"`; `None` while the prompt is decoded.
-        goes_on (`bool`): whether it goes on with a text that an earlier call has begun.
+        continues_earlier_call (`bool`): whether an earlier call has begun its text.
         max_length (`int`, *optional*): how many ids it has at the end, if nothing stops it before.
         keeps_logits (`bool`): whether the scores and logits of each committed token are kept.
         is_strict (`bool`): whether the text must follow a grammar: nothing is committed that the main model's
@@ -90,7 +90,7 @@ class Prompt:
     logits: list[torch.Tensor] = field(default_factory=list)
     states: list[CachedIds] = field(default_factory=list)
     finish_reason: str | None = None
-    goes_on: bool = False
+    continues_earlier_call: bool = False
     max_length: int | None = None
     keeps_logits: bool = False
     is_strict: bool = False

@@ -135,27 +135,30 @@ class Proposer:
         Returns:
             [`Proposals`]: what the member proposes.
         """
-        node, margins = root, list[float]()
-        words, tails = list[GrowingWord](), list[GrowingWord]()
+        node = root
+        margins = list[float]()
+        words = list[GrowingWord]()
+        branches = list[GrowingWord]()
         while len(words) < self.config.max_words and self.has_room(node):
             yield from self.read([node], useful)
             margins.append(margin(node.logprobs.top_log_probs))
             if self.is_uncertain(node):
                 explore = self._beams if self.config.exploration == "beam" else self._branches
-                tails = yield from explore(node, useful)
+                branches = yield from explore(node, useful)
                 break
             (word,) = yield from self._extend([self.begin(node, node.logprobs.top[0])], useful)
             words.append(word)
             if word.ends:
                 break
             node = word.nodes[-1]
-        spans = [[*words, tail] for tail in tails] or [words]
+        spans = [[*words, branch] for branch in branches] or [words]
         return Proposals([self.proposal(span) for span in spans], margins)
 
     def propose_certain(self, root: Node, least: float) -> Requests[Proposal | None]:
         """Greedy words, `max_words` at most, while the first token of each has at least this probability; `None` where
         the first word's has not."""
-        words, node = list[GrowingWord](), root
+        words = list[GrowingWord]()
+        node = root
         while len(words) < self.config.max_words and self.has_room(node):
             yield from self.read([node])
             if math.exp(node.logprobs.top_log_probs[0]) < least:
@@ -262,6 +265,17 @@ class Proposer:
             beams = sorted(grown, key=lambda beam: -beam[0])[:width]
 
     def _extensions(self, score: float, word: GrowingWord) -> list[tuple[float, GrowingWord]]:
+        """
+        The hypotheses that go on with one: each longer by one of the likeliest tokens that carry on its word. A word
+        that is done, or that no token carries on, stays as it is.
+
+        Args:
+            score (`float`): the log-probability (nats) of the hypothesis.
+            word (`GrowingWord`): its word, which has been read.
+
+        Returns:
+            log-probabilities and words.
+        """
         if word.is_done:
             return [(score, word)]
         last = word.nodes[-1]
@@ -285,7 +299,11 @@ class Proposer:
 
     def ends_before(self, word: GrowingWord, token: int) -> bool:
         """Whether the word ends where `token` would come next."""
-        return self.splitter.is_complete(word.data, None if token in self.eos_ids else self.piece(token))
+        return self.bytes_end_before(word.data, token)
+
+    def bytes_end_before(self, data: bytes, token: int) -> bool:
+        """Whether a word of these bytes ends where `token` would come next."""
+        return self.splitter.is_complete(data, None if token in self.eos_ids else self.piece(token))
 
     def proposal(self, words: list[GrowingWord]) -> Proposal:
         """The span that these words make."""

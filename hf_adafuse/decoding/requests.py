@@ -23,8 +23,8 @@ class ForwardRequest:
     Args:
         member_index (`int`): the number of the member.
         nodes (`list[Node]`): the nodes that must be computed before the generator goes on, each once.
-        useful (`list[Node]`, *optional*): nodes that are likely to be needed soon. They may be computed in the same
-            passes.
+        useful (`list[Node]`, *optional*): nodes that the round names although it does not need them yet. See
+            [`PromptNeeds`].
     """
 
     member_index: int
@@ -33,9 +33,9 @@ class ForwardRequest:
 
 
 @dataclass
-class SideBySide:
+class ParallelMembers:
     """
-    Requests of different members that may be served at the same time; what they return comes back as a list.
+    Requests of different members that may be served at the same time. What they return comes back as a list.
 
     Args:
         parts (`list[Requests]`): each of one member.
@@ -45,30 +45,31 @@ class SideBySide:
 
 
 # Yields requests, and returns a `T` in the end.
-Requests = Generator[ForwardRequest | SideBySide, Any, T]
+Requests = Generator[ForwardRequest | ParallelMembers, Any, T]
 
 
-def of_each(parts: Sequence[Requests[T]], device_keys: Iterable[Any]) -> Requests[list[T]]:
+def run_on_each_member(parts: Sequence[Requests[T]], device_keys: Iterable[Any]) -> Requests[list[T]]:
     """
-    What the requests of the members return: at the same time where the members work on several devices, else in turn.
+    Run one generator of requests for each member, at the same time where the members work on several devices, else in
+    turn. Returns what each of them returns.
 
     Args:
         parts (`list[Requests]`): one of each member.
         device_keys (`list`): the members' `device_key`.
     """
     if len(set(device_keys)) > 1:
-        side_by_side: list[T] = yield SideBySide(parts)
-        return side_by_side
+        results: list[T] = yield ParallelMembers(parts)
+        return results
     found = []
     for part in parts:
         found.append((yield from part))
     return found
 
 
-def together(member_index: int, requests: Sequence[Requests[T]]) -> Requests[list[T]]:
+def merge_requests(member_index: int, requests: Sequence[Requests[T]]) -> Requests[list[T]]:
     """
-    What several requests of one member return. They wait for the same passes, and a node for which several of them ask
-    is computed once.
+    Merge several generators of requests of one member into one: they wait for the same passes, and a node for which
+    several of them ask is computed once. Returns what each of them returns.
 
     Args:
         member_index (`int`): the number of the member.
@@ -103,7 +104,7 @@ def with_sizes(requests: Requests[T]) -> Requests[tuple[T, list[int]]]:
         return stop.value, sizes
 
 
-def _read_of(request: ForwardRequest | SideBySide) -> ForwardRequest:
+def _read_of(request: ForwardRequest | ParallelMembers) -> ForwardRequest:
     """A request of one member, by those who make no other."""
     assert isinstance(request, ForwardRequest)
     return request

@@ -13,7 +13,7 @@ from ..members.rating_prompts import RatingPrompts, orders_of
 from .long_spans import long_log_probs
 from .pool import Pool
 from .progress import Prompt
-from .requests import Requests, of_each
+from .requests import Requests, run_on_each_member
 
 
 class Reviews:
@@ -23,23 +23,23 @@ class Reviews:
     Args:
         raters (`list[Member]`): the members once more, the main model first, with trees of their own and no prompts
             yet. Those of the scheduler stand behind the members.
-        forms (`list[RatingPrompts]`): of the members.
+        rating_prompts (`list[RatingPrompts]`): per member, makes the prompts that it rates by.
     """
 
-    def __init__(self, raters: Sequence[Member], forms: Sequence[RatingPrompts]) -> None:
+    def __init__(self, raters: Sequence[Member], rating_prompts: Sequence[RatingPrompts]) -> None:
         self.raters = list(raters)
-        self._forms = forms
-        self._heads: list[list[list[int]]] = [[] for _ in raters]
+        self._rating_prompts = rating_prompts
+        self._prefixes: list[list[list[int]]] = [[] for _ in raters]
 
     def start(self, questions: Sequence[str]) -> None:
         """Give the raters the prompts of a call, by what these ask. None is read before the raters' `read_prompts`."""
         for k, rater in enumerate(self.raters):
-            rater.start(self._add_heads(k, questions), [], num_top=2)
+            rater.start(self._add_prefixes(k, questions), [], num_top=2)
 
     def add(self, question: str) -> None:
         """A further prompt, while others go on."""
         for k, rater in enumerate(self.raters):
-            rater.add_prompts(self._add_heads(k, [question]), [])
+            rater.add_prompts(self._add_prefixes(k, [question]), [])
 
     def rate(self, prompt: Prompt, pool: Pool) -> Requests[None]:
         """
@@ -61,21 +61,22 @@ class Reviews:
         if not texts:
             return
         parts = [self._rate(k, prompt, texts) for k in range(len(self.raters))]
-        found = yield from of_each(parts, [rater.device_key for rater in self.raters])
+        found = yield from run_on_each_member(parts, [rater.device_key for rater in self.raters])
         for candidate, text in candidates.items():
             candidate.ratings = [of_rater[texts.index(text)] for of_rater in found]
 
     def _rate(self, k: int, prompt: Prompt, texts: Sequence[str]) -> Requests[list[float | None]]:
         """A member's rating of each text: the mean over the orders in which it is shown. `None` of all where one of the
         prompts does not fit into the member's context."""
-        rater, form = self.raters[k], self._forms[k]
+        rater = self.raters[k]
+        rating_prompts = self._rating_prompts[k]
         shown = [(order, place) for order in orders_of(len(texts)) for place in range(len(order))]
-        tails = [form.tail([texts[at] for at in order], place) for order, place in shown]
-        replies = [(score, ids) for score, of_score in enumerate(form.replies, start=1) for ids in of_score]
-        longest = max(map(len, tails)) + max(len(ids) for _, ids in replies)
-        if not self._fits(k, len(self._heads[k][prompt.index]) + longest):
+        suffixes = [rating_prompts.suffix([texts[at] for at in order], place) for order, place in shown]
+        replies = [(score, ids) for score, of_score in enumerate(rating_prompts.replies, start=1) for ids in of_score]
+        longest = max(map(len, suffixes)) + max(len(ids) for _, ids in replies)
+        if not self._fits(k, len(self._prefixes[k][prompt.index]) + longest):
             return [None] * len(texts)
-        spans = [Span([*tail, *ids], False, len(tail)) for tail in tails for _, ids in replies]
+        spans = [Span([*suffix, *ids], False, len(suffix)) for suffix in suffixes for _, ids in replies]
         log_probs = yield from long_log_probs(len(self.raters) + k, rater, prompt.index, spans)
         ratings: list[list[float]] = [[] for _ in texts]
         for number, (order, place) in enumerate(shown):
@@ -84,12 +85,12 @@ class Reviews:
             ratings[order[place]].append(expected_score(pairs))
         return [math.fsum(of_text) / len(of_text) for of_text in ratings]
 
-    def _add_heads(self, k: int, questions: Sequence[str]) -> list[list[int]]:
-        """A member's prompts to these questions, as far as it reads them now: of one that outgrows its context a single
-        token, below which nothing will be read."""
-        heads = [self._forms[k].head(question) for question in questions]
-        self._heads[k] += heads
-        return [ids if self._fits(k, len(ids)) else ids[:1] for ids in heads]
+    def _add_prefixes(self, k: int, questions: Sequence[str]) -> list[list[int]]:
+        """The prefixes of a member's rating prompts to these questions, which it reads now: of one that outgrows its
+        context a single token, below which nothing will be read."""
+        prefixes = [self._rating_prompts[k].prefix(question) for question in questions]
+        self._prefixes[k] += prefixes
+        return [ids if self._fits(k, len(ids)) else ids[:1] for ids in prefixes]
 
     def _fits(self, k: int, length: int) -> bool:
         max_length = self.raters[k].max_length

@@ -10,8 +10,8 @@ Start reading here. [`write`] is the loop of the algorithm, and [`Round.run`] is
 | [`SampledRound`] | the next word of one member, drawn at random | `sampled_round` |
 | [`CertaintyGate`] | what the main model is certain of; else the round that it wraps is run | `certainty_gate` |
 
-A round does not know what becomes of its candidate. The [`Cursor`] does: [`CommittedText`] is the text of a prompt that
-the caller gets, [`TokenText`] is the same text where tokens are fused, and [`JointAnswer`] is an answer that the
+A round does not know what becomes of its candidate. The [`WrittenText`] does: [`CommittedText`] is the text of a prompt
+that the caller gets, [`TokenText`] is the same text where tokens are fused, and [`JointAnswer`] is an answer that the
 members write together before any of it is committed. `round_factory` makes the rounds that a method names.
 """
 
@@ -29,9 +29,9 @@ from .progress import Prompt
 from .requests import Requests
 
 
-class Cursor(ABC):
+class WrittenText(ABC):
     """
-    Where a text that grows ends, for each member.
+    A text that grows by the winners of rounds, and where it ends for each member.
 
     Args:
         members (`list[Member]`): the main model first.
@@ -63,7 +63,7 @@ class Cursor(ABC):
         """The end of the text in a member's tree."""
 
     def span(self, member_index: int, pool: Pool, candidate: Candidate) -> Span:
-        """A candidate in a member's tokens, below its prefix; only what comes after the cursor is scored."""
+        """A candidate in a member's tokens, below its prefix. What comes before the candidate is not scored again."""
         ids = self.ids(member_index)
         return Span([*ids, *pool.encode_for(member_index, candidate)], candidate.ends, len(ids))
 
@@ -87,11 +87,11 @@ class Cursor(ABC):
                 candidate.dropped = outgrows(member)
 
 
-C = TypeVar("C", bound=Cursor)
+W = TypeVar("W", bound=WrittenText)
 
 
 @dataclass(eq=False)
-class Round(ABC, Generic[C]):
+class Round(ABC, Generic[W]):
     """
     One round: the three steps differ by its kind.
 
@@ -101,33 +101,33 @@ class Round(ABC, Generic[C]):
 
     members: Sequence[Member]
 
-    def run(self, cursor: C) -> Requests[Pool]:
+    def run(self, text: W) -> Requests[Pool]:
         """From where each member stands to one candidate: the `winner` of the pool; `None` where nothing may come."""
         pool = Pool([member.vocabulary for member in self.members])
-        yield from self.propose(cursor, pool)
-        yield from self.score(cursor, pool)
-        pool.winner = yield from self.choose(cursor, pool)
+        yield from self.propose(text, pool)
+        yield from self.score(text, pool)
+        pool.winner = yield from self.choose(text, pool)
         return pool
 
     @abstractmethod
-    def propose(self, cursor: C, pool: Pool) -> Requests[None]:
+    def propose(self, text: W, pool: Pool) -> Requests[None]:
         """Put candidates into the pool. Equal texts are one candidate (section 3.2)."""
 
     @abstractmethod
-    def score(self, cursor: C, pool: Pool) -> Requests[None]:
+    def score(self, text: W, pool: Pool) -> Requests[None]:
         """Give the candidates that could be appended their log-probabilities under the members (section 3.4)."""
 
     @abstractmethod
-    def choose(self, cursor: C, pool: Pool) -> Requests[Candidate | None]:
+    def choose(self, text: W, pool: Pool) -> Requests[Candidate | None]:
         """The candidate that comes next; `None` where none may."""
 
 
-def write(rounds: Round[C], cursor: C) -> Requests[None]:
+def write(rounds: Round[W], text: W) -> Requests[None]:
     """Run rounds until the text goes no further."""
-    while cursor.goes_on():
-        pool = yield from rounds.run(cursor)
-        cursor.append(pool)
-    cursor.close()
+    while text.goes_on():
+        pool = yield from rounds.run(text)
+        text.append(pool)
+    text.close()
 
 
 def outgrows(member: Member) -> str:

@@ -20,7 +20,7 @@ from .progress import Prompt, Sampling
 from .proposer import Proposer
 from .requests import Requests
 from .reviews import Reviews
-from .round import Cursor, Round, write
+from .round import Round, WrittenText, write
 from .sampled_round import SampledRound
 from .samplers import DraftSampler, WordSampler
 from .scheduler import nothing_likely
@@ -64,7 +64,7 @@ class RoundFactory:
         self.likely_nodes: list[Callable[[int], list[Node]]] = [nothing_likely] * len(self.members)
         if self.strategies[0].round_kind == RoundKind.SPAN:
             self._proposers = self._make_proposers(self.strategies[0])
-            self._span_round = self._make_span_round()
+            self._shared_span_round = self._make_span_round()
 
     def add(self, strategy: Any) -> None:
         """Take a further prompt of the call, whose method is `strategy`."""
@@ -85,7 +85,7 @@ class RoundFactory:
         text = CommittedText(self.members, prompt, self.should_stop, self.on_commit)
         if prompt.sampling is not None and strategy.samples == SampledPart.WORDS:
             return write(self._make_sampled_round(prompt, prompt.sampling), text)
-        return write(self._span_round, text)
+        return write(self._shared_span_round, text)
 
     def _token_rounds(self, prompt: Prompt, strategy: Any) -> Requests[None]:
         text = TokenText(self.members, prompt, self.should_stop, self.on_commit, strategy)
@@ -101,13 +101,20 @@ class RoundFactory:
 
     def _make_sampled_round(self, prompt: Prompt, sampling: Sampling) -> SampledRound:
         """The round in which words are drawn, of one prompt."""
-        weights, draws = self._weights_for(prompt), sampling.draws
-        sampler = WordSampler(prompt.index, self._proposers, weights, draws, sampling.is_greedy, sampling.numbers)
+        sampler = WordSampler(
+            prompt_index=prompt.index,
+            proposers=self._proposers,
+            weights=self._weights_for(prompt),
+            draws=sampling.draws,
+            is_greedy=sampling.is_greedy,
+            numbers=sampling.numbers,
+        )
         return SampledRound(self.members, self._proposers, sampler)
 
-    def _make_span_round(self) -> Round[Cursor]:
+    def _make_span_round(self) -> Round[WrittenText]:
         """The round over spans, which serves all prompts."""
-        method, prefetchers = self.strategies[0], [Prefetcher(proposer) for proposer in self._proposers]
+        method = self.strategies[0]
+        prefetchers = [Prefetcher(proposer) for proposer in self._proposers]
         for proposer in self._proposers:
             proposer.stops = self._answer_stops()
             if (sampling := self.prompts[0].sampling) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from .member_weights import shares
 from .pool import Candidate, Pool
 from .proposer import Proposals, Proposer
 from .requests import ForwardRequest, Requests
-from .round import Cursor, Round
+from .round import Round, WrittenText
 from .samplers import WordSampler
 from .scoring import span_nll
 
@@ -22,9 +21,9 @@ _MOST_REFUSED = 8
 
 
 @dataclass(eq=False)
-class SampledRound(Round[Cursor]):
+class SampledRound(Round[WrittenText]):
     """
-    The rounds of one prompt whose words are drawn.
+    Runs rounds in which a word is drawn, for one prompt.
 
     Args:
         members (`list[Member]`): the members, the main model first.
@@ -35,42 +34,43 @@ class SampledRound(Round[Cursor]):
     proposers: Sequence[Proposer]
     sampler: WordSampler
 
-    def run(self, cursor: Cursor) -> Requests[Pool]:
+    def run(self, text: WrittenText) -> Requests[Pool]:
         """Draw until a word is accepted; one that does not fit into a context is `dropped`."""
         num_proposals = [0] * len(self.members)  # refused ones, too
-        for self._num_refused in itertools.count():
-            pool = yield from super().run(cursor)
+        self._num_refused = 0
+        while True:  # the main model's own words are accepted
+            pool = yield from super().run(text)
             num_proposals = [a + b for a, b in zip(num_proposals, pool.num_proposals, strict=True)]
             if pool.winner is not None:
                 pool.num_proposals = num_proposals
                 del self._word  # its nodes and their logits live no longer than the round
                 return pool
-        raise AssertionError("unreachable: the main model's own words are accepted")
+            self._num_refused += 1
 
-    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """The word that one member draws."""
         self._author, self._word = yield from self.sampler.sample(0 if self._num_refused == _MOST_REFUSED else None)
         pool.add(self._author, Proposals([self.proposers[self._author].proposal([self._word])], []))
 
-    def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+    def score(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Give the word its log-probabilities under the member that drew it, and under the main model where its
         processors or the caller need them."""
         (candidate,) = pool.ranked()
-        cursor.drop_unfit(pool)
+        text.drop_unfit(pool)
         if self._outgrows_context(candidate):
             return
-        index, author = cursor.prompt.index, self._author
+        index, author = text.prompt.index, self._author
         (of_author,) = self.members[author].log_probs(index, [Span(candidate.ids[author], candidate.ends)])
         candidate.log_probs[author] = of_author
         main = self.members[0]
-        is_read = main.has_processors or cursor.prompt.keeps_logits or candidate.ends
+        is_read = main.has_processors or text.prompt.keeps_logits or candidate.ends
         if author > 0 and is_read and candidate.reaches_caller and -math.inf not in of_author:
-            span = cursor.span(0, pool, candidate)
+            span = text.span(0, pool, candidate)
             if needed := main.needed_to_score(index, [span]):
                 yield ForwardRequest(0, needed)
             (candidate.log_probs[0],) = main.log_probs(index, [span])
 
-    def choose(self, cursor: Cursor, pool: Pool) -> Requests[Candidate | None]:
+    def choose(self, text: WrittenText, pool: Pool) -> Requests[Candidate | None]:
         """The word; `None` where it is refused."""
         yield from ()
         (candidate,) = pool.ranked()
@@ -97,6 +97,6 @@ class SampledRound(Round[Cursor]):
         return candidate.dropped is not None and candidate.reaches_caller
 
     def _is_allowed(self, candidate: Candidate) -> bool:
-        """Whether an assistant may say the word (it may not, where nothing was left to it), and whether the main model
-        can write it and may say it."""
+        """Whether an assistant's word may be committed: no processors of the assistant or of the main model forbid it,
+        and the main model has tokens for it."""
         return candidate.reaches_caller and all(-math.inf not in values for values in candidate.log_probs.values())

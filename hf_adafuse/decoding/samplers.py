@@ -82,8 +82,8 @@ class WordSampler:
         proposer, last = self._proposers[member_index], self._last
         allow = None
         if not word.nodes and last is not None:
-            over = GrowingWord((node,), last)
-            allow = lambda token: proposer.ends_before(over, token)  # noqa: E731
+            # The last word must end before the token, else the token would go on with that word.
+            allow = lambda token: proposer.bytes_end_before(last, token)  # noqa: E731
         token = self._draws[member_index](node, self._numbers, allow)
         if not word.nodes:
             begun = proposer.begin(node, token)

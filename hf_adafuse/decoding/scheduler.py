@@ -15,7 +15,7 @@ from ..servers.daemon_threads import begin as begin_in_thread
 from ..servers.daemon_threads import server_wait
 from ..trees.nodes import Node
 from ..trees.pass_policy import next_member, policy_for, urgency
-from .requests import ForwardRequest, Requests, SideBySide
+from .requests import ForwardRequest, ParallelMembers, Requests
 
 
 @dataclass(eq=False)
@@ -51,41 +51,41 @@ class Scheduler:
         members (`list[Member]`): the members.
         likely (`list[Callable]`): per member, `likely(prompt_index)` gives the nodes that the prompt may need when the
             member is asked next.
-        on_pause (`Callable`): called before each pass with the prompts that have moved on since the last one. Returns
-            the generators of further prompts, by their indices.
+        refill (`Callable`): called before each pass with the prompts that have advanced since the last one: those among
+            them that are finished leave. Returns the generators of the prompts that take their places, by index.
         num_left (`Callable`, *optional*): `num_left(prompt_index)` gives how many tokens the prompt may still get, or
             `None` where there is no limit.
-        begin_added (`Callable`, *optional*): called when `steps` goes on after a yield. Returns the generators of the
-            prompts that were added meanwhile, by their indices.
+        begin_waiting (`Callable`, *optional*): called when `steps` goes on after a yield. Returns the generators of the
+            prompts that were added meanwhile, by index.
         is_in_turns (`bool`, *optional*, defaults to `False`): whether a member goes on until no prompt waits for it.
             Each member then makes as many passes as its longest text has tokens. Otherwise prompts that wait for less
             begin with the next member, and the others follow in passes of their own.
 
     Attributes:
-        served (`list[int]`): the prompts of the pass that is run, or that has failed.
+        prompts_in_pass (`list[int]`): the prompts of the pass that is run, or that has failed.
     """
 
     def __init__(
         self,
         members: Sequence[Member],
         likely: Sequence[Callable[[int], list[Node]]],
-        on_pause: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
+        refill: Callable[[Iterable[int]], Mapping[int, Requests[None]]],
         num_left: Callable[[int], int | None] = lambda prompt_index: None,
-        begin_added: Callable[[], Mapping[int, Requests[None]]] = dict,
+        begin_waiting: Callable[[], Mapping[int, Requests[None]]] = dict,
         is_in_turns: bool = False,
     ) -> None:
         self._members = members
         self._likely = likely
-        self._on_pause = on_pause
+        self._refill = refill
         self._num_left = num_left
-        self._begin_added = begin_added
+        self._begin_waiting = begin_waiting
         self._is_in_turns = is_in_turns
         self._waiting: list[_Waiting] = [{} for _ in members]
         self._running: dict[Future[Any], tuple[int, Pass, _Waiting]] = {}
         self._devices = [member.device_key for member in members]
         self._last: dict[Any, int] = {}  # per device, whose pass was the last one
-        self._left_out: list[int] = []  # further prompts that are told of at the next pause
-        self.served: list[int] = []
+        self._left_out: list[int] = []  # further prompts of which `refill` is told next
+        self.prompts_in_pass: list[int] = []
 
     def run(self, prompts: Mapping[int, Requests[None]]) -> None:
         """As of `steps`, to the end."""
@@ -107,15 +107,15 @@ class Scheduler:
         while True:
             for task in ready:
                 self._advance(task)
-            paused = [*self._left_out, *(task.prompt_index for task in ready)]
+            advanced = [*self._left_out, *(task.prompt_index for task in ready)]
             self._left_out = []
-            ready = _tasks(self._on_pause(paused))
+            ready = _tasks(self._refill(advanced))
             if ready:
                 continue
             if not self._running and not any(self._waiting):
                 return
             yield
-            added = _tasks(self._begin_added())
+            added = _tasks(self._begin_waiting())
             for task in added:
                 self._advance(task)
             self._left_out += [task.prompt_index for task in added]  # one may have no room for a single token
@@ -123,7 +123,7 @@ class Scheduler:
 
     def leave_out(self, prompt_index: int) -> bool:
         """
-        Stop running a prompt. Called between two passes; `on_pause` is told of the prompt before the next one.
+        Stop running a prompt. Called between two passes; `refill` is told of the prompt before the next one.
 
         Returns:
             whether the prompt was stopped; `False` while a server reads for it.
@@ -135,20 +135,28 @@ class Scheduler:
         self._left_out.append(prompt_index)
         return True
 
-    def _advance(self, task: _Task | None) -> None:
-        """Let a task go on until it waits, and those that wait for it."""
-        while task is not None:
+    def _advance(self, task: _Task) -> None:
+        """
+        Let a task go on until it waits.
+
+        A task with parts waits until all of them have ended. The part that ends last resumes it: parts run one after
+        another here, so exactly one of them finds `num_open` at 0.
+        """
+        while True:
             try:
                 request = task.requests.send(task.results or None)
             except StopIteration as stop:
-                above = task.parent
-                if above is not None:
-                    above.results[task.number] = stop.value
-                    above.num_open -= 1
-                task = above if above is not None and above.num_open == 0 else None
+                parent = task.parent
+                if parent is None:
+                    return
+                parent.results[task.number] = stop.value
+                parent.num_open -= 1
+                if parent.num_open > 0:
+                    return
+                task = parent
                 continue
             task.results = []
-            if isinstance(request, SideBySide):
+            if isinstance(request, ParallelMembers):
                 task.num_open = len(request.parts)
                 task.results = [None] * len(request.parts)
                 for number, part in enumerate(request.parts):
@@ -160,20 +168,20 @@ class Scheduler:
     def _serve(self) -> list[_Task]:
         """Begin the passes that can be begun, and finish some; returns the tasks that need wait no longer."""
         for member_index, member in enumerate(self._members):
-            # One pass of each at a time: what becomes ready meanwhile goes in the next, in fewer requests than apart.
+            # One pass of each at a time: what becomes ready meanwhile goes in the next, in fewer requests.
             is_free = all(index != member_index for index, _, _ in self._running.values())
             if member.runs_elsewhere and self._waiting[member_index] and is_free:
-                self._begin_apart(member_index)
-        here = self._next_here()
-        if len(here) == 1:
-            (member_index,) = here
+                self._begin_in_thread(member_index)
+        local_members = self._next_local_members()
+        if len(local_members) == 1:
+            (member_index,) = local_members
             begun, waiting = self._begin(member_index)
             ready = self._finish(member_index, begun, waiting, begun.work)
         else:
             # Members on several devices: none of their trees is touched until all have done.
-            apart = [self._begin_apart(member_index) for member_index in here]
-            if apart:
-                wait(apart)
+            futures = [self._begin_in_thread(member_index) for member_index in local_members]
+            if futures:
+                wait(futures)
             else:
                 with server_wait():
                     wait(self._running, return_when=FIRST_COMPLETED)
@@ -182,7 +190,7 @@ class Scheduler:
             ready += self._finish(*self._running.pop(future), future.result)
         return ready
 
-    def _next_here(self) -> list[int]:
+    def _next_local_members(self) -> list[int]:
         """The members on this machine whose turn it is: one for each device."""
         found = []
         for device in dict.fromkeys(self._devices):
@@ -202,7 +210,7 @@ class Scheduler:
         needs = {prompt: (read.nodes, list(read.useful)) for prompt, (read, _) in waiting.items()}
         return self._members[member_index].begin_pass(needs, self._likely[member_index]), waiting
 
-    def _begin_apart(self, member_index: int) -> Future[Any]:
+    def _begin_in_thread(self, member_index: int) -> Future[Any]:
         begun, waiting = self._begin(member_index)
         future = begin_in_thread(begun.work)
         self._running[future] = member_index, begun, waiting
@@ -210,7 +218,7 @@ class Scheduler:
 
     def _finish(self, member_index: int, begun: Pass, waiting: _Waiting, result: Callable[[], Any]) -> list[_Task]:
         """What a pass gave goes to those that waited; who needs more waits on."""
-        self.served = list(waiting)
+        self.prompts_in_pass = list(waiting)
         read = set(begun.finish(result))
         ready = []
         for prompt_index, (request, task) in waiting.items():

@@ -24,7 +24,7 @@ class ScoredSpan:
         log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
             tokens that begin in the word. The list of a member that has nothing to score is empty.
         num_bytes (`list[int]`): per word, its length in bytes of UTF-8. `END` counts as one.
-        proposers (`tuple[int]`): the members that proposed it, each as often as it did.
+        proposers (`tuple[int]`): the members that proposed it, `(0, 0, 1)` where member 0 did so twice.
         logits (`list[list[float]]`): per member, the logits of its own tokens, where the strategy `needs_logits`.
         tokens (`list[list[list[int]]]`): per member and word, the tokens of `log_probs`; that of `END` is negative.
             Empty unless the strategy `needs_tokens`.

@@ -1,5 +1,5 @@
-"""From what the members computed to one winner: candidates as words with log-probabilities, and the trust in each
-member, per prompt. The rules themselves are the strategies'.
+"""Has the strategy of a prompt choose the winner of a round. It gives the strategy the candidates as words with each
+member's log-probabilities, and how much each member counts. Called by rounds over spans.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class Selector:
     def choose(self, prompt: Prompt, pool: Pool) -> Candidate | None:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
-        strategy, is_first = self._strategies[prompt.index], not (prompt.text or prompt.goes_on)
+        strategy = self._strategies[prompt.index]
+        is_first = not (prompt.text or prompt.continues_earlier_call)
         spans = [
-            self._scored_span(strategy, candidate, is_first, pool.first_choice_of(candidate))
+            self._scored_span(strategy, candidate, is_first, pool.members_whose_best_is(candidate))
             for candidate in candidates
         ]
         best = pool.best_of(0)
@@ -86,8 +87,9 @@ class Selector:
         """The words of a text."""
         return tuple(self._splitter.split(text))
 
-    def admits(self, prompt: Prompt, fused: Candidate) -> bool:
-        """Whether no member's processors forbid what the method wrote; then it stands before all others."""
+    def score_fused_text(self, prompt: Prompt, fused: Candidate) -> bool:
+        """Give what the method wrote its NLLs, and the best score: it stands before all others. Where a member's
+        processors forbid it, it is dropped. Returns whether it can be committed."""
         strategy = self._strategies[prompt.index]
         span = self._scored_span(strategy, fused)
         (nlls,) = strategy.nlls([span], len(self._vocabularies))
@@ -118,6 +120,8 @@ class Selector:
         is_first: bool = False,
         first_choice_of: tuple[int, ...] = (),
     ) -> ScoredSpan:
+        """A candidate that all members have scored, as the strategy sees it: its words or other units, and which of the
+        members' log-probabilities belong to each."""
         members = range(len(self._vocabularies))
         words = strategy.units(self._splitter.split(candidate.text)) if candidate.text else []
         log_probs = [
@@ -131,13 +135,11 @@ class Selector:
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         tokens = [of_words if any(of_words) else [] for of_words in tokens]
         num_bytes = [len(word.encode("utf-8", "replace")) for word in words] + [1] * candidate.ends
-        whole = (*words, *[END] * candidate.ends)
-        proposers = tuple(sorted(candidate.times.elements()))
         return ScoredSpan(
-            whole,
-            log_probs,
-            num_bytes,
-            proposers,
+            words=(*words, *[END] * candidate.ends),
+            log_probs=log_probs,
+            num_bytes=num_bytes,
+            proposers=tuple(sorted(candidate.times.elements())),
             logits=candidate.logits,
             tokens=tokens,
             is_first=is_first,

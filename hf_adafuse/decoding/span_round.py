@@ -16,15 +16,15 @@ from .member_turns import MemberTurns
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .proposer import Proposer
-from .requests import ForwardRequest, Requests, of_each
+from .requests import ForwardRequest, Requests, run_on_each_member
 from .reviews import Reviews
-from .round import Cursor, Round, outgrows, write
+from .round import Round, WrittenText, outgrows, write
 from .selector import Selector
 from .strategies.strategy import SpanStrategy
 
 
 @dataclass(eq=False)
-class SpanRound(Round[Cursor]):
+class SpanRound(Round[WrittenText]):
     """
     A round as the paper has it (sections 3.2 to 3.4): all members propose, all score, one candidate is chosen.
 
@@ -39,35 +39,37 @@ class SpanRound(Round[Cursor]):
     selector: Selector
     needs_logits: bool
 
-    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         for proposer in self.proposers:
-            proposals = yield from proposer.propose(cursor.node(proposer.member_index))
+            proposals = yield from proposer.propose(text.node(proposer.member_index))
             pool.add(proposer.member_index, proposals)
 
-    def score(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+    def score(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Give the candidates that could be appended their log-probabilities, by at most one pass of each member."""
-        cursor.drop_unfit(pool)
-        yield from self.add_log_probs(cursor, pool, [one for one in pool.ranked() if one.dropped is None])
+        text.drop_unfit(pool)
+        yield from self.add_log_probs(text, pool, [one for one in pool.ranked() if one.dropped is None])
 
-    def choose(self, cursor: Cursor, pool: Pool) -> Requests[Candidate | None]:
+    def choose(self, text: WrittenText, pool: Pool) -> Requests[Candidate | None]:
         yield from ()
-        return self.selector.choose(cursor.prompt, pool)
+        return self.selector.choose(text.prompt, pool)
 
-    def add_log_probs(self, cursor: Cursor, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
+    def add_log_probs(self, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
         """Give candidates their log-probabilities under every member, and their logits where these are needed."""
-        members, index = range(len(self.members)), cursor.prompt.index
-        parts = [self._read(k, cursor, pool, candidates) for k in members]
-        yield from of_each(parts, [member.device_key for member in self.members])
+        members, index = range(len(self.members)), text.prompt.index
+        parts = [self._read(k, text, pool, candidates) for k in members]
+        yield from run_on_each_member(parts, [member.device_key for member in self.members])
         if self.needs_logits:
             for candidate in candidates:
-                spans = [cursor.span(k, pool, candidate) for k in members]
+                spans = [text.span(k, pool, candidate) for k in members]
                 pairs = zip(self.members, spans, strict=True)
                 candidate.logits = [member.logits(index, span)[span.start :] for member, span in pairs]
 
-    def _read(self, member_index: int, cursor: Cursor, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
+    def _read(
+        self, member_index: int, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]
+    ) -> Requests[None]:
         """Give candidates their log-probabilities under one member."""
-        member, prompt_index = self.members[member_index], cursor.prompt.index
-        spans = [cursor.span(member_index, pool, candidate) for candidate in candidates]
+        member, prompt_index = self.members[member_index], text.prompt.index
+        spans = [text.span(member_index, pool, candidate) for candidate in candidates]
         useful = self._useful(member, prompt_index, spans)
         if needed := member.needed_to_score(prompt_index, spans):
             yield ForwardRequest(member_index, needed, useful)
@@ -105,11 +107,11 @@ class CommittedSpanRound(SpanRound):
     joint_round: SpanRound | None
     reviews: Reviews | None
 
-    def propose(self, cursor: Cursor, pool: Pool) -> Requests[None]:
+    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Each member in its turn; then, where the method asks for it, all of them together."""
-        yield from self.turns.propose(cursor, pool)
+        yield from self.turns.propose(text, pool)
         if self.joint_round is not None:
-            answer = JointAnswer(self.members, cursor.prompt, self.stops)
+            answer = JointAnswer(self.members, text.prompt, self.stops)
             yield from write(self.joint_round, answer)
             answer.add_to(pool)
 
@@ -117,17 +119,17 @@ class CommittedSpanRound(SpanRound):
         """The ends of the candidates: at one of them the next round begins."""
         return member.mark_ends(prompt_index, spans)
 
-    def choose(self, cursor: Cursor, pool: Pool) -> Requests[Candidate | None]:
+    def choose(self, text: WrittenText, pool: Pool) -> Requests[Candidate | None]:
         """The method's choice; one that does not fit into a context, `dropped`, where nothing else may come."""
-        prompt = cursor.prompt
+        prompt = text.prompt
         self._tell_facts(prompt)
         if self.reviews is not None:
             yield from self.reviews.rate(prompt, pool)
-        chosen = yield from super().choose(cursor, pool)
+        chosen = yield from super().choose(text, pool)
         if chosen is None:
-            winner = yield from self._own_word(cursor, pool)
+            winner = yield from self._own_word(text, pool)
         else:
-            winner = yield from self._written(cursor, pool, chosen)
+            winner = yield from self._write_fused_answer(text, pool, chosen)
         if winner.dropped is None:
             self.turns.note_winner(pool, winner)
             self.selector.learn(prompt, winner)
@@ -138,35 +140,35 @@ class CommittedSpanRound(SpanRound):
         strategy = self.strategies[prompt.index]
         if strategy.needs_prompt_facts:
             entropies = [member.entropy(prompt.index) for member in self.members]
-            nlls = [_known(member.prompt_and_question_nlls[prompt.index]) for member in self.members]
+            nlls = [_none_for_nan(member.prompt_and_question_nlls[prompt.index]) for member in self.members]
             strategy.prompt_facts = PromptFacts(entropies, [one for one, _ in nlls], [one for _, one in nlls])
 
-    def _own_word(self, cursor: Cursor, pool: Pool) -> Requests[Candidate]:
+    def _own_word(self, text: WrittenText, pool: Pool) -> Requests[Candidate]:
         """Every candidate is forbidden: the main model's greedy word, dropped where it does not fit into a context."""
-        word = yield from self.proposers[0].propose_word(cursor.node(0))
+        word = yield from self.proposers[0].propose_word(text.node(0))
         candidate = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
-        member = cursor.outgrown(pool, candidate)
+        member = text.outgrown(pool, candidate)
         candidate.dropped = None if member is None else outgrows(member)
         return candidate
 
-    def _written(self, cursor: Cursor, pool: Pool, winner: Candidate) -> Requests[Candidate]:
-        """What the method writes itself of the answers; the winner where it writes nothing, or where that cannot be
-        committed."""
-        text = self.selector.fused_text(cursor.prompt, pool, winner)
-        if text is None:
+    def _write_fused_answer(self, text: WrittenText, pool: Pool, winner: Candidate) -> Requests[Candidate]:
+        """The answer that the method writes itself from the candidates; the winner where it writes none, or where its
+        answer cannot be committed."""
+        answer = self.selector.fused_text(text.prompt, pool, winner)
+        if answer is None:
             return winner
         # An answer ends; without such a token of the main model's, where its text does.
-        fused = pool.add_text(text, self.selector.words(text), ends=bool(self.members[0].eos_ids))
+        fused = pool.add_text(answer, self.selector.words(answer), ends=bool(self.members[0].eos_ids))
         if fused.proposers:
-            return fused if text and fused.dropped is None and fused.score < math.inf else winner
-        if not text:
+            return fused if answer and fused.dropped is None and fused.score < math.inf else winner
+        if not answer:
             fused.dropped = "nothing was written"
             return winner
-        cursor.drop_unfit(pool)
+        text.drop_unfit(pool)
         if fused.dropped is not None:
             return winner
-        yield from self.add_log_probs(cursor, pool, [fused])
-        return fused if self.selector.admits(cursor.prompt, fused) else winner
+        yield from self.add_log_probs(text, pool, [fused])
+        return fused if self.selector.score_fused_text(text.prompt, fused) else winner
 
 
 @dataclass(eq=False)
@@ -180,16 +182,18 @@ class AnswerRound(CommittedSpanRound):
 
     keeps_logits: Callable[[int, int], bool]
 
-    def _read(self, member_index: int, cursor: Cursor, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
-        member, prompt_index = self.members[member_index], cursor.prompt.index
-        spans = [cursor.span(member_index, pool, candidate) for candidate in candidates]
+    def _read(
+        self, member_index: int, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]
+    ) -> Requests[None]:
+        member, prompt_index = self.members[member_index], text.prompt.index
+        spans = [text.span(member_index, pool, candidate) for candidate in candidates]
         keeps_logits = self.keeps_logits(member_index, prompt_index)
         log_probs = yield from long_log_probs(member_index, member, prompt_index, spans, keeps_logits)
         for candidate, values in zip(candidates, log_probs, strict=True):
             candidate.log_probs[member_index] = values
 
 
-def _known(nlls: tuple[float, float]) -> tuple[float | None, float | None]:
-    """What is not known is NaN in numbers of members, and `None` in facts."""
+def _none_for_nan(nlls: tuple[float, float]) -> tuple[float | None, float | None]:
+    """Two NLLs with `None` in the place of NaN: members have NaN for an unknown number, and facts have `None`."""
     whole, last = (None if math.isnan(nll) else nll for nll in nlls)
     return whole, last

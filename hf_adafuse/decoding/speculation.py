@@ -51,7 +51,8 @@ class Prefetcher:
         return nodes
 
     def greedy_text(self, end: Node) -> str:
-        """The text with which it would go on after a node, as far as it has read: a draft for the others."""
+        """The text with which it would go on after a node, as far as it has read: the others may read it
+        too, before it is proposed."""
         nodes = self.add_greedy_nodes(end)
         return self._member.vocabulary.text([node.token for node in nodes])
 
@@ -66,8 +67,8 @@ class Prefetcher:
         ends = [node for node in root.computed_descendants() if node.ends_candidate and node.logprobs is not None]
         return [node for end in (root, *ends) for node in self._add_frontier(end)]
 
-    def add_draft(self, end: Node, ids: list[int]) -> list[Node]:
-        """The nodes of a text that may come on the table after a node, as far as the context holds it."""
+    def add_later_nodes(self, end: Node, ids: list[int]) -> list[Node]:
+        """The nodes of a text that may come into the pool later, as far as the context holds it."""
         return end.add_path(ids[: int(max(0, min(len(ids), self._member.room_after(end))))])
 
     def _add_frontier(self, end: Node) -> list[Node]:
@@ -89,8 +90,8 @@ class AcceptanceStats:
         record[0] += has_won
         record[1] += 1
 
-    def odds(self, margin: float) -> float:
-        """That the best candidate wins, given the margin of its last word."""
+    def win_probability(self, margin: float) -> float:
+        """The probability that the best candidate wins, given the margin of its last word."""
         wins, rounds = self._wins[_bucket(margin)]
         return wins / rounds
 
@@ -120,16 +121,20 @@ def propose_ahead(
     Returns:
         what it proposes, each as the texts of all rounds up to it.
     """
-    member, chains, texts, ids = proposer.member, list[list[str]](), list[str](), list[int]()
+    member = proposer.member
     saved = sum(other.costs.seconds(2) for other in others)
-    turn_cost, odds = sum(map(member.costs.seconds, sizes)), 1.0
+    turn_cost = sum(map(member.costs.seconds, sizes))
+    win_probability = 1.0  # that the best candidates of all rounds so far win
+    chains = list[list[str]]()
+    texts = list[str]()
+    ids = list[int]()
     for _ in range(policy_for(member.device).max_rounds_ahead):
         best = proposals.spans[0]
-        odds *= record.odds(proposals.margins[-1]) if proposals.margins else 0.0
+        win_probability *= record.win_probability(proposals.margins[-1]) if proposals.margins else 0.0
         texts = [*texts, best.text]
         is_full = member.room_in_tree(end.prompt_index) < sum(sizes)
         cannot = best.ends or not best.ids or is_full or is_last(texts)
-        if cannot or not pays_ahead(odds, turn_cost, saved):
+        if cannot or not pays_ahead(win_probability, turn_cost, saved):
             break
         ids += best.ids
         proposals = yield from proposer.propose(end.add_path(ids)[-1])

@@ -68,7 +68,9 @@ class TokenText(CommittedText):
         return None if ids is None else member.path(self.prompt.index, ids)[-1]
 
     def close(self) -> None:
-        """All of the text is in every member's prefix, as far as it can be written, and in the rounds."""
+        """Finish as in [`CommittedText`]. Put what is left of the text into every assistant's prefix, as far as the
+        assistant can write it, and into the rounds."""
+        super().close()
         for k in range(1, len(self.members)):
             self._flush_tail(k)
         if self._unshown:  # it ends inside a character
@@ -80,15 +82,17 @@ class TokenText(CommittedText):
             self._unshown = []
 
     def _words_taken(self, winner: Candidate, ids: list[int], num_taken: int) -> tuple[str, list[str]]:
-        text = self._shown(ids[:num_taken])
+        text = self._show(ids[:num_taken])
         return text, [text] if text else []
 
-    def _shown(self, ids: list[int]) -> str:
-        """The text that these tokens of the main model add, once its characters are whole."""
-        vocabulary, self._unshown = self.members[0].vocabulary, [*self._unshown, *ids]
-        if is_mid_character(b"".join(map(vocabulary.piece, self._unshown))):
+    def _show(self, ids: list[int]) -> str:
+        """The text that these tokens of the main model add to what rounds show. Tokens that end inside a character add
+        nothing, until its other bytes come."""
+        self._unshown += ids
+        if is_mid_character(self.data(self._unshown)):
             return ""
-        text, self._unshown = vocabulary.text(self._unshown), []
+        text = self.members[0].vocabulary.text(self._unshown)
+        self._unshown = []
         return text
 
     def _extend_assistants(self, pool: Pool, winner: Candidate) -> None:
@@ -106,6 +110,15 @@ class TokenText(CommittedText):
             self._follow(k, ids, data)
 
     def _follow(self, member_index: int, ids: list[int], data: bytes) -> None:
+        """
+        An assistant takes what has been committed: by the same ids where it has the main model's tokenizer, else by its
+        bytes. Before a new word, and after as many tokens as a word may have, it first encodes its tail.
+
+        Args:
+            member_index (`int`): of the assistant.
+            ids (`list[int]`): the main model's tokens.
+            data (`bytes`): what they write.
+        """
         if self.members[member_index].has_main_tokenizer:
             self.members[member_index].commit(self.prompt.index, ids)
             return
@@ -124,7 +137,10 @@ class TokenText(CommittedText):
         return ids is not None and len(ids) >= self._strategy.config.max_word_tokens
 
     def _flush_tail(self, member_index: int) -> None:
-        tail, self.tails[member_index] = self.tails[member_index], b""
+        """Encode an assistant's tail, and commit it to its prefix. Bytes that are no whole character are left out where
+        its vocabulary has no tokens of them."""
+        tail = self.tails[member_index]
+        self.tails[member_index] = b""
         if tail:
             member = self.members[member_index]
             ids = tokens_of(member.vocabulary, tail)
@@ -139,7 +155,7 @@ T = TypeVar("T", bound=TokenText)
 @dataclass(eq=False)
 class TokenRound(Round[T]):
     """
-    The rounds of one prompt: each fuses the members' next-token distributions.
+    Runs rounds each of which fuses the members' next-token distributions.
 
     Args:
         members (`list[Member]`): the members, the main model first.
@@ -150,9 +166,9 @@ class TokenRound(Round[T]):
     strategy: TokenStrategy
     weights: Sequence[float]
 
-    def propose(self, cursor: T, pool: Pool) -> Requests[None]:
+    def propose(self, text: T, pool: Pool) -> Requests[None]:
         """What the method makes of the members' distributions: candidates with their scores, best first."""
-        distributions = yield from self._ask(cursor)
+        distributions = yield from self._next_distributions(text)
         pool.num_proposals = [int(one is not None) for one in distributions]
         found = self.strategy.choose(distributions, self.weights)
         if not isinstance(found, list) or not all(isinstance(one, NextToken) for one in found):
@@ -166,11 +182,11 @@ class TokenRound(Round[T]):
         pool.criterion = self.strategy.criterion
         pool.highest_wins = self.strategy.highest_wins
 
-    def _ask(self, cursor: T) -> Requests[list[Distribution | None]]:
+    def _next_distributions(self, text: T) -> Requests[list[Distribution | None]]:
         """What each member would say next; `None` of one that is not asked, or cannot write the text so far."""
         distributions: list[Distribution | None] = [None] * len(self.members)
         for k, member in enumerate(self.members):
-            node = cursor.end(k)
+            node = text.end(k)
             if node is None or (k > 0 and distributions[0] is not None and not self.strategy.asks(distributions[0])):
                 continue
             if missing := unread([node]):
@@ -178,27 +194,29 @@ class TokenRound(Round[T]):
             distributions[k] = Distribution(member, node.logprobs)
         return distributions
 
-    def score(self, cursor: T, pool: Pool) -> Requests[None]:
+    def score(self, text: T, pool: Pool) -> Requests[None]:
         """Nothing is left to do: the distributions have every token's probability."""
         yield from ()
 
-    def choose(self, cursor: T, pool: Pool) -> Requests[Candidate | None]:
+    def choose(self, text: T, pool: Pool) -> Requests[Candidate | None]:
         """The best that the main model can say; where it can say none of it, its own most likely token."""
         for candidate in pool.ranked():
-            if (yield from self._can_say(cursor, candidate)):
+            if (yield from self._can_say(text, candidate)):
                 return candidate
         main = self.members[0]
-        token = cursor.node(0).logprobs.top[0]
+        token = text.node(0).logprobs.top[0]
         is_end = token in main.eos_ids
         own = NextToken(None if is_end else b"", [] if is_end else [token], 0.0, [None] * len(self.members))
         candidate = self._candidate(own)
         pool.fill([candidate])
         return candidate
 
-    def _can_say(self, cursor: T, candidate: Candidate) -> Requests[bool]:
+    def _can_say(self, text: T, candidate: Candidate) -> Requests[bool]:
         """Whether the main model may write a text of several tokens, by its processors and its context."""
-        main, prompt_index, ids = self.members[0], cursor.prompt.index, candidate.ids[0]
-        if len(ids) > main.room_after(cursor.node(0)):
+        main = self.members[0]
+        prompt_index = text.prompt.index
+        ids = candidate.ids[0]
+        if len(ids) > main.room_after(text.node(0)):
             return False
         if not ids and not candidate.ends:
             return False  # nothing would be said, for ever

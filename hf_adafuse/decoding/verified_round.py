@@ -20,7 +20,7 @@ from ..members.passes import unread
 from ..trees.nodes import Node
 from .member_weights import shares
 from .pool import Candidate, Pool
-from .requests import ForwardRequest, Requests, of_each
+from .requests import ForwardRequest, Requests, run_on_each_member
 from .scoring import span_nll
 from .strategies.safe import DRAFTED, SAFE
 from .token_round import TokenRound, TokenText
@@ -68,12 +68,17 @@ class _RetokenizedDraft:
         return self.boundaries[at] if at < len(self.boundaries) else None
 
     def node_before(self, at: int) -> Node:
-        """The node at the boundary before decision `at`, which has one."""
-        return self.nodes[self.boundaries[at] or 0]
+        """The node at the boundary before decision `at`, which must have one."""
+        return self.nodes[self._known_boundary(at)]
 
     def token(self, at: int) -> int:
-        """The verifier's own token that begins at decision `at`, which has a boundary."""
-        return self.ids[self.boundaries[at] or 0]
+        """The verifier's own token that begins at decision `at`, which must have a boundary."""
+        return self.ids[self._known_boundary(at)]
+
+    def _known_boundary(self, at: int) -> int:
+        boundary = self.boundary(at)
+        assert boundary is not None  # `VerifiedRound._is_asked` says `False` of other decisions
+        return boundary
 
 
 class VerifiedText(TokenText):
@@ -83,16 +88,16 @@ class VerifiedText(TokenText):
     Args: as of [`TokenText`].
 
     Attributes:
-        known (`list[Distribution]`, *optional*): what the members say next, where a draft has been read beyond the end
-            of the text: the token there is fused.
+        next_distributions (`list[Distribution]`, *optional*): per member, its distribution of the token after the text,
+            where a draft was read beyond the end of the text. That token is fused in the next round.
     """
 
-    known: list[Distribution | None] | None = None
+    next_distributions: list[Distribution | None] | None = None
 
     def goes_on(self) -> bool:
         """Whether a further round may be run, as in [`CommittedText`]. Where the members' next tokens are known, the
         room in their contexts does not matter: nothing more is read."""
-        return super().goes_on() if self.known is None else not self.prompt.is_finished
+        return super().goes_on() if self.next_distributions is None else not self.prompt.is_finished
 
     def own_ids(self, member_index: int, ids: list[int]) -> list[int]:
         """The text that is not yet in a verifier's prefix, and these tokens of the main model, in its own tokens; where
@@ -115,7 +120,7 @@ class VerifiedText(TokenText):
         if not winner.log_probs:
             return super()._words_taken(winner, ids, num_taken)
         pairs = [
-            (self._shown([token]), value) for token, value in zip(ids[:num_taken], winner.log_probs[0], strict=False)
+            (self._show([token]), value) for token, value in zip(ids[:num_taken], winner.log_probs[0], strict=False)
         ]
         words = [text for text, _ in pairs if text]
         winner.confidences = [min(math.exp(value), 1.0) for text, value in pairs if text]
@@ -134,7 +139,8 @@ class VerifiedText(TokenText):
 @dataclass(eq=False)
 class VerifiedRound(TokenRound[VerifiedText]):
     """
-    The rounds of one prompt: one commits the drafted tokens that are kept, the next one fuses the token after them.
+    Runs rounds of two kinds in turn: one commits the drafted tokens that are kept, the next one fuses the token after
+    them.
 
     Args:
         members, strategy, weights: as of [`TokenRound`].
@@ -142,34 +148,37 @@ class VerifiedRound(TokenRound[VerifiedText]):
 
     strategy: SAFE
 
-    def run(self, cursor: VerifiedText) -> Requests[Pool]:
-        if cursor.known is None:
-            kept = yield from self._kept(cursor)
+    def run(self, text: VerifiedText) -> Requests[Pool]:
+        if text.next_distributions is None:
+            kept = yield from self._draft_and_verify(text)
             if kept.num_decisions:
                 return self._draft_pool(kept)
-        pool = yield from super().run(cursor)
+        pool = yield from super().run(text)
         return pool
 
-    def _ask(self, cursor: VerifiedText) -> Requests[list[Distribution | None]]:
+    def _next_distributions(self, text: VerifiedText) -> Requests[list[Distribution | None]]:
+        """Those that the verification of the draft has left: nothing is read again."""
         yield from ()
-        known, cursor.known = cursor.known, None
-        assert known is not None  # a token is fused where the draft has been read
-        return known
+        distributions = text.next_distributions
+        assert distributions is not None  # a token is fused only where a draft has been verified
+        text.next_distributions = None
+        return distributions
 
-    def _kept(self, cursor: VerifiedText) -> Requests[_Draft]:
-        """Draft and verify: what is kept of the draft. After it a token is fused, unless all is kept."""
-        draft = self._shortened(cursor, (yield from self._drafted(cursor)))
+    def _draft_and_verify(self, text: VerifiedText) -> Requests[_Draft]:
+        """Draft and verify; returns what is kept of the draft. After it a token is fused, unless all is kept."""
+        draft = yield from self._write_draft(text)
+        draft = self._shorten(text, draft)
         verifiers = range(1, len(self.members))
-        retokenized = {k: self._retokenized(cursor, k, draft) for k in verifiers}
+        retokenized = {k: self._retokenize(text, k, draft) for k in verifiers}
         main = [Distribution(self.members[0], node.logprobs) for node in draft.nodes[: draft.num_decisions]]
-        asked = [at for at in range(draft.num_decisions) if self._is_asked(cursor, at, draft, main[at], retokenized)]
+        asked = [at for at in range(draft.num_decisions) if self._is_asked(text, at, draft, main[at], retokenized)]
         if asked:
             devices = [self.members[k].device_key for k in verifiers]
-            yield from of_each([self._read(k, retokenized[k], asked) for k in verifiers], devices)
+            yield from run_on_each_member([self._read(k, retokenized[k], asked) for k in verifiers], devices)
         for at in asked:
             others = [self._distribution(k, retokenized[k], at) for k in verifiers]
             if not self._keeps(at, draft, main[at], others, retokenized):
-                cursor.known = [main[at], *others]
+                text.next_distributions = [main[at], *others]
                 return _Draft(draft.ids[:at], draft.nodes[: at + 1], ends=False)
         return draft
 
@@ -200,9 +209,9 @@ class VerifiedRound(TokenRound[VerifiedText]):
         pool.criterion = DRAFTED
         return pool
 
-    def _drafted(self, cursor: VerifiedText) -> Requests[_Draft]:
+    def _write_draft(self, text: VerifiedText) -> Requests[_Draft]:
         """What the main model would write next, up to where it would end the text; all but its last token is read."""
-        main, prompt = self.members[0], cursor.prompt
+        main, prompt = self.members[0], text.prompt
         most = self.strategy.num_tokens
         if prompt.max_length is not None:
             most = max(1, min(most, prompt.max_length - len(prompt.ids)))
@@ -216,33 +225,37 @@ class VerifiedRound(TokenRound[VerifiedText]):
             nodes.append(nodes[-1].add_child(token))
         return _Draft([node.token for node in nodes[1:]], nodes, ends=False)
 
-    def _shortened(self, cursor: VerifiedText, draft: _Draft) -> _Draft:
+    def _shorten(self, text: VerifiedText, draft: _Draft) -> _Draft:
         """As much of a draft as every verifier's context holds, but one token at least."""
-        verifiers, ids = range(1, len(self.members)), draft.ids
-        while len(ids) > 1 and not all(cursor.holds(k, cursor.own_ids(k, ids)) for k in verifiers):
+        verifiers = range(1, len(self.members))
+        ids = draft.ids
+        while len(ids) > 1 and not all(text.holds(k, text.own_ids(k, ids)) for k in verifiers):
             ids = ids[:-1]
         return draft if ids == draft.ids else _Draft(ids, draft.nodes[: len(ids) + 1], ends=False)
 
-    def _retokenized(self, cursor: VerifiedText, member_index: int, draft: _Draft) -> _RetokenizedDraft:
-        member, ids = self.members[member_index], cursor.own_ids(member_index, draft.ids)
-        if not cursor.holds(member_index, ids):
+    def _retokenize(self, text: VerifiedText, member_index: int, draft: _Draft) -> _RetokenizedDraft:
+        """A draft in the tokens of a verifier. Where the verifier's context does not hold it, it has no boundaries."""
+        member = self.members[member_index]
+        ids = text.own_ids(member_index, draft.ids)
+        if not text.holds(member_index, ids):
             ids = []  # it has no boundaries, and is not asked
-        nodes = member.path(cursor.prompt.index, ids)
+        nodes = member.path(text.prompt.index, ids)
         if member.has_main_tokenizer:
             return _RetokenizedDraft(ids, nodes, [*range(len(ids) + 1)][: draft.num_decisions])
-        tail = cursor.tails[member_index]
-        whole, ends = tail + cursor.data(draft.ids), {0: 0}
+        tail = text.tails[member_index]
+        whole = tail + text.data(draft.ids)
+        ends = {0: 0}  # by number of bytes, after how many of the verifier's ids one ends there
         pieces = itertools.accumulate(map(member.vocabulary.piece, ids), initial=b"")
         for number, written in enumerate(pieces):
             if not whole.startswith(written):
                 break
             ends.setdefault(len(written), number)
-        starts = [len(tail + cursor.data(draft.ids[:at])) for at in range(draft.num_decisions)]
+        starts = [len(tail + text.data(draft.ids[:at])) for at in range(draft.num_decisions)]
         return _RetokenizedDraft(ids, nodes, [ends.get(start) for start in starts])
 
     def _is_asked(
         self,
-        cursor: VerifiedText,
+        text: VerifiedText,
         at: int,
         draft: _Draft,
         main: Distribution,
@@ -251,7 +264,7 @@ class VerifiedRound(TokenRound[VerifiedText]):
         """Whether the verifiers are asked about a decision of the draft: where all have a boundary and a token after
         it, and what they say can change it."""
         is_end = at == len(draft.ids)
-        if not retokenized or not (is_end or cursor.data([draft.ids[at]])) or not self.strategy.asks(main):
+        if not retokenized or not (is_end or text.data([draft.ids[at]])) or not self.strategy.asks(main):
             return False
         for one in retokenized.values():
             boundary = one.boundary(at)
@@ -260,10 +273,12 @@ class VerifiedRound(TokenRound[VerifiedText]):
         return not self.strategy.keeps_alone(self._log_prob(main, None if is_end else draft.ids[at]), self.weights)
 
     def _read(self, member_index: int, draft: _RetokenizedDraft, asked: Sequence[int]) -> Requests[None]:
+        """A verifier reads the draft up to the last decision about which it is asked."""
         if missing := unread(draft.node_before(at) for at in asked):
             yield ForwardRequest(member_index, missing)
 
     def _distribution(self, member_index: int, draft: _RetokenizedDraft, at: int) -> Distribution:
+        """What a verifier would say at decision `at` of the draft."""
         return Distribution(self.members[member_index], draft.node_before(at).logprobs)
 
     def _keeps(
@@ -284,4 +299,5 @@ class VerifiedRound(TokenRound[VerifiedText]):
         return self.strategy.keeps([first, *log_probs], likeliest, self.weights)
 
     def _log_prob(self, member: Distribution, token: int | None) -> float:
+        """Of a token, or of the end of the text (`None`)."""
         return member.end_log_prob if token is None else member.log_prob(token)

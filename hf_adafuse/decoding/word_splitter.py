@@ -69,7 +69,8 @@ class WordSplitter:
         """The words of `text`. Joined, they give `text` back."""
         if self.word_boundary == "whitespace" or not text.strip():
             return split_words(text)
-        words, space = list[str](), ""
+        words = list[str]()
+        space = ""  # what comes before the next word
         for segment in segments(text):
             if segment.strip():
                 words.append(space + segment)
@@ -105,15 +106,16 @@ def word_starts(tokens: list[bytes | None], splitter: WordSplitter) -> list[int]
     Where words start in a run of greedy tokens, given as their bytes (`None`: end of sequence). The first token starts
     one; the end `len(tokens)` is included when the last word is complete without looking further.
     """
-    starts, data, count = [0], b"", 0
+    starts = [0]
+    word: list[bytes] = []  # the tokens of the word so far
     for index, token in enumerate(tokens):
-        if count and splitter.is_complete(data, token):
+        if word and splitter.is_complete(b"".join(word), token):
             starts.append(index)
-            data, count = b"", 0
-        data, count = data + (token or b""), count + 1
-        if token is None or splitter.is_closed(data, count):
+            word = []
+        word.append(token or b"")
+        if token is None or splitter.is_closed(b"".join(word), len(word)):
             starts.append(index + 1)
-            data, count = b"", 0
+            word = []
     return list(dict.fromkeys(starts))
 
 

@@ -76,7 +76,7 @@ def load_model(name: str, **options: Any) -> Any:
     """A model by its Hub name, its folder or its server. It takes the `options` that belong to its kind: those of
     `from_pretrained`, or those of `ServedModel`."""
     check_member_name(name)
-    own = _known(name, options)
+    own = _options_of_kind(name, options)
     if is_served_name(name):
         return ServedModel.from_name(name, **own)
     for auto_class in (AutoModelForCausalLM, AutoModelForImageTextToText):
@@ -91,7 +91,8 @@ def load_model(name: str, **options: Any) -> Any:
     )
 
 
-def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _options_of_kind(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are for models of the kind of this one: behind servers, or loaded here."""
     is_served = is_served_name(name)
     return {option: value for option, value in options.items() if (option in _SERVED_OPTIONS) == is_served}
 
@@ -162,7 +163,7 @@ def _load_once(
     name = os.fspath(name)
     check_member_name(name)
     source = name if source is None else source
-    key = (kind, source, *sorted(_known(source, options).items(), key=str))
+    key = (kind, source, *sorted(_options_of_kind(source, options).items(), key=str))
     loaded = _ASSISTANTS.setdefault(main_model, {})
     if key not in loaded:
         try:

@@ -54,7 +54,7 @@ def assistant_prompts(
 
 
 def warn_of_damaged_prompts(
-    handles: Sequence[ModelHandle], prompts: Sequence[list[list[int]]], unread: Sequence[int]
+    handles: Sequence[ModelHandle], prompts: Sequence[list[list[int]]], derived: Sequence[int]
 ) -> None:
     """
     Warn, once for each case, where a member does not read the prompt that the caller means.
@@ -62,12 +62,12 @@ def warn_of_damaged_prompts(
     Args:
         handles (`list[ModelHandle]`): the main model first.
         prompts (`list[list[list[int]]]`): per member and prompt, the member's ids.
-        unread (`list[int]`): the assistants, by number, whose prompts have been made of the main model's ids.
+        derived (`list[int]`): the assistants, by number, whose prompts have been made of the main model's ids.
     """
     main, main_prompts = handles[0], prompts[0]
     for k, other in enumerate(handles):
         ends = other.vocabulary.appended
-        is_given = k not in unread
+        is_given = k not in derived
         if is_given and ends and any(len(ids) > len(ends) and ids[-len(ends) :] == ends for ids in prompts[k]):
             logger.warning_once(
                 f"The prompt of {other.name} ends with {other.tokenizer.decode(ends)!r}, which its tokenizer appends "
@@ -83,7 +83,7 @@ def warn_of_damaged_prompts(
                 "`hf_adafuse.chat_inputs(messages, [tokenizer, *assistant_tokenizers])`, or use "
                 '`pipeline("adafuse-text-generation", ...)` (`hf_adafuse.AdaFusePipeline`).'
             )
-    if any(not handles[k].has_main_tokenizer for k in unread):
+    if any(not handles[k].has_main_tokenizer for k in derived):
         lost = main.vocabulary.lost_in_prompts
         if not lost and any(map(main.vocabulary.has_unknown, main_prompts)):
             lost = ["characters that are not in its vocabulary"]

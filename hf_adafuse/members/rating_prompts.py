@@ -72,7 +72,7 @@ class RatingPrompts:
     The prompts in which one member rates.
 
     A prompt is the member's chat template around one message of the user's: the rubric, the question, up to three
-    responses, and which of them is to be rated. Prompts to the same question share their first ids, the head. What
+    responses, and which of them is to be rated. Prompts to the same question share their prefix. What
     answers say is encoded apart from it: special tokens that an answer spells out are characters.
 
     Args:
@@ -103,16 +103,16 @@ class RatingPrompts:
         else:
             self._closing = vocabulary.encode(after).ids
 
-    def head(self, question: str) -> list[int]:
+    def prefix(self, question: str) -> list[int]:
         """The ids up to the first answer."""
         content = _HEAD.format(rubric=self._rubric, question=question)
         text, has_template = rendered_turn(self._tokenizer, f"{content}{_PROBE}")
         before = text.rpartition(_PROBE)[0]
         return encode_marks(self._tokenizer, before) if has_template else self._vocabulary.encode_prompt(before)
 
-    def tail(self, answers: Sequence[str], rated: int) -> list[int]:
+    def suffix(self, answers: Sequence[str], rated: int) -> list[int]:
         """
-        The ids behind the head, up to the reply.
+        The ids behind the prefix, up to the reply.
 
         Args:
             answers (`list[str]`): one to three, in the order in which they are shown.

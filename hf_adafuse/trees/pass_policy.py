@@ -19,7 +19,7 @@ class Policy:
     float32."""
 
     # A pass takes likely nodes along up to a size that costs at most this many times what it costs anyway, and up to
-    # this many tokens. Useful ones, of which somebody has said so, come along whenever the pass is of several tokens.
+    # this many tokens. Useful ones, which a round has named, come along whenever the pass is of several tokens.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 1 --against greedy
     worthwhile_ratio = 1.8
     prefetched_tokens = 8
@@ -90,9 +90,10 @@ class PromptNeeds:
 
     Args:
         needed (`list`): the nodes that somebody waits for, each once.
-        useful (`list`, *optional*): nodes that may soon be needed: ends of candidates, drafts.
-        likely (`Callable`, *optional*): gives nodes that may be needed when the member is asked next. It is called
-            where there is room for them.
+        useful (`list`, *optional*): nodes that a round has named, for example the ends of candidates. They come along
+            wherever the pass may have more nodes than it needs.
+        likely (`Callable`, *optional*): guesses which nodes the member will be asked for next, n-gram drafts among
+            them. It is called only where there is room for them.
         num_held (`int`, *optional*): how many nodes the prompt's tree holds already.
         prefix_length (`int`, *optional*): how many tokens the prompt's prefix has.
     """
@@ -191,16 +192,16 @@ def next_member(waiting: list[int], current: int, keeping_share: float) -> int:
     return waiting.index(max(waiting))
 
 
-def pays_ahead(odds: float, turn_cost: float, saved: float) -> bool:
+def pays_ahead(win_probability: float, turn_cost: float, saved: float) -> bool:
     """
     Whether the member that goes first should propose one more round ahead.
 
     Args:
-        odds (`float`): that all rounds up to it go as that member would have them.
+        win_probability (`float`): the probability that each round up to it takes that member's best candidate.
         turn_cost (`float`): the seconds of its turn: lost when they do not.
         saved (`float`): the seconds in which the other members read what it proposes: saved when they do.
     """
-    return odds * saved - (1 - odds) * turn_cost > 0
+    return win_probability * saved - (1 - win_probability) * turn_cost > 0
 
 
 def pays_side_by_side(seconds: Sequence[Sequence[float]], policy: type[Policy]) -> bool:

@@ -76,8 +76,8 @@ def test_nothing_is_run_twice_and_scoring_is_one_pass(number, monkeypatch, look_
         alive.extend(nodes)  # an id is given anew once its object is gone
         return nodes
 
-    def watched_score(self, cursor, pool):
-        requests, asked = score(self, cursor, pool), []
+    def watched_score(self, text, pool):
+        requests, asked = score(self, text, pool), []
         while True:
             try:
                 asked.append(next(requests))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_adafuse.decoding.requests import ForwardRequest, SideBySide, together, with_sizes
+from hf_adafuse.decoding.requests import ForwardRequest, ParallelMembers, merge_requests, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
 from hf_adafuse.members.local_member import LocalMember
 from hf_adafuse.members.passes import Pass
@@ -50,11 +50,11 @@ def prompt(*requests, events=None, name=""):
             events.append(name)
 
 
-def run(prompts, num_members=2, most=100, on_pause=lambda ready: {}):
+def run(prompts, num_members=2, most=100, refill=lambda ready: {}):
     """The passes: of which member, and what each prompt waited for."""
     log = []
     members = [FakeMember("AB"[index], log, most) for index in range(num_members)]
-    Scheduler(members, [None] * num_members, on_pause).run(prompts)
+    Scheduler(members, [None] * num_members, refill).run(prompts)
     return log
 
 
@@ -161,7 +161,7 @@ def test_prompts_with_nothing_to_ask_are_done():
     assert run({}) == []
 
 
-def test_whoever_is_on_pause_is_told_before_each_pass():
+def test_refill_is_called_before_each_pass():
     told, log = [], []
     members = [FakeMember("A", log), FakeMember("B", log, most=1)]
     prompts = {0: prompt((0, "a"), (1, "bc")), 1: prompt((0, "d")), 2: prompt((0, "e"), (1, "f"))}
@@ -177,11 +177,11 @@ def test_the_prompts_of_the_pass_that_is_run_are_known():
 
     class Watched(FakeMember):
         def read(self, needs, likely):
-            served.append(scheduler.served)
+            served.append(scheduler.prompts_in_pass)
             return super().read(needs, likely)
 
     scheduler = Scheduler([Watched("A", []), Watched("B", [])], [None, None], lambda ready: {})
-    assert scheduler.served == []
+    assert scheduler.prompts_in_pass == []
     scheduler.run({4: prompt((0, "a"), (1, "b")), 7: prompt((0, "c"))})
     assert served == [[4, 7], [4]]
 
@@ -205,7 +205,7 @@ def test_an_error_of_a_member_comes_through():
     scheduler = Scheduler([Broken("A", [])], [None], lambda ready: {})
     with pytest.raises(RuntimeError, match="no memory left"):
         scheduler.run({2: prompt((0, "a"))})
-    assert scheduler.served == [2]
+    assert scheduler.prompts_in_pass == [2]
 
 
 # Members that work at the same time
@@ -264,9 +264,9 @@ def test_parts_side_by_side_go_on_each_at_its_own_pace():
         return returns
 
     def whole():
-        found = yield SideBySide([part((0, "a"), (0, "b"), (0, "c"), returns=1), part((1, "d"), returns=2)])
+        found = yield ParallelMembers([part((0, "a"), (0, "b"), (0, "c"), returns=1), part((1, "d"), returns=2)])
         made.append(found)
-        made.append((yield SideBySide([part(returns=3), part((0, "e"), returns=4)])))
+        made.append((yield ParallelMembers([part(returns=3), part((0, "e"), returns=4)])))
         yield ForwardRequest(0, ["f"])
 
     members = [FakeMember("A", log), Elsewhere("B", log, 0.1)]
@@ -285,7 +285,7 @@ def test_an_error_of_a_member_elsewhere_comes_through():
     scheduler = Scheduler(members, [None, None], lambda ready: {})
     with pytest.raises(ZeroDivisionError):
         scheduler.run({0: prompt((1, "a")), 3: prompt((0, "b"), (1, "c"))})
-    assert scheduler.served in ([0], [3])
+    assert scheduler.prompts_in_pass in ([0], [3])
 
 
 def test_members_under_autocast_work_in_one_thread():
@@ -311,7 +311,7 @@ def test_requests_of_one_member_go_together():
         return returns
 
     parts = [asks("ab", "c", returns="x"), asks("bd", returns="y"), asks(returns="z")]
-    asked, returned = drain(together(1, parts))
+    asked, returned = drain(merge_requests(1, parts))
     assert asked == [ForwardRequest(1, ["a", "b", "d"], ("u",)), ForwardRequest(1, ["c"], ("u",))]
     assert returned == ["x", "y", "z"]
 

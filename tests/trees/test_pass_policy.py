@@ -315,7 +315,7 @@ def test_next_member(num_waiting, current, expected):
 
 
 @pytest.mark.parametrize(
-    ("odds", "turn_cost", "saved", "expected"),
+    ("win_probability", "turn_cost", "saved", "expected"),
     [
         (0.5, 1.0, 1.0, False),  # nothing is won
         (0.5, 1.0, 1.25, True),
@@ -327,8 +327,8 @@ def test_next_member(num_waiting, current, expected):
         (0.0, 0.0, 100.0, False),
     ],
 )
-def test_pays_ahead(odds, turn_cost, saved, expected):
-    assert pays_ahead(odds, turn_cost, saved) is expected
+def test_pays_ahead(win_probability, turn_cost, saved, expected):
+    assert pays_ahead(win_probability, turn_cost, saved) is expected
 
 
 def test_the_constants_are_those_of_the_policy():

@@ -12,7 +12,7 @@ from ...outputs import cut_words
 from ...trees.nodes import Node
 from ..answer_stops import ids_up_to
 from ..proposer import GrowingWord, Proposal, Proposals, Proposer, TokenPicker, most_likely
-from ..requests import Requests, together
+from ..requests import Requests, merge_requests
 from ..scoring import margin
 from ..word_splitter import WordSplitter, is_mid_character
 
@@ -42,7 +42,7 @@ class DraftedText(Proposer):
         if self.draft_sampler is not None:
             choices = [self.draft_sampler(root.prompt_index) for _ in range(self.num_samples)]
         texts = [self._text(root, useful, pick_token, number) for number, pick_token in enumerate(choices)]
-        found = yield from together(self.member_index, texts)
+        found = yield from merge_requests(self.member_index, texts)
         spans = [self.finished((root.prompt_index, number), words) for number, (words, _) in enumerate(found)]
         return Proposals(spans, found[0][1])
 

@@ -72,7 +72,7 @@ class Select(WholeAnswers):
 
     @property
     def criterion(self) -> str:  # type: ignore[override]
-        return "confidence score" if self._calibration is None else "probability of being right"
+        return "mean word confidence" if self._calibration is None else "probability of being right"
 
     def prepare(self, device: torch.device) -> None:
         if isinstance(self.config.model_weights, str):
@@ -153,7 +153,8 @@ class Select(WholeAnswers):
 
 
 def _score(candidate: ScoredSpan, weights: Sequence[float]) -> float:
-    """Minus the logarithm of the confidence score: where there is no word, of the end of the text."""
+    """Minus the logarithm of the geometric mean of the confidences of a candidate's words. Where it has no word, the
+    end of the text counts as one."""
     levels = [level for level, word in enumerate(candidate.words) if word != END] or range(len(candidate.words))
     of_words = [[of_member[level] for level in levels] if of_member else [] for of_member in candidate.log_probs]
     known = [value for value in word_log_confidences(of_words, weights) if value is not None]

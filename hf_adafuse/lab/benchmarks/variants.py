@@ -19,7 +19,7 @@ from .results import NO_KERNEL
 
 def without_score_first() -> AbstractContextManager[None]:
     """Members propose without first scoring the candidates that are on the table."""
-    return _patched(MemberTurns, "_table", lambda table: lambda *args: ([], []))
+    return _patched(MemberTurns, "_spans_and_later_nodes", lambda own: lambda *args: ([], []))
 
 
 def without_subtree() -> AbstractContextManager[None]:

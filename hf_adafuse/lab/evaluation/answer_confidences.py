@@ -28,7 +28,7 @@ class Confidences:
         whole (`list[float]`): their product.
         own_calibrated (`list[float]`): the probability that the answer is right, by the features that the member has
             alone. The calibration was fitted on the other half of the questions.
-        score (`list[float]`): the confidence score of all members.
+        score (`list[float]`): the `confidence` of an output, by all members.
         calibrated (`list[float]`): the probability that the answer is right, by the features of all members. The
             calibration was fitted on the other half of the questions.
         chosen (`list[float]`): the highest such probability among the answers of all members.

@@ -180,7 +180,7 @@ def test_nothing_is_left_on_the_callers_models():
 def test_variants_restore_what_they_patch(name):
     def patchable():
         known = (
-            MemberTurns._table,
+            MemberTurns._spans_and_later_nodes,
             KVCacheBackend.commit,
             MemberTurns._propose_ahead,
             NgramDrafts.after,
