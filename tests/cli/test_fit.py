@@ -16,8 +16,10 @@ from hf_adafuse.confidence import Calibration
 from hf_adafuse.confidence.features import feature_names, filled
 from hf_adafuse.demo.data import PROMPT
 from hf_adafuse.ensemble import AdaFuseEnsemble as EnsembleSpec
+from hf_adafuse.lab.cli.fit_report import Figures, FitReport
 from hf_adafuse.lab.evaluation import fitting
 from hf_adafuse.lab.evaluation.confidence_figures import auroc
+from hf_adafuse.lab.evaluation.fitting import Answered, judge
 from hf_adafuse.lab.evaluation.metrics import exact_match
 
 NEW = ["--max-new-tokens", "8"]
@@ -311,8 +313,28 @@ def test_three_questions_all_right_or_all_wrong(right, said, again):
     assert done.code == 0, done.err
     assert "Use one member alone: llama." in done.out and said in done.out
     assert "Selection is right on the same questions as llama, and costs more." in done.out
-    assert "As good on these questions, within a standard error: gpt_neox (+0.0 ± 0.0 points)" in done.out
+    assert "3 questions do not tell llama from gpt_neox (+0.0 ± 0.0 points)." in done.out
     assert "With 3 questions no difference can be told from luck" in done.out
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("number", [8, 40])
+def test_a_cheaper_member_is_advised_only_on_enough_questions(number):
+    first = [1.0, 1.0, 0.0] + [0.0] * (number - 3)
+    second = [0.0, 0.0, 1.0] + [0.0] * (number - 3)
+    none = [0.0] * number
+    members = [list(pair) for pair in zip(first, second, strict=True)]
+    judged = judge(Answered(members, [[[1.0], [1.0]]] * number, none, range(number)))
+    figures = Figures(judged, headroom=None, majority=none, drawn=none, failed=[])
+    report = FitReport(figures, ["a", "b"], ["a", "b"], SimpleNamespace(with_ratings=False), "")
+    (equals,) = report._equals()
+    assert (
+        equals
+        == {
+            8: "8 questions do not tell a from b (-12.5 ± 22.7 points).",
+            40: "As good on these questions, within a standard error: b (-2.5 ± 4.4 points). Take the cheaper one.",
+        }[number]
+    )
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ class FitReport:
         return f"not above {self._best} by more than {MIN_GAIN:g} standard error ({shown})"
 
     def _equals(self) -> list[str]:
-        """A line that names the other members that are as good as the best one, within a standard error."""
+        """A line that names the other members that are as good as the best one, within a standard error. Few questions
+        tell so little that the line gives no advice."""
         judged = self._judged
         found = []
         for k, name in enumerate(self._names):
@@ -175,6 +176,8 @@ class FitReport:
                 found.append(f"{name} ({lead.show(100, signed=True)} points)")
         if not found:
             return []
+        if self._num < FEW_QUESTIONS:
+            return [f"{self._num} questions do not tell {self._best} from {', '.join(found)}."]
         return [f"As good on these questions, within a standard error: {', '.join(found)}. Take the cheaper one."]
 
     def _caveats(self) -> list[str]:
