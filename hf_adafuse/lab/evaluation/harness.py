@@ -101,7 +101,7 @@ def load_tasks(
 
 def _load(manager: Any, name: str) -> list[Any]:
     if name not in manager.all_tasks and not Path(name).is_file():
-        close = get_close_matches(name, [*KEYS, *manager.all_tasks], n=3)
+        close = get_close_matches(name, {*KEYS, *manager.all_tasks}, n=3)
         hint = f"Did you mean {' or '.join(close)}?" if close else f"This package's own are {', '.join(KEYS)}."
         raise ValueError(f"`--tasks` must be names of tasks with commas between, but {name!r} is none. {hint}")
     try:

@@ -210,7 +210,7 @@ class TestFiles:
 
 def test_missing_tasks_are_named(data, monkeypatch):
     monkeypatch.setattr("lm_eval.tasks.TaskManager", _own_only(sys.modules["lm_eval.tasks"].TaskManager))
-    with pytest.raises(ValueError, match=r"but 'triviqa' is none\. Did you mean triviaqa"):
+    with pytest.raises(ValueError, match=r"but 'triviqa' is none\. Did you mean triviaqa\?"):
         harness.load_tasks(["triviqa"], data)
 
 
