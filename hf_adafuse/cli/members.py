@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from ..servers.served_model import ServedModel
 from ..transformers_compat import has_device_map
 
 ModelPair = tuple[Any, Any]  # a model and its tokenizer
+# Of these a folder with a tokenizer has one at least.
+_TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "*.model", "*.spm", "*.bpe", "*.py")
 
 
 def load_members(
@@ -65,7 +68,7 @@ def load_members(
                 tokenizers.append(models[-1].tokenizer)
             else:
                 models.append(None)
-                tokenizers.append(AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code))
+                tokenizers.append(_load_tokenizer(name, trust_remote_code))
     options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
     for index, name in enumerate(names):
         if models[index] is None:
@@ -90,6 +93,14 @@ def default_pair() -> list[ModelPair]:
     if find_spec(name) is None:
         raise ValueError("`--model` must be given, but is not. Name a model on the Hub or a local folder.")
     return list(import_module(name).load_pair())
+
+
+def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    # transformers says of such a folder that libraries are missing, or makes a tokenizer without a vocabulary.
+    folder = Path(name)
+    if (folder / "config.json").is_file() and not any(any(folder.glob(one)) for one in _TOKENIZER_FILES):
+        raise ValueError("The folder has no tokenizer files. Save the tokenizer there: tokenizer.save_pretrained(...).")
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def _on_device(model: Any) -> Any:
