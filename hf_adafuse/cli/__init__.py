@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
+from ..settings.spelling import did_you_mean
 from .config_flags import take_members
 from .network import go_offline_without_a_network
 
@@ -121,6 +122,18 @@ def _replace_what_cannot_be_written(stream: Any) -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message} (see `{self.prog} --help`)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # A command's own parser refuses what it does not know: it has the options that may have been meant.
+        found, unknown = super().parse_known_args(args, namespace)
+        option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), None)
+        if option is not None:
+            options = [one for one in self._option_string_actions if one.startswith("--")]
+            hint = did_you_mean(option, options, "Leave it out.")
+            self.error(f"`{option}` must be an option of `{self.prog}`, but is none. {hint}")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

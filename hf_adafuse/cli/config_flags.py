@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config import PRESETS, AdaFuseConfig
 from ..settings.config_checks import CHOICES, FIELDS_OF_ALL, USES
+from ..settings.spelling import did_you_mean
 from .flag_types import option, weights
 
 # Where a setting's flag has another name than its field.
@@ -147,6 +148,8 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
     stored = getattr(getattr(model, "generation_config", None), "adafuse_config", None)
     file = settings_file(args)
     base = file.config if file is not None else AdaFuseConfig.coerce(args.preset or stored) or AdaFuseConfig.robust()
+    if args.method is not None and args.method not in USES:
+        _check_method(args.method)
     if args.method in USES:
         kept = ("preset", "adafuse") if base.method == args.method else ("preset",)
         _refuse_flags(args, [*kept, *FIELDS_OF_ALL, *USES[args.method]])
@@ -156,6 +159,14 @@ def adafuse_config(args: argparse.Namespace, model: Any = None) -> AdaFuseConfig
 
         make_strategy(config)
     return config
+
+
+def _check_method(name: str) -> None:
+    from ..decoding.strategies.registry import STRATEGIES
+
+    if name not in STRATEGIES:
+        hint = did_you_mean(name, STRATEGIES, "Choose one of these.")
+        raise ValueError(f"`--method` must be one of {', '.join(STRATEGIES)}, but is {name!r}. {hint}")
 
 
 def _refuse_flags(args: argparse.Namespace, uses: Sequence[str]) -> None:

@@ -42,9 +42,7 @@ class AdaFuseDecodingError(RuntimeError):
 
     @classmethod
     def of(cls, error: MemberError, round_number: int, prompts: list[Prompt]) -> AdaFuseDecodingError:
-        """The error of a call whose member failed in a round, with what its prompts have so far."""
-        texts = [prompt.text for prompt in prompts]
-        sequences = [prompt.ids for prompt in prompts]
+        texts, sequences = [prompt.text for prompt in prompts], [prompt.ids for prompt in prompts]
         return cls(error.member.name, str(error), round_number, texts, sequences)
 
 

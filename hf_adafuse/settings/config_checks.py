@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
+from .spelling import did_you_mean
+
 # Fields that are one of a few texts.
 CHOICES = {
     "word_boundary": ("whitespace", "unicode"),
@@ -135,13 +137,14 @@ def _check_fields(config: Any, uses: Collection[str]) -> None:
 
 
 def _check_options(config: Any, options: Collection[str]) -> None:
-    unknown = [name for name in config.method_options if name not in options]
-    if unknown:
+    unknown = next((name for name in config.method_options if name not in options), None)
+    if unknown is not None:
         names = [one.name for one in fields(config)]
+        otherwise = f"The fields are {', '.join(names)}. An option of another method goes with its `method`."
+        hint = did_you_mean(str(unknown), [*options, *names], otherwise)
         raise ValueError(
-            f"`adafuse_config` must be made of the fields {names} and, with method {config.method!r}, the options "
-            f"{list(options)}, but has {unknown}. Check the spelling. An option of another method goes with its "
-            "`method`."
+            f"`adafuse_config` must be made of fields of AdaFuseConfig and options of method {config.method!r} "
+            f"({', '.join(options) or 'it has none'}), but has {unknown!r}. {hint}"
         )
 
 

@@ -18,7 +18,7 @@ from hf_adafuse import AdaFuseConfig, AdaFuseOutput, enable_adafuse
     ("value", "match"),
     [
         ({"max_words": 0}, "^`max_words` must be an integer of at least 1, but is 0. "),
-        ({"max_wordz": 1}, r"^`adafuse_config` must be made of .*max_words.*, but has \['max_wordz'\]"),
+        ({"max_wordz": 1}, r"^`adafuse_config` must be made of .*, but has 'max_wordz'\. Did you mean max_words\?"),
         ("on", "^`adafuse_config` must be an AdaFuseConfig, a dict, one of .*, True or False, but is 'on'"),
         (1, "^`adafuse_config` must be an AdaFuseConfig, a dict, one of .*, True or False, but is 1"),
         ([("max_words", 1)], "^`adafuse_config` must be an AdaFuseConfig"),

@@ -53,6 +53,13 @@ sys.exit(code or 3 * ("torch" in sys.modules or "transformers" in sys.modules))
     ("arguments", "message"),
     [
         ([], "required: COMMAND"),
+        (
+            ["generate", "--model", "A", "--assitant", "B", PROMPT],
+            "`--assitant` must be an option of `hf-adafuse generate`, but is none. Did you mean --assistant? (see "
+            "`hf-adafuse generate --help`)",
+        ),
+        (["--modle=A", "generate", PROMPT], "`--modle` must be an option of `hf-adafuse`, but is none. Leave it out."),
+        (["generate", PROMPT, "more"], "unrecognized arguments: more (see `hf-adafuse generate --help`)"),
         (["generate", "--model", "{root}/missing", PROMPT], "a Hub name or a folder, but there is no '{root}/missing'"),
         (
             ["generate", "--model", "{main}", "--assistant", "{root}/missing", PROMPT],
@@ -88,6 +95,13 @@ def test_a_broken_folder_is_an_error_of_the_user(folders, tmp_path, capsys):
         (broken / file.name).write_bytes(file.read_bytes()[: 99 if file.suffix == ".safetensors" else None])
     assert main(["generate", "--model", str(broken), PROMPT]) == 2
     assert "must be a local folder or a Hub name" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_tokenizer(folders, tmp_path, capsys):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((Path(folders[0]) / name).read_bytes())
+    assert main(["generate", "--model", str(tmp_path), PROMPT]) == 2
+    assert "The folder has no tokenizer files. Save the tokenizer there" in capsys.readouterr().err
 
 
 def test_default_pair(folders, capsys, monkeypatch):

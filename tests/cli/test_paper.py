@@ -341,7 +341,10 @@ def test_everything_at_once(make):
         (["table1", "--peers", "unite"], "but has 'unite'. Choose of these."),
         (["table1", "--peer-option", "unite.top_k"], "must be NAME=VALUE, but is 'unite.top_k'"),
         (["table1", "--peer-option", "top_k=1"], "`--peer-option` must be PEER.NAME=VALUE with a peer of blender, "),
-        (["table1", "--peers", "sweetspan", "--peer-option", "sweetspan.n=1"], "but has ['n']. Check the spelling"),
+        (
+            ["table1", "--peers", "sweetspan", "--peer-option", "sweetspan.n=1"],
+            "), but has 'n'. The fields are",
+        ),
         (["table1", "--limit", "0"], "must be a whole number of at least 1"),
         (["fig2", "--data", "{empty}"], "`--data` must hold questions of nq, but '"),
         (["fig2", "--data", "{data}"], "must have more lines than the 5 worked examples, but has 5"),

@@ -234,7 +234,7 @@ def test_sampling_is_refused():
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"method": "unit"}, "`method` must be one of"),
+        ({"method": "unit"}, ", but is 'unit'. Did you mean unite?"),
         ({"method": "sweetspan", "num_wrds": 2}, "num_wrds"),
         ({"method": "sweetspan", "num_words": 0}, "`num_words`"),
         ({"method": "sweetspan", "filter_ratio": 0.5}, "`filter_ratio`"),

@@ -9,6 +9,7 @@ from typing import Any
 from ...config import AdaFuseConfig
 from ...settings.config_checks import check_use
 from ...settings.old_fields import OLD_FIELDS
+from ...settings.spelling import did_you_mean
 from .adafuse import AdaFuse
 from .adaptive_spans import AdaptiveSpans
 from .anchor import Anchor
@@ -97,10 +98,6 @@ def _called_with(cls: type[Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _check_signature(cls: type[Any], method: str, arguments: tuple[str, ...]) -> None:
-    """
-    Raises:
-        ValueError: the class has no such method, or one that cannot be called with these arguments by position.
-    """
     found = getattr(cls, method, None)
     if not callable(found):
         raise ValueError(f"`cls.{method}` must be a method, but is {found!r} in {cls.__qualname__}. Define it.")
@@ -133,10 +130,9 @@ def make_strategy(config: AdaFuseConfig) -> Any:
         ImportError: a library that it needs is not there.
     """
     if config.method not in STRATEGIES:
-        raise ValueError(
-            f"`method` must be one of {list(STRATEGIES)}, but is {config.method!r}. Check the spelling, or give your "
-            "own class a name with register_strategy."
-        )
+        otherwise = "Check the spelling, or give your own class a name with register_strategy."
+        hint = did_you_mean(config.method, STRATEGIES, otherwise)
+        raise ValueError(f"`method` must be one of {list(STRATEGIES)}, but is {config.method!r}. {hint}")
     cls = STRATEGIES[config.method]
     check_use(config, cls.uses, list(options_of(config.method)))
     strategy = cls(**config.method_options)
