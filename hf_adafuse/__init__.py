@@ -1,5 +1,35 @@
 """AdaFuse: adaptive word-level ensemble decoding of several language models inside transformers' `generate()`.
 
+Members by name, as one object. The main model is the first:
+
+```python
+>>> from hf_adafuse import AdaFuseEnsemble
+
+>>> ensemble = AdaFuseEnsemble(["Qwen/Qwen2.5-0.5B-Instruct", "google/gemma-3-270m-it"])
+>>> len(ensemble.texts(["The capital of Peru is"], max_new_tokens=8))
+1
+
+```
+
+Or inside a model's own `generate()`:
+
+```python
+>>> from transformers import AutoModelForCausalLM, AutoTokenizer
+>>> from hf_adafuse import enable_adafuse
+
+>>> names = ["Qwen/Qwen2.5-0.5B-Instruct", "google/gemma-3-270m-it"]
+>>> main, other = map(AutoModelForCausalLM.from_pretrained, names)
+>>> tokenizer = AutoTokenizer.from_pretrained(names[0])
+>>> inputs = tokenizer("The capital of Peru is", return_tensors="pt")
+>>> ids = enable_adafuse(main).generate(
+...     **inputs, assistant_models=[other], tokenizer=tokenizer, adafuse_config="robust", max_new_tokens=8
+... )
+
+```
+
+In the shell: `hf-adafuse generate --model A --assistant B "The capital of Peru is"`; `hf-adafuse --help` lists
+the other commands.
+
 One base with several LoRA adapters is several members that share all weights. The main model runs with the adapter that
 is active, an assistant with the one it is named with:
 
@@ -68,4 +98,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # Without what is imported here and the inner modules that are loaded by now: nobody completes to these.
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

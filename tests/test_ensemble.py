@@ -55,6 +55,11 @@ def test_what_is_no_prompt_is_refused(ensemble, prompts, chat, message):
 
 def test_the_public_names_are_found_by_completion_and_help():
     assert set(hf_adafuse.__all__) <= set(dir(hf_adafuse))
+    assert {name for name in dir(hf_adafuse) if not name.startswith("_")} == set(hf_adafuse.__all__)
+    first = hf_adafuse.__doc__.partition("adapters")[0]
+    assert all(
+        name in first for name in ("AdaFuseEnsemble(", "enable_adafuse(", "adafuse_config=", "hf-adafuse generate")
+    )
     shown = pydoc.render_doc(hf_adafuse, renderer=pydoc.plaintext)
     for name in ("class AdaFuseEnsemble", "class AdaFuseConfig", "enable_adafuse(model", "chat_inputs(messages"):
         assert name in shown
