@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ..rounds.plain_json import with_nulls
-from .config_flags import adafuse_config, add_config_arguments
+from .config_flags import adafuse_config, add_config_arguments, settings_file
 from .member_flags import add_member_arguments, member_loading
 from .text_flags import (
     add_chat_arguments,
@@ -75,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None and not args.chat:
         prompt = as_question(prompt)
     members = load_members(args.model, args.assistant, **member_loading(args))
+    file = settings_file(args)
+    if len(members) == 1 and not (file and file.members):  # a file may say to ask one alone
+        name = _name(members[0][0])
+        sys.stderr.write(f"hf-adafuse: {name} answers alone; with --assistant NAME it answers in an ensemble\n")
     ensemble = AdaFuseEnsemble(members, adafuse_config(args, members[0][0]))
     writer = None if args.json else (SpanWriter if args.trace else TextWriter)(members[0][1])
     try:

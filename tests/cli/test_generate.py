@@ -91,7 +91,9 @@ def test_three_members_and_one(folders, capsys):
         text, _ = expected(names)
         assistants = [part for name in names[1:] for part in ("--assistant", name)]
         assert main(["generate", "--model", names[0], *assistants, *SHORT, PROMPT]) == 0
-        assert capsys.readouterr().out == text + "\n"
+        out, err = capsys.readouterr()
+        assert out == text + "\n"
+        assert err.count(f"hf-adafuse: {Path(names[0]).name} answers alone; with --assistant NAME") == (not assistants)
 
 
 def test_prompt_on_standard_input(pair, capsys, monkeypatch):
