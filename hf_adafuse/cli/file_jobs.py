@@ -203,7 +203,8 @@ class _Report:
         """Count records that came into the file."""
         self._errors += sum("error" in record for record in records)
         self._size += sum(map(self._job.size_of, records))
-        self._progress.note(self._rate())
+        if records or self._progress.num_new or not self._written:  # a run that goes on has no rate at first
+            self._progress.note(self._rate())
         self._progress.add(len(records))
 
     def say(self, message: str) -> None:

@@ -59,8 +59,9 @@ class Progress:
         if self._has_lines and now - self._last_line >= LINE_INTERVAL:
             self._last_line = now
             note = f", {self._note}" if self._note else ""
-            seconds = f"{now - self._start:.0f} s"
-            sys.stderr.write(f"hf-adafuse: {self._done} of {self._total} {self._unit} after {seconds}{note}\n")
+            state = " were there, no new one" if self._done and not self.num_new else ""
+            after = f"{state} after {now - self._start:.0f} s"
+            sys.stderr.write(f"hf-adafuse: {self._done} of {self._total} {self._unit}{after}{note}\n")
             sys.stderr.flush()
 
     def expect(self, number: int) -> None:

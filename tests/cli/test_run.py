@@ -32,6 +32,7 @@ from support.tiny import TOKENIZERS, tiny_model
 import hf_adafuse
 from hf_adafuse import chat_inputs, enable_adafuse
 from hf_adafuse.cli import main
+from hf_adafuse.cli.file_jobs import _Report
 from hf_adafuse.demo.data import PROMPT
 from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
 from hf_adafuse.trees.pass_policy import Policy
@@ -137,6 +138,18 @@ def test_a_line_every_half_minute_where_there_is_no_terminal(job, monkeypatch, c
     assert "14 of 14 answers in" in summary
     assert job("--overwrite", "--no-progress") == 0
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_line_of_a_job_that_goes_on_and_has_no_new_answer_yet(monkeypatch, capsys):
+    times = iter((0, 60, 120))
+    monkeypatch.setattr("hf_adafuse.demo.job_progress.time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    job = SimpleNamespace(questions=range(45), kept="answers", progress=None, unit="words", size_of=len)
+    report = _Report(job, written=25, is_main=True)
+    report.add([])
+    report.add([{"line": 26}])
+    none, one = capsys.readouterr().err.splitlines()
+    assert none == "hf-adafuse: 25 of 45 answers were there, no new one after 60 s"
+    assert re.fullmatch(r"hf-adafuse: 26 of 45 answers after 120 s, .* words/s", one)
 
 
 def test_a_page_for_each_answer(job):
