@@ -122,7 +122,8 @@ def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str,
     if isinstance(answer.request, ChatRequest):
         if has_log_probs:
             found["logprobs"] = with_nulls(chat_log_probs(choice.new_log_probs()))
-        return _chunks(answer, choice, {**found, "delta": {"content": text, **more}})
+        # The words are beside the delta: clients that add up deltas cannot add up lists without an index.
+        return _chunks(answer, choice, {**found, "delta": {"content": text}, **more})
     start = choice.text.num_sent - len(text)
     if has_log_probs:
         found["logprobs"] = with_nulls(text_log_probs(choice.new_log_probs(), None, len(choice.prompt) + start))

@@ -115,11 +115,13 @@ def test_a_stream_is_the_whole_answer_in_parts(client):
     assert last.finish_reason == expected.finish_reason and words_of(last.delta.adafuse) == expected.text
     assert last.adafuse == last.delta.adafuse
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    words = [word for chunk in chunks[1:-1] for word in chunk.choices[0].delta.adafuse["words"]]
+    words = [word for chunk in chunks[1:-1] for word in chunk.choices[0].adafuse["words"]]
     assert words == last.delta.adafuse["words"]
     assert usage.choices == [] and usage.usage.completion_tokens == sum(one.num_tokens for one in expected)
     # A client that adds up the deltas has the message of a whole answer.
-    with client.chat.completions.stream(**CHAT | {"max_tokens": 20, "stop": expected.text[4:7]}) as stream:
+    words = {"adafuse": {"stream_words": True}}
+    body = CHAT | {"max_tokens": 20, "stop": expected.text[4:7], "extra_body": words}
+    with client.chat.completions.stream(**body) as stream:
         message = stream.get_final_completion().choices[0].message
     assert words_of(message.adafuse) == message.content
     text = client.completions.create(model=MODEL, prompt="She", max_tokens=20, stream=True, echo=True)
