@@ -217,6 +217,11 @@ def _check_cache(main: MemberInputs, inputs: MainInputs) -> None:
 
 
 def _check_image_prompts(model: Any, inputs: MainInputs, num_texts: int) -> None:
+    """
+    Raises:
+        ValueError: a call with images for several texts or with a cache, a prompt without a token for its image, or one
+            that ends with such a token.
+    """
     if num_texts > 1:
         raise ValueError(f"`num_return_sequences` must be 1 with images, but is {num_texts}. Call once for each text.")
     if inputs.past is not None and num_cached(inputs.past):
@@ -237,6 +242,12 @@ def _check_image_prompts(model: Any, inputs: MainInputs, num_texts: int) -> None
 
 
 def _with_images(main: MemberInputs, images: Images) -> MemberInputs:
+    """
+    The main model's inputs with images.
+
+    Raises:
+        ValueError: it keeps no keys.
+    """
     if not keeps_keys(main.backend):
         raise ValueError(
             f"The inputs must be text alone with AdaFuse and {type(main.handle.model).__name__}, but hold images: "
@@ -274,6 +285,7 @@ def _grammars(ensemble: EnsembleSpec, members: list[MemberInputs]) -> list[Any]:
 def _with_processors(
     members: list[MemberInputs], request: ProcessorRequest, grammars: list[Any], inputs: MainInputs
 ) -> list[MemberInputs]:
+    """The members' inputs with the logits processors of each prompt."""
     main, *assistants = members
     helper = main.handle.model  # any model with `generate()` makes processors alike
     made = [main_processors(helper, request, inputs.padded, main.prompts, main.handle.device, grammars[0])]

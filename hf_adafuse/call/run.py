@@ -146,8 +146,7 @@ def make_reviews(plan: CallPlan, strategies: Sequence[Strategy]) -> Reviews | No
         return None
     raters, rating_prompts = [], []
     for member in plan.members:
-        tokenizer, vocabulary = member.handle.tokenizer, member.handle.vocabulary
-        rating_prompts.append(RatingPrompts(tokenizer, vocabulary, rubric))
+        rating_prompts.append(RatingPrompts(member.handle.tokenizer, member.handle.vocabulary, rubric))
         raters.append(member.handle.make_member(member.backend, [], member.prompts))
     reviews = Reviews(raters, rating_prompts)
     reviews.start([question_asked(plan, strategy) for strategy in strategies])

@@ -81,7 +81,8 @@ class RunningBatch:
         number = len(self._plans)
         for member, planned in zip(self._members, plan.members, strict=True):
             member.add_prompts(planned.prompts, planned.processors)
-        (prompt,), (strategy,) = make_prompts(plan, number), make_strategies(plan)
+        (prompt,) = make_prompts(plan, number)
+        (strategy,) = make_strategies(plan)
         if self._reviews is not None:
             self._reviews.add(question_asked(plan, strategy))
         self._plans.append(plan)
@@ -131,6 +132,7 @@ class RunningBatch:
         return plan.stop_check(prompt, 0)
 
     def _end(self, number: int) -> None:
+        """A call has ended: tell its rounds, unless it was left out, and forget it."""
         plan, prompt = self._plans[number], self._prompts[number]
         assert plan is not None
         if number not in self._left:

@@ -118,6 +118,10 @@ class _Scores:
         return self._found
 
     def _check_lengths(self) -> None:
+        """
+        Raises:
+            ValueError: an answer does not fit into a member's context behind its prompt.
+        """
         for row, candidates in enumerate(self._candidates):
             for number, candidate in enumerate(candidates):
                 for k, (member, planned) in enumerate(zip(self._members, self._plan.members, strict=True)):
@@ -158,6 +162,7 @@ class _Scores:
         return log_probs
 
     def _score(self, candidate: Candidate, log_probs: list[list[float]], weights: Sequence[float]) -> AnswerScore:
+        """The score of an answer, given its log-probabilities under each member."""
         return AnswerScore(
             text=candidate.text,
             ends=candidate.ends,

@@ -55,7 +55,9 @@ class AnswerTurns(MemberTurns):
     def _answer(self, member_index: int, text: WrittenText, pool: Pool) -> Requests[None]:
         """A member reads what the score of the answers in the pool needs, and begins its own in the same pass. No
         further nodes come along, because the only text that goes on is its own."""
-        member, index, end = self._members[member_index], text.prompt.index, text.node(member_index)
+        member = self._members[member_index]
+        index = text.prompt.index
+        end = text.node(member_index)
         spans, _ = self._spans_and_later_nodes(member_index, text, pool, [])
         first = self._prefetchers[member_index].add_first_nodes(end)
         keeps_logits = self._keeps_logits(member_index, index)

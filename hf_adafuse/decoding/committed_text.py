@@ -80,7 +80,14 @@ class CommittedText(WrittenText):
         return next((member for k, member in enumerate(self.members) if member.room_after(self.node(k)) < 1), None)
 
     def _commit(self, pool: Pool, winner: Candidate) -> None:
-        main, prompt = self.members[0], self.prompt
+        """
+        Append a winner to the caller's ids, put the round on record, and commit the winner to every member.
+
+        Raises:
+            MemberError: as of `append`.
+        """
+        main = self.members[0]
+        prompt = self.prompt
         ids = pool.encode_for(0, winner)
         end_token = winner.end_token
         if winner.ends and end_token is None:
@@ -119,6 +126,7 @@ class CommittedText(WrittenText):
         return len(tokens)
 
     def _record(self, pool: Pool, winner: Candidate, ids: list[int], num_taken: int, is_whole: bool) -> AdaFuseRound:
+        """A round as the caller sees it, of whose winner `num_taken` of the main model's `ids` were taken."""
         ranked = pool.ranked()
         text, words = self._words_taken(winner, ids, num_taken)
         return AdaFuseRound(
@@ -153,6 +161,7 @@ class CommittedText(WrittenText):
             self.prompt.finish("stop")
 
     def _stop_at_context(self, member: Member) -> None:
+        """Finish the prompt, and warn that the text outgrows the context of a member."""
         self.prompt.finish("length")
         warnings.warn(
             f"Generation of prompt {self.prompt.index} stopped early: the text outgrows {member.limit} of "

@@ -42,7 +42,9 @@ class AdaFuseDecodingError(RuntimeError):
 
     @classmethod
     def of(cls, error: MemberError, round_number: int, prompts: list[Prompt]) -> AdaFuseDecodingError:
-        texts, sequences = [prompt.text for prompt in prompts], [prompt.ids for prompt in prompts]
+        """The error of a call whose member failed in a round, with what its prompts have so far."""
+        texts = [prompt.text for prompt in prompts]
+        sequences = [prompt.ids for prompt in prompts]
         return cls(error.member.name, str(error), round_number, texts, sequences)
 
 

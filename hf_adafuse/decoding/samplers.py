@@ -98,6 +98,7 @@ class WordSampler:
         word.is_done = word.is_done or proposer.is_closed(word)
 
     def _draw_member(self) -> int:
+        """The index of a member, drawn by its weight."""
         weights = self.weights
         if self._is_greedy:
             return weights.index(max(weights))

@@ -149,6 +149,8 @@ class VerifiedRound(TokenRound[VerifiedText]):
     strategy: SAFE
 
     def run(self, text: VerifiedText) -> Requests[Pool]:
+        """Draft and verify, where that has not been done. Commit what is kept of the draft; where nothing is kept, fuse
+        a token."""
         if text.next_distributions is None:
             kept = yield from self._draft_and_verify(text)
             if kept.num_decisions:

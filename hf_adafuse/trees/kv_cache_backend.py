@@ -18,7 +18,7 @@ import torch
 from .backend import Backend, ForwardError, log_probs_of
 from .kv_cache import KeysValues, common_length, join_rows
 from .kv_slots import KVSlots
-from .model_call import ModelCall
+from .model_call import ModelCall, frequency_switch
 from .nodes import Node
 from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 from .static_shapes import uncompiled
@@ -27,6 +27,11 @@ from .tree_cache import TreeCache
 Layers = Iterable[tuple[torch.Tensor, torch.Tensor]]
 # Logits of prompts held at a time: 256 MB in float32.
 _MOST_PROMPT_LOGITS = 2**26
+# Tokens of prompts read in one pass. The activations of a pass over long prompts would take more memory than the keys
+# and values of these.
+_MOST_PROMPT_TOKENS = 2**11
+# Columns of the cache that a pass over prompts fills at least.
+_LEAST_PROMPT_COLUMNS = 16
 
 
 class KVCacheBackend(Backend):
@@ -177,14 +182,19 @@ class KVCacheBackend(Backend):
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, with_log_probs: bool
     ) -> torch.Tensor:
         """
-        Read the columns of the prompts from `start` on; returns the logits after the last one. With log-probabilities,
-        so many columns a pass that the logits of all of them take little memory.
+        Read the columns of the prompts from `start` on; returns the logits after the last one. A pass reads so many
+        columns that its activations take little memory, and with log-probabilities the logits of all of them.
         """
         batch_size, width = ids.shape
-        step = width if not with_log_probs else max(16, _MOST_PROMPT_LOGITS // batch_size // _vocab_size(self.model))
+        most = _MOST_PROMPT_TOKENS
+        if with_log_probs:
+            most = min(most, _MOST_PROMPT_LOGITS // _vocab_size(self.model))
+        step = max(_LEAST_PROMPT_COLUMNS, most // batch_size)
+        switch = frequency_switch(self.model.config.get_text_config()) or 0
+        first_end = switch + 1 if width > switch else 0  # the first pass, too, reads by the frequencies for long texts
         found: list[torch.Tensor] = []
         while True:
-            end = min(width, start + step)
+            end = min(width, max(start + step, first_end))
             self.cache.open([list(range(start, end))] * batch_size, end)
             part = None if mask is None else mask[:, :end]
             with uncompiled if self._call.is_compiled else nullcontext():

@@ -11,6 +11,7 @@ import torch
 from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.transformers_compat import execution_device
 from support.reference import RefMember, reference_decode
+from support.reference_rules import decode_by_rule
 from support.tiny import ARCHITECTURES, TOKENIZERS, eos_ids, tiny_model
 
 PROMPTS = [
@@ -139,6 +140,15 @@ def assert_equal(case: Case, slow=None) -> None:
         spans = [committed.text for committed in output.rounds[row]]
         assert spans[:-1] == texts[: len(spans)][:-1], f"row {row}: rounds {spans} are not {texts}"
     assert width > 0
+
+
+def assert_equals_the_rule(case: Case) -> None:
+    """As `assert_equal`, by the oracle of all rules."""
+    members, (rows, ids, _) = case.ref_members(), case.main_ids()
+    sequences = case.fast().sequences
+    for row, prompt in enumerate(rows):
+        expected, _ = decode_by_rule(members, case.member_prompts(prompt), case.config, case.max_new_tokens)
+        assert sequences[row, ids.shape[1] :][: len(expected)].tolist() == expected, f"row {row} of {case}"
 
 
 def counts(output) -> list[tuple[int, int]]:

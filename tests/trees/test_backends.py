@@ -12,11 +12,13 @@ import torch
 from support.cases import assert_equal, counts, random_case
 from support.kinds import CPU, MANY, MODELS, ONE, ONE_ROW, case_of, force, model_of
 from support.releases import STATE_NAME, cache_of, with_cache
+from support.tiny import TOKENIZERS, tiny_model
 from support.toys import run, toy, word_tokenizer
 from transformers import DynamicCache
 
-from hf_adafuse import AdaFuseConfig
+from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.transformers_compat import CACHE_NAME
+from hf_adafuse.trees import kv_cache_backend
 from hf_adafuse.trees.backend_probe import choose_backend
 
 pytestmark = pytest.mark.fast
@@ -59,6 +61,36 @@ def test_rows_score_all_candidates_of_a_round_in_one_pass(monkeypatch):
     output = run([(main, tokenizer), (other, tokenizer)], AdaFuseConfig(max_words=1, num_branches=1))
     assert [committed.text for committed in output.rounds[0]] == [" was", " red", ""]
     assert counts(output) == [(1 + 1 + 2, 2 + 3), (1 + 1 + 1, 2 + 2)]
+
+
+@pytest.mark.parametrize("role", ["main", "assistant"])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in MODELS.items() if kind[-1] in ("tree-attention", "branch-rows")]
+)
+def test_prompts_that_are_read_in_parts_equal_the_oracle(name, role, monkeypatch):
+    monkeypatch.setattr(kv_cache_backend, "_MOST_PROMPT_TOKENS", 6)
+    monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", 2)
+    model = model_of(name)
+    assert_equal(case_of(model, role, batch=1))
+    assert_equal(case_of(model, role, batch=3))
+    assert_equal(case_of(model, role, batch=4, places=2))
+
+
+def test_a_pass_over_long_prompts_holds_so_many_tokens():
+    """Its activations are bounded, however long the prompts are, and however many there are."""
+    model, tokenizer = tiny_model("llama", "characters", 1), TOKENIZERS["characters"]()
+    sizes = []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    prompts = [[5 + (row + column) % 50 for column in range(1500)] for row in range(4)]
+    mask = [[1] * 1500] * 4
+    inputs = {"input_ids": torch.tensor(prompts), "attention_mask": torch.tensor(mask)}
+    try:
+        enable_adafuse(model).generate(**inputs, adafuse_config={"max_words": 1}, tokenizer=tokenizer, max_new_tokens=1)
+    finally:
+        hook.remove()
+    assert sizes[:3] == [2048, 2048, 1904] and max(sizes[3:]) < 2048
 
 
 @pytest.mark.parametrize("name", ["bloom", "qwen3_next"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
 import torch
-from support.cases import Case, assert_equal
+from support.cases import Case, assert_equal, assert_equals_the_rule
 from support.kinds import BYTES, peaked
 from support.reference import reference_decode
 from support.releases import cache_of, with_cache
@@ -14,6 +15,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.trees import kv_cache_backend
 
 SWITCH = 12
 SHORT, LONG = "She", "the cat, and there was a big tree in the park."
@@ -49,6 +51,18 @@ def test_longer_texts_equal_the_oracle(role, look_ahead):
     assert_equal(case_of(role, [LONG, LONG[4:], LONG[9:]]))
     look_ahead(2, is_flat=True)
     assert_equal(case_of(role, [LONG]))
+
+
+@pytest.mark.parametrize("weights", [None, "prompt"])
+@pytest.mark.parametrize("role", ["main", "assistant"])
+def test_prompts_that_are_read_in_parts_equal_the_oracle(role, weights, monkeypatch):
+    """The first part would fit into the short texts, and is read by the frequencies for long ones all the same."""
+    monkeypatch.setattr(kv_cache_backend, "_MOST_PROMPT_TOKENS", 4)
+    monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", 4)
+    for prompts in ([LONG], [LONG, LONG[4:], LONG[9:]]):
+        case = case_of(role, prompts)
+        case.config = dataclasses.replace(case.config, model_weights=weights)
+        assert_equals_the_rule(case)
 
 
 @pytest.mark.parametrize("role", ["main", "assistant"])

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import cases
-from support.cases import Case, assert_equal, counts, random_case
+from support.cases import Case, assert_equal, assert_equals_the_rule, counts, random_case
 from support.kinds import BYTES, CPU, MODELS, case_of, force, model_of
-from support.reference_rules import decode_by_rule
 from support.releases import cache_of, with_cache
 from support.tiny import TOKENIZERS, tiny_model
 from test_longrope import SWITCH, phi
@@ -58,15 +57,6 @@ def with_shots(number):
     if number % 3 == 0:
         case.config = AdaFuseConfig.from_dict(case.config.to_dict() | {"model_weights": "prompt"})
     return case
-
-
-def assert_equals_the_rule(case):
-    """As `assert_equal`, by the oracle of all rules."""
-    members, (rows, ids, _) = case.ref_members(), case.main_ids()
-    sequences = case.fast().sequences
-    for row, prompt in enumerate(rows):
-        expected, _ = decode_by_rule(members, case.member_prompts(prompt), case.config, case.max_new_tokens)
-        assert sequences[row, ids.shape[1] :][: len(expected)].tolist() == expected, f"row {row} of {case}"
 
 
 @pytest.mark.parametrize("number", range(24))

@@ -37,9 +37,11 @@ class AdaFuse(AdaptiveSpans):
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         possible = [index for index, span in enumerate(candidates) if span.is_possible]
         shortest = min((len(candidates[index].words) for index in possible), default=0)
-        num_words, exponent = shortest if self.horizon else None, self.length_exponent
-        members = range(len(weights))
-        nlls = [[mean_nll(span, k, self.config, num_words, exponent) for k in members] for span in candidates]
+        num_words = shortest if self.horizon else None
+        nlls = [
+            [mean_nll(span, k, self.config, num_words, self.length_exponent) for k in range(len(weights))]
+            for span in candidates
+        ]
         scores = [fused_score(nlls[i], weights) if i in possible else math.inf for i in range(len(candidates))]
         main_index = main_index if main_index in possible else None
         return Choice(lowest_by_margin(scores, main_index, self.config.switch_margin), nlls, scores)

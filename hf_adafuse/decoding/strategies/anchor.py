@@ -64,7 +64,8 @@ class Anchor(SpanStrategy):
         return Proposer(member_index, members[member_index], self.greedy_settings(), splitter)
 
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
-        words, node = list[GrowingWord](), root
+        words = list[GrowingWord]()
+        node = root
         while len(words) < self.num_words and main.has_room(node):
             word = yield from main.greedy_word(node)
             log_probs = yield from main.log_probs(root, [*words, word])

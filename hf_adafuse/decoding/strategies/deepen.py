@@ -62,14 +62,16 @@ class DeePEn(TokenStrategy):
         return self.learning_rate > 0 and main.logprobs.top[0] not in main.eos_ids
 
     def choose(self, members: Sequence[Distribution | None], weights: Sequence[float]) -> list[NextToken]:
-        main, voting = members[0], [k for k, member in enumerate(members) if member is not None]
+        main = members[0]
+        voting = [k for k, member in enumerate(members) if member is not None]
         assert main is not None  # it writes the text
         scores = main.logprobs.scores.float()
         if len(voting) > 1 and self.asks(main):
             scores = self._search([member for member in members if member is not None], [weights[k] for k in voting])
         log_probs = scores.double().log_softmax(-1)
         values, ids = log_probs.topk(min(_MOST_TRIED, len(log_probs)))
-        ends, found = set(main.eos_ids), []
+        ends = set(main.eos_ids)
+        found = []
         for value, token in sorted(zip(values.tolist(), ids.tolist(), strict=True), key=lambda pair: pair[1]):
             data = None if token in ends else main.vocabulary.piece(token)
             if data == b"" or main.logprobs.forbids(token):
@@ -80,9 +82,10 @@ class DeePEn(TokenStrategy):
         return ranked(found)
 
     def _search(self, members: Sequence[Distribution], weights: Sequence[float]) -> torch.Tensor:
-        """z', of shape `(vocab_size,)`."""
+        """z', of shape `(vocab_size,)`: scores of the main model's tokens whose distribution is close to the members'
+        mean in the relative space."""
         tables = relative_tables(members, self.num_anchors)
-        total, target = math.fsum(weights), torch.zeros(0, device="cpu")
+        total = math.fsum(weights)
         device = tables[0].device
         parts = []
         for member, table, weight in zip(members, tables, weights, strict=True):
@@ -97,7 +100,8 @@ class DeePEn(TokenStrategy):
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
                 optimizer, self.num_steps, eta_min=self.learning_rate / 4
             )
-            goal, table = target.detach().clone(), tables[0].detach().clone() if tables[0].is_inference() else tables[0]
+            goal = target.detach().clone()
+            table = tables[0].detach().clone() if tables[0].is_inference() else tables[0]
             for _ in range(self.num_steps):
                 optimizer.zero_grad()
                 reached = searched.softmax(-1)[: len(table)] @ table

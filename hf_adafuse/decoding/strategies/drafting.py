@@ -50,7 +50,9 @@ class DraftedText(Proposer):
         self, root: Node, useful: Sequence[Node], pick_token: TokenPicker, number: int
     ) -> Requests[tuple[list[GrowingWord], list[float]]]:
         """The words of one text, and the margins at their beginnings."""
-        node, margins, words = root, list[float](), list[GrowingWord]()
+        node = root
+        margins = list[float]()
+        words = list[GrowingWord]()
         left = self.num_tokens
         while self.has_room(node):
             yield from self.read([node], useful)
@@ -187,7 +189,8 @@ class AnswerProposer(DraftedText):
         begins = space.isspace() and not word.data.isspace() and not is_mid_character(word.data)
         if not (self.member.has_main_tokenizer or begins):
             return False
-        index, root = last.prompt_index, self.member.root(last.prompt_index)
+        index = last.prompt_index
+        root = self.member.root(index)
         ids = [node.token for node in last.lineage() if node.position > root.position]
         if self.member.has_main_tokenizer and not self.stops(index, "", ids, word.number):
             return False

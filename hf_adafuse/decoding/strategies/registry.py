@@ -98,6 +98,10 @@ def _called_with(cls: type[Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _check_signature(cls: type[Any], method: str, arguments: tuple[str, ...]) -> None:
+    """
+    Raises:
+        ValueError: the class has no such method, or one that cannot be called with these arguments by position.
+    """
     found = getattr(cls, method, None)
     if not callable(found):
         raise ValueError(f"`cls.{method}` must be a method, but is {found!r} in {cls.__qualname__}. Define it.")

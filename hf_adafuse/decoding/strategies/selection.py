@@ -86,7 +86,8 @@ class Select(WholeAnswers):
             self.rated_by.check_members(vocabularies)
         if self._calibration is None or self._values is None:
             return
-        names, fitted = feature_names(len(vocabularies), self.with_ratings), self._values.get("features")
+        names = feature_names(len(vocabularies), self.with_ratings)
+        fitted = self._values.get("features")
         if self._calibration.num_candidates != len(vocabularies):
             raise ValueError(
                 f"`calibration` must be of as many members as there are, {len(vocabularies)}, but is of "

@@ -182,21 +182,25 @@ class WordTrie:
 
     def _log_probs(self, candidates: Sequence[int], level: int) -> list[list[float | None]]:
         """Per candidate, each with another word, the log-probabilities of the word under the members."""
-        spans, members = [self._spans[index] for index in candidates], range(len(self._weights))
+        spans = [self._spans[index] for index in candidates]
+        members = range(len(self._weights))
         found = [[span.word_log_prob(k, level) for k in members] for span in spans]
         if self._share == 1 or len(spans) == 1:
             return found
         for k in members:
             scored = [(span, of_word) for span, of_word in zip(spans, found, strict=True) if of_word[k] is not None]
-            tokens, log_probs = [s.tokens[k][level] for s, _ in scored], [s.log_probs[k][level] for s, _ in scored]
+            tokens = [span.tokens[k][level] for span, _ in scored]
+            log_probs = [span.log_probs[k][level] for span, _ in scored]
             for (_, of_word), distinct in zip(scored, distinct_log_probs(tokens, log_probs), strict=True):
                 of_word[k] = distinct + self._share * ((of_word[k] or 0.0) - distinct)
         return found
 
     def _fused(self, log_probs: Sequence[float | None]) -> float:
+        """The logarithm of the weighted mean, of the kind `mean`, of the members' probabilities of a word."""
         pairs = zip(self._weights, log_probs, strict=True)
         scored = [(weight, value) for weight, value in pairs if value is not None]
-        total, exponent = math.fsum(weight for weight, _ in scored), self._exponent
+        total = math.fsum(weight for weight, _ in scored)
+        exponent = self._exponent
         if exponent == 0:
             return math.fsum(weight * value for weight, value in scored) / total
         largest = max(value for _, value in scored)  # taken out first: probabilities of long words are tiny
