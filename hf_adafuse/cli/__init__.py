@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ class _Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), None)
         if option is not None:
-            options = [one for one in self._option_string_actions if one.startswith("--")]
+            options = re.findall(r"(?<![\w-])--[\w-]+", self.format_help())
             hint = did_you_mean(option, options, "Leave it out.")
             self.error(f"`{option}` must be an option of `{self.prog}`, but is none. {hint}")
         if unknown:

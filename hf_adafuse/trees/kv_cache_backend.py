@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend, ForwardError, log_probs_of
+from .backend import Backend, ForwardError, log_probs_of, to_device
 from .kv_cache import KeysValues, common_length, join_rows
 from .kv_slots import KVSlots
 from .model_call import ModelCall, frequency_switch
@@ -98,10 +98,9 @@ class KVCacheBackend(Backend):
 
     def _read_padded(self, prompts: list[list[int]], pads: list[int], start: int, with_log_probs: bool) -> torch.Tensor:
         """Left-pad the prompts and read their columns from `start` on; returns what `_read_prompts` does."""
-        ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, prompts, strict=True)], device=self.device)
-        mask = torch.tensor(
-            [[0] * pad + [1] * len(row) for pad, row in zip(pads, prompts, strict=True)], device=self.device
-        )
+        rows = list(zip(pads, prompts, strict=True))
+        ids = to_device([[0] * pad + row for pad, row in rows], self.device)
+        mask = to_device([[0] * pad + [1] * len(row) for pad, row in rows], self.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         return self._read_prompts(ids, positions, mask if any(pads) else None, start, with_log_probs)
 
