@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from ..hub.export import loading
-from ..members.loading import check_served_options
+from ..members.loading import check_served_options, has_no_vocabulary
 from ..servers.kinds import is_served_name
 from ..servers.served_model import ServedModel
 from ..transformers_compat import has_device_map
 
 ModelPair = tuple[Any, Any]  # a model and its tokenizer
-# Of these a folder with a tokenizer has one at least.
-_TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "*.model", "*.spm", "*.bpe", "*.py")
+# How the files of most tokenizers are named.
+_TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "*.model", "*.spm", "*.bpe", "tekken*")
 
 
 def load_members(
@@ -96,11 +96,23 @@ def default_pair() -> list[ModelPair]:
 
 
 def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
-    # transformers says of such a folder that libraries are missing, or makes a tokenizer without a vocabulary.
+    """
+    Raises:
+        ValueError: none loads from a folder, or one without a vocabulary, and the folder has no file that looks like a
+            tokenizer's. transformers would say then that libraries are missing, or nothing.
+    """
     folder = Path(name)
-    if (folder / "config.json").is_file() and not any(any(folder.glob(one)) for one in _TOKENIZER_FILES):
-        raise ValueError("The folder has no tokenizer files. Save the tokenizer there: tokenizer.save_pretrained(...).")
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    is_bare = (folder / "config.json").is_file() and not any(any(folder.glob(one)) for one in _TOKENIZER_FILES)
+    advice = "The folder has no tokenizer files. Save the tokenizer there: tokenizer.save_pretrained(...)."
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        if is_bare:
+            raise ValueError(advice) from error
+        raise
+    if is_bare and has_no_vocabulary(tokenizer):
+        raise ValueError(advice)
+    return tokenizer
 
 
 def _on_device(model: Any) -> Any:

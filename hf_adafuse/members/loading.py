@@ -47,12 +47,17 @@ def find_tokenizer(model: Any, argument: str) -> Any:
         except _LOADING_ERRORS as error:
             reason = f"none loads from the model's name {name!r} ({type(error).__name__})"
             raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.") from error
-        # Where there are no files, transformers makes some tokenizers of the model's config alone: special tokens only.
-        if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+        if has_no_vocabulary(tokenizer):
             reason = f"the model's name {name!r} has an empty one"
             raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.")
         _TOKENIZERS[model] = tokenizer
     return _TOKENIZERS[model]
+
+
+def has_no_vocabulary(tokenizer: Any) -> bool:
+    """Whether a tokenizer has special tokens only. transformers makes such tokenizers of some models' configs alone,
+    where a folder has no files of a tokenizer."""
+    return set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids)
 
 
 @functools.cache
