@@ -27,10 +27,7 @@ from .tree_cache import TreeCache
 Layers = Iterable[tuple[torch.Tensor, torch.Tensor]]
 # Logits of prompts held at a time: 256 MB in float32.
 _MOST_PROMPT_LOGITS = 2**26
-# Tokens of prompts read in one pass. The activations of a pass over long prompts would take more memory than the keys
-# and values of these.
-_MOST_PROMPT_TOKENS = 2**11
-# Columns of the cache that a pass over prompts fills at least.
+# Columns of the cache that a pass over prompts fills at least, however many prompts there are.
 _LEAST_PROMPT_COLUMNS = 16
 
 
@@ -50,8 +47,8 @@ class KVCacheBackend(Backend):
         with_log_probs: bool = False,
         can_share: bool = True,
     ) -> list[Node]:
-        """Read the prompts in one forward pass, and one before it for what they share; in several where their
-        log-probabilities are asked for. See [`Backend`]."""
+        """Read what the prompts share, and then the prompts: each in one forward pass, or in several where one would
+        take much memory. See [`Backend`]."""
         width = max(map(len, prompts))
         pads = [width - len(ids) for ids in prompts]
         self._can_share = can_share and cache is None  # what a caller's cache holds is not all read here
@@ -185,7 +182,7 @@ class KVCacheBackend(Backend):
         columns that its activations take little memory, and with log-probabilities the logits of all of them.
         """
         batch_size, width = ids.shape
-        most = _MOST_PROMPT_TOKENS
+        most = self.policy.most_prompt_tokens
         if with_log_probs:
             most = min(most, _MOST_PROMPT_LOGITS // _vocab_size(self.model))
         step = max(_LEAST_PROMPT_COLUMNS, most // batch_size)

@@ -43,6 +43,9 @@ class Policy:
     # (Tried: attention by the prompt over tokens packed in one row, which needs no fillers: 0.96 to 1.18 of the time
     # with 8 and 16 prompts of 20 to 600 tokens, since many small products take as long as few large ones.)
     most_shared_columns = 3072
+    # A pass over prompts reads so many tokens at most: the activations of more would take more memory than the keys and
+    # values of long prompts. python tests/measure_memory.py MODEL MODEL --data FILE --prompt-tokens 980 --new-tokens 20
+    most_prompt_tokens = 2**11
     # A compiled model is run with few shapes: so many columns, or 2, 4, 8 ... times as many; if filled up, 1, 2, 4 ...
     # tokens in each row. hf-adafuse bench --compile --batch 4
     least_static_columns = 128

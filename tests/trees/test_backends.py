@@ -20,6 +20,7 @@ from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.transformers_compat import CACHE_NAME
 from hf_adafuse.trees import kv_cache_backend
 from hf_adafuse.trees.backend_probe import choose_backend
+from hf_adafuse.trees.pass_policy import Policy
 
 pytestmark = pytest.mark.fast
 
@@ -68,7 +69,7 @@ def test_rows_score_all_candidates_of_a_round_in_one_pass(monkeypatch):
     "name", [name for name, kind in MODELS.items() if kind[-1] in ("tree-attention", "branch-rows")]
 )
 def test_prompts_that_are_read_in_parts_equal_the_oracle(name, role, monkeypatch):
-    monkeypatch.setattr(kv_cache_backend, "_MOST_PROMPT_TOKENS", 6)
+    monkeypatch.setattr(Policy, "most_prompt_tokens", 6)
     monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", 2)
     model = model_of(name)
     assert_equal(case_of(model, role, batch=1))

@@ -16,6 +16,7 @@ from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.trees import kv_cache_backend
+from hf_adafuse.trees.pass_policy import Policy
 
 SWITCH = 12
 SHORT, LONG = "She", "the cat, and there was a big tree in the park."
@@ -57,7 +58,7 @@ def test_longer_texts_equal_the_oracle(role, look_ahead):
 @pytest.mark.parametrize("role", ["main", "assistant"])
 def test_prompts_that_are_read_in_parts_equal_the_oracle(role, weights, monkeypatch):
     """The first part would fit into the short texts, and is read by the frequencies for long ones all the same."""
-    monkeypatch.setattr(kv_cache_backend, "_MOST_PROMPT_TOKENS", 4)
+    monkeypatch.setattr(Policy, "most_prompt_tokens", 4)
     monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", 4)
     for prompts in ([LONG], [LONG, LONG[4:], LONG[9:]]):
         case = case_of(role, prompts)

@@ -334,5 +334,5 @@ def test_pays_ahead(win_probability, turn_cost, saved, expected):
 def test_the_constants_are_those_of_the_policy():
     names = {name for name in vars(Policy) if not name.startswith("_")}
     elsewhere = {"most_shared_columns", "max_rounds_ahead", "least_shared_tokens", "longest_draft", "least_right"}
-    elsewhere |= {"least_static_columns", "is_filled_up"}
+    elsewhere |= {"least_static_columns", "is_filled_up", "most_prompt_tokens"}
     assert names - set(CONSTANTS) == elsewhere
