@@ -55,8 +55,8 @@ sys.exit(code or 3 * ("torch" in sys.modules or "transformers" in sys.modules))
         ([], "required: COMMAND"),
         (
             ["generate", "--model", "A", "--assitant", "B", PROMPT],
-            "`--assitant` must be an option of `hf-adafuse generate`, but is none. Did you mean --assistant? (see "
-            "`hf-adafuse generate --help`)",
+            "`--assitant` must be an option of `hf-adafuse generate`, but is none. Did you mean --assistant? Correct "
+            "it. (see `hf-adafuse generate --help`)",
         ),
         (["--modle=A", "generate", PROMPT], "`--modle` must be an option of `hf-adafuse`, but is none. Leave it out."),
         (["generate", PROMPT, "more"], "unrecognized arguments: more (see `hf-adafuse generate --help`)"),

@@ -46,14 +46,14 @@ def test_flags_go_over_stored_settings_of_the_same_method_alone():
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--method", "unit"], "unite, gac"),
+        (["--method", "unit"], "`--method` must be one of adafuse, words, unite, gac"),
         (["--method", "unit"], ", but is 'unit'. Did you mean unite?"),
         (["--method", "mine"], ", but is 'mine'. Choose one of these.\n"),
         (["--method", "unite", "--option", "top_n=3"], "top_n"),
         (
             ["--method", "unite", "--option", "topk=5"],
             "`adafuse_config` must be made of fields of AdaFuseConfig and options of method 'unite' (top_k, "
-            "zero_repeated), but has 'topk'. Did you mean top_k?\n",
+            "zero_repeated), but has 'topk'. Did you mean top_k? Correct it.\n",
         ),
         (["--method", "unite", "--option", "top_k=0"], "`top_k` must be"),
         (["--method", "unite", "--option", "top_k"], "NAME=VALUE"),

@@ -14,7 +14,7 @@ from hf_adafuse import AdaFuseConfig, enable_adafuse
 from support.tiny import TOKENIZERS, tiny_model
 
 # `<what> must <rule>, but <value>. <what to do>`
-FORM = r"^.+ must .+, but .+\. .+[.?]$"
+FORM = r"^.+ must .+, but .+\. .+\.$"
 BYTES, CHARS = TOKENIZERS["byte_level"](), TOKENIZERS["characters"]()
 PROMPT = "Once upon a time"
 

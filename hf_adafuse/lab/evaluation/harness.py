@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...demo.paired import ratio_error
+from ...settings.spelling import did_you_mean
 from .local_data import KEYS
 
 TASKS = Path(__file__).parent / "tasks"
@@ -101,8 +101,7 @@ def load_tasks(
 
 def _load(manager: Any, name: str) -> list[Any]:
     if name not in manager.all_tasks and not Path(name).is_file():
-        close = get_close_matches(name, {*KEYS, *manager.all_tasks}, n=3)
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"This package's own are {', '.join(KEYS)}."
+        hint = did_you_mean(name, {*KEYS, *manager.all_tasks}, f"This package's own are {', '.join(KEYS)}.", most=3)
         raise ValueError(f"`--tasks` must be names of tasks with commas between, but {name!r} is none. {hint}")
     try:
         found = manager.load([name])

@@ -13,6 +13,7 @@ from ...cli.members import ModelPair, load_members
 from ...config import PRESETS, AdaFuseConfig, is_file
 from ...settings.config_checks import OPTIONS_OF_PRESETS, WEIGHTINGS
 from ...settings.old_fields import OLD_FIELDS
+from ...settings.spelling import did_you_mean
 
 
 def members_of(
@@ -50,7 +51,8 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     The settings of an ensemble; `None` for the main model alone.
 
     Args:
-        given: `adafuse_config` of `AdaFuseLM`. `None`: the settings in the main model's generation config.
+        given: `adafuse_config` of `AdaFuseLM`. `None`: the settings in the main model's generation config, and where it
+            has none, the preset `robust`.
         settings (`dict`): fields that change it, as the harness reads them from text.
         model (`PreTrainedModel`): the main model.
         num_members (`int`): the number of members.
@@ -72,7 +74,7 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     if unknown:
         raise ValueError(
             f"The arguments of the model type adafuse must be those of AdaFuseLM or fields of AdaFuseConfig, but "
-            f"{unknown[0]!r} is none. Check the spelling."
+            f"{unknown[0]!r} is none. {did_you_mean(unknown[0], known, 'Check the spelling.')}"
         )
     changes = dict(settings)
     weights = changes.get("model_weights")
