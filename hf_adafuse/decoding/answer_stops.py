@@ -1,5 +1,5 @@
-"""Where the stopping criteria of a call end a whole answer, which is generated before any of it is committed. Called by
-proposers of answers, and by [`JointAnswer`].
+"""Says where the stopping criteria of a call end a whole answer, which is generated before any of it is committed.
+Proposers of answers and [`JointAnswer`] ask it.
 """
 
 from __future__ import annotations

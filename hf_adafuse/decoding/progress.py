@@ -40,9 +40,9 @@ class AdaFuseDecodingError(RuntimeError):
             f"The text committed so far is in the error's `texts`: {self.texts!r}"
         )
 
+    # Makes the error of a call whose member failed in a round. It is for the engine, and not on the reference page.
     @classmethod
     def of(cls, error: MemberError, round_number: int, prompts: list[Prompt]) -> AdaFuseDecodingError:
-        """The error of a call whose member failed in a round, with what its prompts have so far."""
         texts = [prompt.text for prompt in prompts]
         sequences = [prompt.ids for prompt in prompts]
         return cls(error.member.name, str(error), round_number, texts, sequences)

@@ -1,5 +1,5 @@
-"""Has the strategy of a prompt choose the winner of a round. It gives the strategy the candidates as words with each
-member's log-probabilities, and how much each member counts. Called by rounds over spans.
+"""`Selector`: has the strategy of a prompt choose the winner of a round. It gives the strategy the candidates as words
+with each member's log-probabilities, and how much each member counts. Rounds over spans call it.
 """
 
 from __future__ import annotations

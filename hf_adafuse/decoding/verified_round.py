@@ -159,7 +159,7 @@ class VerifiedRound(TokenRound[VerifiedText]):
         return pool
 
     def _next_distributions(self, text: VerifiedText) -> Requests[list[Distribution | None]]:
-        """Those that the verification of the draft has left: nothing is read again."""
+        """The distributions that the verification of the draft has left. Nothing is read again."""
         yield from ()
         distributions = text.next_distributions
         assert distributions is not None  # a token is fused only where a draft has been verified
@@ -301,5 +301,5 @@ class VerifiedRound(TokenRound[VerifiedText]):
         return self.strategy.keeps([first, *log_probs], likeliest, self.weights)
 
     def _log_prob(self, member: Distribution, token: int | None) -> float:
-        """Of a token, or of the end of the text (`None`)."""
+        """The log-probability (nats) of a token, or of the end of the text (`None`), under a member."""
         return member.end_log_prob if token is None else member.log_prob(token)

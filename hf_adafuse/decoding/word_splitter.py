@@ -107,15 +107,19 @@ def word_starts(tokens: list[bytes | None], splitter: WordSplitter) -> list[int]
     one; the end `len(tokens)` is included when the last word is complete without looking further.
     """
     starts = [0]
-    word: list[bytes] = []  # the tokens of the word so far
+    word = b""  # the bytes of the word so far
+    num_tokens = 0
     for index, token in enumerate(tokens):
-        if word and splitter.is_complete(b"".join(word), token):
+        if num_tokens and splitter.is_complete(word, token):
             starts.append(index)
-            word = []
-        word.append(token or b"")
-        if token is None or splitter.is_closed(b"".join(word), len(word)):
+            word = b""
+            num_tokens = 0
+        word += token or b""
+        num_tokens += 1
+        if token is None or splitter.is_closed(word, num_tokens):
             starts.append(index + 1)
-            word = []
+            word = b""
+            num_tokens = 0
     return list(dict.fromkeys(starts))
 
 

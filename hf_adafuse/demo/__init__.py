@@ -1,7 +1,8 @@
 """The demo: three small trained members that ship with the package, and questions to ask them.
 
-`hf-adafuse demo` shows them. The other commands and the examples use the first two where no model is named. torch and
-transformers are imported only when a member is loaded.
+`hf-adafuse demo` shows them. The examples and the commands that name no model use the first two, except `bench`, which
+has a pair of its own, and `paper table2`, which takes all three. torch and transformers are imported only when a member
+is loaded.
 """
 
 from __future__ import annotations

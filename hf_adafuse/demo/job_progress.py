@@ -65,7 +65,7 @@ class Progress:
             sys.stderr.flush()
 
     def expect(self, number: int) -> None:
-        """Say how much is still to be done; the total follows from it."""
+        """Say how much is still to be done. The total follows from it."""
         self._total = self._done + number
         self._bar.total = self._total
 

@@ -48,8 +48,8 @@ class Result:
         method (`str`), members (`list[int]`): the name and the members of the [`Method`].
         accuracy (`float`), standard_error (`float`): how many answers are right, and its standard error, in per cent.
         words_per_round (`float`, *optional*), shares (`dict`, *optional*): the mean number of words in a round, and the
-            share of rounds of 1, 2 and 3 words. The end of the text counts as a word. `None` for methods whose rounds
-            have no length of their own.
+            share of rounds of 1, 2 and 3 words. The end of the text counts as a word. `None` for a member alone, and
+            for methods whose rounds have no length of their own.
         passes_per_word (`float`): the forward passes of all members per word, on `NUM_ALONE` of the questions, asked
             one by one. In a batch several questions would share passes.
         seconds (`float`): the time for all questions in batches.

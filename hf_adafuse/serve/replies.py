@@ -141,7 +141,8 @@ def last_chunks(answer: Reply) -> list[dict[str, Any]]:
         adafuse = _adafuse(answer, one)
         found = {"finish_reason": _reason(one), "logprobs": None, "adafuse": adafuse}
         text = "" if one.text.content else one.prompt
-        # Twice: of a choice clients keep only what its deltas add up to, the `message.adafuse` of a whole answer.
+        # The field stands beside the delta, where the page reads it, and in the delta: clients that add up deltas to a
+        # message keep nothing else of a choice.
         made += _chunks(answer, one, found | ({"delta": {"adafuse": adafuse}} if is_chat else {"text": text}))
     if answer.request.includes_usage:
         made.append({**head(answer, ".chunk"), "choices": [], "usage": usage(answer)})

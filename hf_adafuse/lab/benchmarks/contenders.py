@@ -1,6 +1,7 @@
 """`Ensemble`: runs the contenders of a benchmark on the same prompts.
 
-The contenders are the ensemble, each member alone, our own code without one of its ideas, and the naive implementation.
+The contenders are the ensemble, each member alone, other methods, our own code without one of its ideas, and the naive
+implementation.
 `measuring` times them.
 """
 
@@ -72,8 +73,15 @@ class Ensemble:
         return [main, *assistant_prompts(self.handles, main, None)]  # as `generate()` makes them
 
     def measurement(self, prompt_tokens: int, batch: int, branches: int, new_tokens: int) -> Measurement:
-        """A [`Measurement`] of this ensemble with no samples yet. `prompt_tokens` and `new_tokens` count the main
-        model's tokens, `batch` prompts, `branches` is B."""
+        """
+        A [`Measurement`] of this ensemble with no samples yet.
+
+        Args:
+            prompt_tokens (`int`), new_tokens (`int`): the length of a prompt and of its text, in the main model's
+                tokens.
+            batch (`int`): the number of prompts.
+            branches (`int`): the number of branches B.
+        """
         sizes = [model.num_parameters() for model in self.models]
         weights = [instruments.weight_bytes(model) for model in self.models]
         return Measurement(sizes, prompt_tokens, batch, branches, new_tokens, weights, self.bandwidth)

@@ -67,8 +67,9 @@ class BenchJob:
         self._expected: list[list[list[int]]] = []  # for each batch and prompt, the main model's new ids
 
     def warm_up(self) -> None:
-        """Run every contender once, except the naive implementation, without timing it. Afterwards it is known what
-        text the ensemble writes, and so how many tokens each member has to write alone."""
+        """Run the ensemble until the autotuner of its kernels tries nothing new, and every other contender once, except
+        the naive implementation. Nothing is timed. Afterwards it is known what text the ensemble writes, and so how
+        many tokens each member has to write alone."""
         for text, prompts in enumerate(self.prompts):
             output = self._settled(prompts)
             self._expected.append(self.ensemble.new_ids(output.sequences, prompts))

@@ -2,9 +2,9 @@
 
 A document is a journey of two friends from country to country, with some sentences for each country. It can have any
 length. Whatever is chosen (the next country, the pattern of a sentence, an animal, a thing) has one usual choice in
-each country, which is taken more or less often, and any other choice now and then. The training text of one member
-follows a usual choice, or that of the other member, or both. Facts are read by each member at its level in the demo. So
-the members agree on most words and differ on some, and are sometimes sure and sometimes not.
+each country, which is taken more or less often, and any other choice now and then. A usual choice is followed in the
+training text of one member, of the other, or of both. Each member reads facts at its level in the demo. So the members
+agree on most words and differ on some, and are sometimes sure and sometimes not.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _usual(kind: str, country: str, options: tuple[str, ...]) -> _Usual:
 
 
 class _Writer:
-    """Writes one document as the member (0 or 1) reads it. `None`: all facts are right, and all usual choices are
-    followed."""
+    """Writes one document as the member (0 or 1) reads it. `None`: all facts are right, and the usual choices of
+    both members count."""
 
     def __init__(self, seed: str, member: int | None):
         self.rng = random.Random(f"{SEED} {seed}")

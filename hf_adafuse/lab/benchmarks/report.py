@@ -170,11 +170,11 @@ def _summary(m: Measurement) -> list[str]:
 def _ratios(m: Measurement) -> list[str]:
     """A line that says what the ensemble costs, over the slowest member alone and over all members in turn; a second
     line says it without the kernel, where that was measured."""
-    if m.largest is None:
+    if m.slowest is None:
         return []
-    size = size_text(m.parameters[int(m.largest.removeprefix("greedy ")) - 1])
+    size = size_text(m.parameters[int(m.slowest.removeprefix("greedy ")) - 1])
     return [
-        f"time / {m.largest} ({size}), the slowest member, alone {m.over_alone(contender):.3f}; / the members' own "
+        f"time / {m.slowest} ({size}), the slowest member, alone {m.over_alone(contender):.3f}; / the members' own "
         f"greedy times in turn {m.over_sum(contender):.3f}{' (without the kernel)' * (contender == NO_KERNEL)}"
         for contender in m.contenders
         if contender in (OURS, NO_KERNEL)

@@ -149,14 +149,14 @@ class Measurement:
         return sum(map(self.seconds, self.greedy)) if self.greedy else None
 
     @property
-    def largest(self) -> str | None:
+    def slowest(self) -> str | None:
         """The member that takes longest alone, like `"greedy 2"`: what most users would run otherwise. `None` where
         members alone were not measured."""
         return max(self.greedy, key=self.seconds, default=None)
 
     @property
     def alone_ratio(self) -> float | None:
-        """Ours over the own greedy time of the largest member alone."""
+        """Ours over the own greedy time of the slowest member alone."""
         return self.over_alone(OURS)
 
     @property
@@ -165,8 +165,8 @@ class Measurement:
         return self.over_sum(OURS)
 
     def over_alone(self, contender: str) -> float | None:
-        """A contender's time over the own greedy time of the largest member alone."""
-        return None if self.largest is None else self.seconds(contender) / self.seconds(self.largest)
+        """A contender's time over the own greedy time of the slowest member alone."""
+        return None if self.slowest is None else self.seconds(contender) / self.seconds(self.slowest)
 
     def over_sum(self, contender: str) -> float | None:
         """A contender's time over the sum of the members' own greedy times."""

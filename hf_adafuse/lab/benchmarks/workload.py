@@ -103,7 +103,8 @@ class Workload:
         return self._ensembles[parameters]
 
     def _prepare(self, model: Any, size: int | None) -> Any:
-        """A copy of the model on the wanted device, in the wanted dtype and size, and compiled where that is wanted."""
+        """The model on the wanted device, in the wanted dtype and size, and compiled where that is wanted; a copy of it
+        where something must be changed."""
         dtype = model.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
         if str(model.device.type) != self.device or model.dtype != dtype:
             model = copy.deepcopy(model).to(device=self.device, dtype=dtype)

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, str, Any]]:
-    """The ensemble or the methods, and each member where that is asked for. Of each its folder below `output`, its
+    """The ensemble or the methods, and each member where that is asked for. For each, its folder below `output`, its
     name, and the model as the harness sees it."""
     from ...cli.members import load_members
     from ..evaluation.language_model import AdaFuseLM

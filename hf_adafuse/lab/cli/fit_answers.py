@@ -44,7 +44,8 @@ class Said:
         question (`Question`): what was asked.
         texts (`list[str]`): each member's answer, up to a stop text; `None` where it has none.
         rows (`list[list[float]]`): for each member, the features of its answer; `None` where it has none.
-        nlls (`list[float]`): for each member, the mean over all members of its answer's NLL, in nats per token.
+        nlls (`list[float]`): for each member, the mean of the known NLLs of its answer over the members, in nats per
+            token. Infinite where none is known.
     """
 
     question: Question

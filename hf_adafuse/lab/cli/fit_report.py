@@ -198,9 +198,8 @@ class FitReport:
     def write(self, path: Path) -> None:
         """Write the file. A kill leaves the old file or the new one, never a part."""
         content = json.dumps(with_nulls(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False)
-        content = re.sub(
-            r"\[[^\[\]{}\"]+\]", lambda numbers: " ".join(numbers[0].split()), content
-        )  # lists of numbers on one line
+        # Lists of numbers on one line.
+        content = re.sub(r"\[[^\[\]{}\"]+\]", lambda numbers: " ".join(numbers[0].split()), content)
         scratch = path.with_name(f"{path.name}.tmp")
         scratch.write_text(f"{content}\n", encoding="utf-8")
         scratch.replace(path)

@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _experiments(args: argparse.Namespace) -> tuple[list[Experiment], dict[str, str]]:
-    """The tables and figures to make, and by their names why some peers are left out."""
+    """The tables and figures to make, and why some peers are left out, by the peers' names in tables."""
     from ...decoding.strategies.registry import STRATEGIES
     from ..paper.experiments import make_experiment
     from ..paper.values import PEERS, usable_peers

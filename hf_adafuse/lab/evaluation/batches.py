@@ -32,8 +32,9 @@ def batches(
 
     Args:
         arguments (`list[tuple]`): the arguments of each request.
-        group_of (`Callable`): the group of the request of an index. A batch has requests of one group.
-        is_known (`Callable`): whether the request of these arguments has a response.
+        group_of (`Callable`): `group_of(index)` returns the group of the request at this index. A batch has requests
+            of one group.
+        is_known (`Callable`): `is_known(arguments)` says whether the request with these arguments has a response.
         size (`int`): the most requests in a batch.
     """
     groups: dict[str, dict[str, Any]] = {}

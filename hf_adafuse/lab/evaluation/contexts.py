@@ -96,9 +96,8 @@ def _as_text(context: str, tokenizer: Any) -> str:
     if chat is None:
         return context
     messages, opens = chat
-    chat_inputs(
-        messages, [tokenizer], add_generation_prompt=opens, continue_final_message=not opens
-    )  # raises what is wrong with the chat
+    # Raises what is wrong with the chat.
+    chat_inputs(messages, [tokenizer], add_generation_prompt=opens, continue_final_message=not opens)
     rendered = fast_interface(tokenizer).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=opens, continue_final_message=not opens
     )

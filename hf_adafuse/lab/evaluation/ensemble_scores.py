@@ -175,7 +175,7 @@ def context_nlls(handle: ModelHandle, call: ModelCall, contexts: Sequence[str], 
 
 
 def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:
-    """A text's tokens in windows, each a context and its continuation. Every token is continued once."""
+    """A text's tokens in windows, each a context and its continuation. Every token is in exactly one continuation."""
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     windows: Any = get_rolling_token_windows(

@@ -107,8 +107,8 @@ class Judged:
         return self.select if choice == SELECT else self.fused
 
     def gain(self, choice: AnswerSource) -> Paired:
-        """How far a way to answer is above the best member. A choice that these questions made looks better by them
-        than it is."""
+        """How far a way to answer is above the best member. The same questions have found the best member, which
+        flatters it."""
         return paired(self.of(choice), self.members[self.best])
 
 

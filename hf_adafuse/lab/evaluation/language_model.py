@@ -125,9 +125,8 @@ class AdaFuseLM(LM):
         found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
         for request, (_, rounds, *_) in zip(requests, found, strict=True):
             self.rounds[request.task_name, request.doc_id] = rounds
-        answers = {
-            id(answer): answer for answer in found
-        }.values()  # equal requests share one answer, which has one cost
+        # Equal requests share one answer, which has one cost.
+        answers = {id(answer): answer for answer in found}.values()
         self.cost = total([asdict(self.cost), *(cost for _, _, *costs in answers for cost in costs)])
         return [text for text, *_ in found]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...cli.questions import answers_of
 
-QuestionRow = dict[str, Any]
+QuestionRow = dict[str, Any]  # {"question": str, "answers": list[str]}
 KEYS = ("nq", "triviaqa", "squad", "gsm8k", "flores_en_de", "flores_de_en")
 DEMO = "demo"  # the task whose questions come with the package
 # By task, where its questions are on the Hub: the dataset, the subset, the split of examples, and the split to ask.
@@ -147,7 +147,7 @@ def _from_hub(key: str, count: int) -> tuple[list[QuestionRow], list[QuestionRow
     return examples, [_row(key, record) for record in load(name, subset, test)]
 
 
-def _row(key: str, record: QuestionRow) -> QuestionRow:
+def _row(key: str, record: dict[str, Any]) -> QuestionRow:
     answer = record["answer"] if "answer" in record else record["answers"]["text"]
     if key == "triviaqa":  # the main form of the answer comes first, as worked examples show it
         answer = [answer["value"], *(alias for alias in answer["aliases"] if alias != answer["value"])]

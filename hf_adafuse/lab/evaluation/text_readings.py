@@ -22,7 +22,7 @@ class Reading:
     A text as a member reads it.
 
     Attributes:
-        ids (`list[int]`): the text's tokens.
+        ids (`list[int]`): the continuation's tokens.
         log_probs (`list[float]`): the log-probability of each token, in nats.
         is_greedy (`bool`): whether each token is the most likely one in its place.
     """

@@ -1,4 +1,4 @@
-"""`Clock`: times each contestant over a few tokens, one prompt at a time, for the paper's Figure 5.
+"""`Clock`: times each candidate over a few tokens, one prompt at a time, for the paper's Figure 5.
 
 Times that are known are not taken again, also after a kill.
 """

@@ -53,9 +53,8 @@ def save_times(title: str, labels: Mapping[Contestant, str], timings: Mapping[Co
     for row, timing in enumerate(timings.values()):
         end = timing.ratio.value + _errors([timing.ratio])[0]
         text = ax.text(end, row, f"  {timing.ratio.value:.2f}  ({timing.seconds.value:.3g} s)", va="center", fontsize=8)
-        text.set_bbox(
-            {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-        )  # keeps the text readable over the line at 1
+        # The box keeps the text readable over the line at 1.
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     ax.axvline(1.0, color="black", linewidth=1, linestyle="--")
     ax.invert_yaxis()
     ax.margins(x=0.3)

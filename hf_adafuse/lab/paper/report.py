@@ -57,7 +57,7 @@ class Report:
         return {candidate: scores for (known, candidate), scores in self.scores.items() if known == task}
 
     def gain(self, task: str, contrast: Contrast) -> tuple[Gain, Contestant] | None:
-        """A difference, and the candidate that it is taken to; `None` where one of the candidates was not asked."""
+        """A difference, and the candidate over which it is; `None` where one of the candidates was not asked."""
         found = self.of_task(task)
         if any(one not in found for one in (contrast.candidate, *contrast.others)):
             return None

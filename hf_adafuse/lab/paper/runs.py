@@ -54,7 +54,8 @@ def load_questions(
     Args:
         names (`list[str]`): names of tasks, from `TASKS`.
         data (`str`, *optional*): the folder with the files of questions. By default they are loaded from the Hub.
-        plan (`Plan`): how they are asked. Where it has no number of worked examples, the paper's counts.
+        plan (`Plan`): how they are asked. Where it has no number of worked examples, the paper's number is
+            taken.
         must_be_there (`bool`, *optional*, defaults to `False`): whether a task without questions is an error.
 
     Raises:

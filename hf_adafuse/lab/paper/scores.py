@@ -92,7 +92,8 @@ def read_scores(task: str, samples: Sequence[dict[str, Any]], has_rounds: bool, 
     Args:
         task (`str`): the name of the task, from `TASKS`.
         samples (`list[dict]`): the samples as the harness makes them, with `rounds`.
-        has_rounds (`bool`): whether the rounds' lengths count. The rounds of a member alone are single words.
+        has_rounds (`bool`): whether the rounds' lengths count. Those of a member alone say nothing: its rounds never
+            end at an uncertain word.
         metric (`str`, *optional*): one of `OTHERS`, where the task has it. By default the paper's metric.
     """
     known = (metric, *_METRICS.get(task, ("exact_match",)))

@@ -29,7 +29,7 @@ def test_figures_by_hand():
     result = made_up({"ours": [[1.0, 9.0, 2.0], [4.0]], "greedy 1": [[2.0], [2.0]], "greedy 2": [[3.0], [1.0]],
                       "naive": [[30.0]]})  # fmt: skip
     assert result.seconds("ours") == 2.0 + 4.0 and result.greedy_seconds == 8.0 and result.ratio == 0.75
-    assert result.largest == "greedy 1" and result.alone_ratio == 6.0 / 4.0
+    assert result.slowest == "greedy 1" and result.alone_ratio == 6.0 / 4.0
     assert result.over_sum("naive") == 30.0 / 8.0 and made_up({"ours": [[1.0]]}).alone_ratio is None
     assert result.spread("ours") == (9.0 - 1.0) / 2.0
     assert result.words_per_second("ours") == 6 / 6.0 and result.words_per_second("naive") == 3 / 30.0
