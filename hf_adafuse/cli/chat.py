@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.set_defaults(chat=True)
     parser.add_argument(
-        "--max-new-tokens", type=int, default=512, metavar="N", help="of the main model, per answer (default: 512)"
+        "--max-new-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="the most tokens of an answer, in the main model's (default: 512)",
     )
     add_chat_arguments(parser)
     add_stop_argument(parser)

@@ -41,11 +41,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
     group.add_argument(
         "--adafuse", metavar="FILE",
-        help="settings in JSON, and the members where none are named: what `hf-adafuse fit` wrote, or settings as "
-        "AdaFuseConfig takes them; flags change them",
+        help="a file of settings in JSON: what `hf-adafuse fit` wrote, or the fields of AdaFuseConfig; it may name the "
+        "members, too, and flags override it",
     )  # fmt: skip
     group.add_argument(
-        "--preset", choices=list(PRESETS), help="settings by name; the flags below change them (default: robust)"
+        "--preset", choices=list(PRESETS), help="named settings, which the flags below change (default: robust)"
     )
     group.add_argument(
         "--method", metavar="NAME",
@@ -54,22 +54,52 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--option", dest="method_options", action="append", type=option, metavar="NAME=VALUE",
-        help="of the method, e.g. mean=geometric of words, top_k=5 of unite; may be given several times",
+        help="an option of the method, e.g. mean=geometric (words) or top_k=5 (unite); may be given several times",
     )  # fmt: skip
-    add("--threshold", "margin_threshold", "margin below which a word branches", type=float, metavar="TAU")
-    add("--max-words", "max_words", "most words per round", type=int, metavar="M")
-    add("--branches", "num_branches", "first tokens tried at an uncertain word", type=int, metavar="B")
-    add("--weights", "model_weights", "of the members, e.g. 2,1; or prompt, examples", type=weights, metavar="W,W")
-    add("--max-word-tokens", "max_word_tokens", "a word also ends here", type=int, metavar="N")
+    add(
+        "--threshold",
+        "margin_threshold",
+        "the margin between the two likeliest tokens below which a word branches",
+        type=float,
+        metavar="TAU",
+    )
+    add("--max-words", "max_words", "the most words in a round", type=int, metavar="M")
+    add("--branches", "num_branches", "how many first tokens are tried at an uncertain word", type=int, metavar="B")
+    add(
+        "--weights",
+        "model_weights",
+        "the members' weights, e.g. 2,1, or where they come from: prompt, examples",
+        type=weights,
+        metavar="W,W",
+    )
+    add("--max-word-tokens", "max_word_tokens", "the most tokens in a word", type=int, metavar="N")
     add("--word-boundary", "word_boundary", "where words end")
-    add("--nll-normalization", "nll_normalization", "unit of the mean NLL")
-    add("--commitment", "commitment", "how long spans are")
-    add("--exploration", "exploration", "how branches are found")
-    add("--prompt-sharpness", "prompt_sharpness", "with --weights prompt or examples", type=float, metavar="X")
-    add("--online-rate", "online_rate", "at which weights follow what is committed", type=float, metavar="ETA")
-    add("--switch-margin", "switch_margin", "by which others must win, in nats", type=float, metavar="DELTA")
-    add("--gate", "certainty_gate", "p(1) from which the main model is not questioned", type=float, metavar="THETA")
-    group.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="sample words")
+    add("--nll-normalization", "nll_normalization", "what a mean NLL is taken over")
+    add("--commitment", "commitment", "how long the committed spans are")
+    add("--exploration", "exploration", "how a word's branches are found")
+    add(
+        "--prompt-sharpness",
+        "prompt_sharpness",
+        "how far weights from the prompt or the examples part",
+        type=float,
+        metavar="X",
+    )
+    add("--online-rate", "online_rate", "how fast weights follow the committed text", type=float, metavar="ETA")
+    add(
+        "--switch-margin",
+        "switch_margin",
+        "how much better than the main model's own another span must be, in nats",
+        type=float,
+        metavar="DELTA",
+    )
+    add(
+        "--gate",
+        "certainty_gate",
+        "the probability of the likeliest token from which the main model is not questioned",
+        type=float,
+        metavar="THETA",
+    )
+    group.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="draw words at random")
 
 
 @dataclass(frozen=True)

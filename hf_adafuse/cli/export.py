@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("folder", metavar="DIR", help="the folder to write: new or empty")
     parser.add_argument(
-        "--method-only", action="store_true", help="no main model: for custom_generate=DIR with any of them"
+        "--method-only", action="store_true", help="write the code alone, for custom_generate=DIR with any main model"
     )
     parser.add_argument(
         "--assistants",

@@ -18,7 +18,9 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="worked examples in each prompt: the first K questions, which are not asked, or those in a file",
     )
-    parser.add_argument("--chat", action="store_true", help="make it a user's message in each member's chat template")
+    parser.add_argument(
+        "--chat", action="store_true", help="send the prompt as a user's message, in each member's chat template"
+    )
 
 
 def add_examples(

@@ -41,12 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("prompt", nargs="?", help="the text to go on from; - or nothing: standard input")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of the main model (default: 128)")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="the most tokens of an answer, in the main model's (default: 128)",
+    )
     add_stop_argument(parser)
     add_text_arguments(parser, "another text each time")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="write one JSON object instead: prompt, text, rounds, stats")
-    shape.add_argument("--trace", action="store_true", help="write [each round] in brackets, then all candidates")
+    shape.add_argument(
+        "--trace", action="store_true", help="write the text with [each round] in brackets, then all candidates"
+    )
     parser.add_argument(
         "--confidence",
         action="store_true",

@@ -28,11 +28,15 @@ def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api
         metavar="NAME",
         action="append",
         default=[],
-        help="a further one, also vllm:URL#name; may be given several times",
+        help="a further member: a name as above, or one behind a server, as vllm:URL#name; may be given several times",
     )
-    group.add_argument("--dtype", choices=_DTYPES, default="auto", help="of all weights (default: auto, as saved)")
     group.add_argument(
-        "--device-map", metavar="MAP", help="as in from_pretrained, e.g. auto or cpu (default: one device)"
+        "--dtype", choices=_DTYPES, default="auto", help="the type of all weights (default: auto, as they were saved)"
+    )
+    group.add_argument(
+        "--device-map",
+        metavar="MAP",
+        help="where weights lie, as in from_pretrained, e.g. auto or cpu (default: one device)",
     )
     group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
     group.add_argument("--allow-http", action="store_true", help="ask servers on other hosts without encryption too")
@@ -41,11 +45,11 @@ def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api
     )
     group.add_argument(
         "--served-tokenizer", metavar="NAME",
-        help="of the models behind servers, a Hub name or folder (default: the name that the server has for the model)",
+        help="the tokenizer of models behind servers: a Hub name or folder (default: the server's name of the model)",
     )  # fmt: skip
     group.add_argument(
         "--served-option", action="append", default=[], type=option, metavar="NAME=VALUE",
-        help="of ServedModel, e.g. deadline=60; may be given several times",
+        help="an argument of ServedModel, e.g. deadline=60; may be given several times",
     )  # fmt: skip
 
 

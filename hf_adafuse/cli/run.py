@@ -46,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template", help="the prompt, with fields as {name} (default: {prompt}; with the demo pair its question form)"
     )
     add_prompt_arguments(parser)
-    parser.add_argument("--split", help="of a dataset")
-    parser.add_argument("--subset", help="of a dataset")
-    parser.add_argument("--max-new-tokens", type=count, default=128, metavar="N", help="per answer (default: 128)")
+    parser.add_argument("--split", help="the split of a dataset")
+    parser.add_argument("--subset", help="the subset of a dataset")
+    parser.add_argument(
+        "--max-new-tokens", type=count, default=128, metavar="N", help="the most tokens of an answer (default: 128)"
+    )
     add_stop_argument(parser, "none; with --few-shot the end of a line, or an empty line where answers have several")
     add_text_arguments(parser, "0")
     parser.add_argument("--rounds", action="store_true", default=None, help="also write each answer's rounds")

@@ -28,13 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Put the arguments of the command on a parser."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
-    parser.add_argument("--name", default="ensemble", help="of the ensemble in requests (default: ensemble)")
+    parser.add_argument("--name", default="ensemble", help="the ensemble's name in requests (default: ensemble)")
     parser.add_argument(
         "--ensembles", metavar="FILE",
         help="several ensembles by name, in YAML: ensembles: {a: {members: [A, B], settings: {method: unite}}}",
     )  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
-    parser.add_argument("--port", type=int, default=8000, help="likewise (default: 8000)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, this machine alone)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="the port to listen on (default: 8000)")
     parser.add_argument(
         "--api-key-env",
         dest="key_env",
@@ -42,19 +44,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the environment variable with the key that clients must send",
     )
     parser.add_argument(
-        "--max-batch-size", type=_number, default=8, metavar="N", help="most requests decoded at a time (default: 8)"
+        "--max-batch-size",
+        type=_number,
+        default=8,
+        metavar="N",
+        help="the most requests decoded at a time (default: 8)",
     )
     parser.add_argument(
         "--max-waiting", type=_number, default=64, metavar="N",
-        help="most requests that wait; further ones are refused with 429 (default: 64)",
+        help="the most requests that wait; further ones are refused with 429 (default: 64)",
     )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=_number, default=512, metavar="N",
-        help="of the main model, where a request names no number (default: 512)",
+        help="the most tokens of an answer where a request names no number (default: 512)",
     )  # fmt: skip
     parser.add_argument(
         "--max-prompt-tokens", type=_number, metavar="N",
-        help="of a prompt, in each member's tokens; longer ones are refused (default: as each model was trained)",
+        help="the most tokens of a prompt, by each member; longer ones are refused (default: as it was trained)",
     )  # fmt: skip
     parser.add_argument(
         "--prefix-cache-mib", type=_from_zero, default=512, metavar="N",

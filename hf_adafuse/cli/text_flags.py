@@ -44,10 +44,10 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", type=plain_text, metavar="TEXT", help="the system's message of the chat")
     parser.add_argument(
         "--thinking", choices=["apart", "main", "off"],
-        help="of thinking models in a chat: each thinks alone, the main one does, or none (default: apart)",
+        help="which thinking models think before an answer: each on its own, the main one, or none (default: apart)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-thinking-tokens", type=int, metavar="N", help="of one member's thoughts, cut there (default: 1024)"
+        "--max-thinking-tokens", type=int, metavar="N", help="where one member's thoughts are cut (default: 1024)"
     )
 
 
@@ -84,10 +84,12 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_seed: str) -> No
     group.add_argument(
         "--strict", action="store_true", help="with --json-schema: refuse keywords that cannot be enforced"
     )
-    group.add_argument("--seed", type=seed, metavar="N", help=f"of --sample (default: {default_seed})")
-    group.add_argument("--temperature", type=float, metavar="T", help="of --sample (default: each member's own)")
-    group.add_argument("--top-p", type=float, metavar="P", help="of --sample, likewise")
-    group.add_argument("--top-k", type=int, metavar="K", help="of --sample, likewise")
+    group.add_argument("--seed", type=seed, metavar="N", help=f"the seed with --sample (default: {default_seed})")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="the temperature with --sample (default: each member's own)"
+    )
+    group.add_argument("--top-p", type=float, metavar="P", help="top-p with --sample (default: each member's own)")
+    group.add_argument("--top-k", type=int, metavar="K", help="top-k with --sample (default: each member's own)")
 
 
 def read_text_arguments(args: argparse.Namespace) -> None:

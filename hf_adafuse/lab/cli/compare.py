@@ -35,9 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact_match (default), f1, contains, last_number, marked_number, chrf or bleu; for lm-eval's samples one "
         "of theirs (default: the first)",
     )
-    parser.add_argument("--filter", metavar="NAME", help="of lm-eval's samples (default: the first)")
+    parser.add_argument("--filter", metavar="NAME", help="the filter of lm-eval's samples (default: the first)")
     parser.add_argument(
-        "--show", type=whole_number, default=5, metavar="N", help="questions where they part (default: 5)"
+        "--show",
+        type=whole_number,
+        default=5,
+        metavar="N",
+        help="how many questions are shown where they part (default: 5)",
     )
 
 

@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--limit", type=count, metavar="N", help="the first N questions of each task")
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
-    parser.add_argument("--max-new-tokens", type=count, metavar="N", help="per answer (default: as the task says)")
+    parser.add_argument(
+        "--max-new-tokens", type=count, metavar="N", help="the most tokens of an answer (default: as the task says)"
+    )
     parser.add_argument("--apply-chat-template", action="store_true", help="ask in chats, by each member's template")
     parser.add_argument("--output", metavar="DIR", help="where results, samples and what is known so far go")
     add_job_arguments(parser, "requests", "responses")

@@ -50,7 +50,9 @@ def _add_asking_arguments(parser: argparse.ArgumentParser) -> None:
         "--with-ratings", action="store_true", help="the members also rate each other's answers (method peer-review)"
     )
     add_stop_argument(parser, "the end of a line; with examples of several lines, an empty line; in chats none")
-    parser.add_argument("--max-new-tokens", type=count, default=64, metavar="N", help="per answer (default: 64)")
+    parser.add_argument(
+        "--max-new-tokens", type=count, default=64, metavar="N", help="the most tokens of an answer (default: 64)"
+    )
     add_job_arguments(parser, "questions")
     add_member_arguments(parser)
 

@@ -76,14 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--peer-option", type=option, action="append", default=[], metavar="PEER.NAME=VALUE",
-        help="of a peer, e.g. unite.top_k=5; may be given several times",
+        help="an option of a peer, e.g. unite.top_k=5; may be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--metric", choices=_METRICS, help="instead of the paper's, for the tasks that have it; asks nothing anew"
     )
-    parser.add_argument("--show", type=count, default=3, metavar="N", help="questions of fig3 (default: 3)")
+    parser.add_argument("--show", type=count, default=3, metavar="N", help="how many questions fig3 shows (default: 3)")
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
-    parser.add_argument("--max-new-tokens", type=count, metavar="N", help="per answer (default: as the task says)")
+    parser.add_argument(
+        "--max-new-tokens", type=count, metavar="N", help="the most tokens of an answer (default: as the task says)"
+    )
     parser.add_argument("--apply-chat-template", action="store_true", help="ask in chats, by each member's template")
     parser.add_argument("--output", default="paper", metavar="DIR", help="where everything goes (default: paper)")
     parser.add_argument(
