@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -22,12 +24,12 @@ from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 
 # Of a test with many cases (sets of parameters), how many a part runs; and of random cases, one of how many.
-CASES_OF_PARTS = {"short": (3, 30), "long": (12, 3)}
+CASES_OF_PARTS = {"short": (1, 30), "long": (12, 4)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=240, help="random cases compared with the oracle")
-    help = "short: a few cases of each test; long: slow tests, and more cases, without those of the short part; all"
+    help = "short: a case of each test; long: slow tests, and more cases, without those of the short part; all"
     parser.addoption("--part", choices=("short", "long", "all"), default="short", help=help)
 
 
@@ -83,6 +85,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
     torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _certificates_once() -> None:
+    """To read them takes 25 ms, and every HTTP client would read them anew, for servers on this machine."""
+    ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def with_templates(case, number):
     return case
 
 
-def reviewing(count=3, prompts=PROMPTS[:3], max_new_tokens=12, method="peer-review", **options):
+def reviewing(count=3, prompts=PROMPTS[:2], max_new_tokens=8, method="peer-review", **options):
     kinds = KINDS[:count]
     config = AdaFuseConfig(method=method, method_options=SHORT | options)
     models = [tiny_model(*kind) for kind in kinds]

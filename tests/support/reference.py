@@ -11,9 +11,11 @@ import re
 from dataclasses import dataclass, field
 
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 TIE = 1e-6
 ANCHORS = ("", "\n", "a", "1", ".", ")", "Z", "é")
+BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # as byte-level vocabularies write bytes
 
 
 @dataclass
@@ -88,12 +90,8 @@ class RefMember:
         name = self.tokenizer.convert_ids_to_tokens(token)
         if token in self.tokenizer.all_special_ids:
             return b""
-        if "ByteLevel" in str(self.tokenizer.backend_tokenizer.decoder):
-            from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-            table = {char: byte for byte, char in bytes_to_unicode().items()}
-            if all(char in table for char in name):
-                return bytes(table[char] for char in name)
+        if "ByteLevel" in str(self.tokenizer.backend_tokenizer.decoder) and all(char in BYTE_OF for char in name):
+            return bytes(BYTE_OF[char] for char in name)
         if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
             return bytes([int(name[3:5], 16)])
         return self.text([token]).encode()

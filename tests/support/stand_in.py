@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from .reference import BYTE_OF
 
 
 class StandIn:
@@ -210,8 +211,7 @@ def token_bytes(tokenizer, token):
     if token in tokenizer.all_special_ids:
         return b""
     if "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder):
-        byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
-        return bytes(byte_of[char] for char in piece) if all(char in byte_of for char in piece) else piece.encode()
+        return bytes(BYTE_OF[char] for char in piece) if all(char in BYTE_OF for char in piece) else piece.encode()
     if re.fullmatch("<0x[0-9A-F]{2}>", piece):
         return bytes([int(piece[3:5], 16)])
     return piece.encode()
