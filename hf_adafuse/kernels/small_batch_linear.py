@@ -24,7 +24,8 @@ from ..transformers_compat import Conv1D, has_compiled_parts, is_watched, module
 from .autotuner import Autotuner, timing_allowed
 from .native_product import MAX_TOKENS, can_multiply, product
 
-# The least bytes of a weight that the kernel is tried for. With more columns than so many parts may still be quicker.
+# The least bytes of a weight that the kernel is tried for. With more columns than `_KERNEL_COLUMNS`, parts may
+# still be quicker.
 _LEAST_BYTES = 2**17
 _KERNEL_COLUMNS = 2048
 # About the bytes of a part; a weight that is smaller than the larger ones stays whole.

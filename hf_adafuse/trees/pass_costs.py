@@ -32,7 +32,7 @@ CPU_BANDWIDTH, ACCELERATOR_BANDWIDTH = 1e10, 1e12
 # A size with fewer measurements is not trusted; older ones fade.
 _FEWEST = 3
 _FADING = 32
-# The curve is drawn anew after so many passes.
+# The curve is drawn anew after this many passes.
 _RENEWED_EVERY = 4
 
 

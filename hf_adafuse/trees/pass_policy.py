@@ -29,12 +29,12 @@ class Policy:
     longest_draft = 4
     least_right = 0.5
     # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
-    # one for so many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
+    # one for this many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
     most_held_nodes = 14
     tokens_per_held_node = 12
-    # In a batch each prompt may have so many nodes more than it needs. hf-adafuse bench --parameters 80M --batch 8
+    # In a batch each prompt may have this many nodes more than it needs. hf-adafuse bench --parameters 80M --batch 8
     batch_extra = 1
-    # Where shorter rows are filled up, a pass costs by the token from here on. A prompt has so many at least, and as
+    # Where shorter rows are filled up, a pass costs by the token from here on. A prompt has this many at least, and as
     # many as half of the prompts that wait need: whole answers are read in few passes.
     padded_pass_tokens = 32
     padded_width = 4
@@ -43,14 +43,15 @@ class Policy:
     # (Tried: attention by the prompt over tokens packed in one row, which needs no fillers: 0.96 to 1.18 of the time
     # with 8 and 16 prompts of 20 to 600 tokens, since many small products take as long as few large ones.)
     most_shared_columns = 3072
-    # A pass over prompts reads so many tokens at most: the activations of more would take more memory than the keys and
-    # values of long prompts. python tests/measure_memory.py MODEL MODEL --data FILE --prompt-tokens 980 --new-tokens 20
+    # A pass over prompts reads this many tokens at most: the activations of more would take more memory than the keys
+    # and values of long prompts.
+    # python tests/measure_memory.py MODEL MODEL --data FILE --prompt-tokens 980 --new-tokens 20
     most_prompt_tokens = 2**11
-    # A compiled model is run with few shapes: so many columns, or 2, 4, 8 ... times as many; if filled up, 1, 2, 4 ...
-    # tokens in each row. hf-adafuse bench --compile --batch 4
+    # A compiled model is run with few shapes: this many columns, or 2, 4, 8 ... times as many; where filled up, 1, 2,
+    # 4 ... tokens in each row. hf-adafuse bench --compile --batch 4
     least_static_columns = 128
     is_filled_up = False
-    # What prompts begin with is read once for all where that saves so many tokens: a pass more costs about as much.
+    # What prompts begin with is read once for all where that saves this many tokens: a pass more costs about as much.
     # hf-adafuse bench --parameters 80M --prompt-tokens 20 --batch 8
     least_shared_tokens = 64
     # A member goes on while more than this share of the waiting prompts waits for it. Each counts by this power of the
@@ -169,7 +170,7 @@ def _width(num_needed: int, num_prompts: int, costs: PassCosts, limits: PassLimi
 
 
 def worthwhile_size(num_needed: int, costs: PassCosts, policy: type[Policy]) -> int:
-    """The size to which a pass of so many tokens is worth filling up: `prefetched_tokens` at most."""
+    """The size to which a pass of this many tokens is worth filling up: `prefetched_tokens` at most."""
     bound = policy.worthwhile_ratio * costs.seconds(num_needed)
     sizes = range(num_needed, policy.prefetched_tokens + 1)
     return max((size for size in sizes if costs.seconds(size) <= bound), default=num_needed)

@@ -19,7 +19,7 @@ from ..transformers_compat import has_compiled_parts, mark_static_address
 from .adapters import base_model
 from .tree_cache import TreeCache
 
-# Tensors of so many shapes are kept for a model; with widths and rows that double, the largest may be half of all.
+# Tensors of this many shapes are kept for a model; with widths and rows that double, the largest may be half of all.
 _MOST_SHAPES = 8
 
 
@@ -41,7 +41,7 @@ class StaticMemory:
 
     def hold(self, cache: TreeCache, width: int) -> int:
         """
-        Move what a cache holds into tensors of so many columns, unless it is in such or wider ones already.
+        Move what a cache holds into tensors of this many columns, unless it is in such or wider ones already.
 
         Returns:
             how many columns they have.
@@ -124,7 +124,7 @@ def _is_in(static: _StaticTensors, tensors: list[torch.Tensor]) -> bool:
 
 
 def _layout(tensors: list[torch.Tensor], width: int) -> Any:
-    """What tensors of so many columns must be like, to take the place of these."""
+    """What tensors of this many columns must be like, to take the place of these."""
     shapes = [(*tensor.shape[:2], width, tensor.shape[3], tensor.dtype, tensor.device) for tensor in tensors]
     return torch.is_inference_mode_enabled(), shapes  # what is made within cannot be written into outside
 
