@@ -24,7 +24,7 @@ from hf_adafuse.trees.pass_costs import PassCosts
 from hf_adafuse.trees.pass_policy import POLICIES, AcceleratorPolicy, Policy
 
 # Of a test with many cases (sets of parameters), how many a part runs; and of random cases, one of how many.
-CASES_OF_PARTS = {"short": (1, 30), "long": (12, 4)}
+CASES_OF_PARTS = {"short": (1, 30), "long": (10, 4)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -137,6 +137,7 @@ def test_what_fills_a_pass_up_holds_no_columns(accelerator):
     assert (backend.slots.num_used, backend.num_tokens) == (6, 6)
 
 
+@pytest.mark.slow
 def test_rows_go_when_half_of_them_are_empty(accelerator, monkeypatch):
     monkeypatch.setattr(Policy, "most_shared_columns", 0)
     case, _ = compiled(case_of(tiny_model("llama", "byte_level")))
