@@ -7,6 +7,7 @@ name with an underscore is used that this package does not define itself.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -65,21 +66,29 @@ def names_defined(source):
             yield node.attr
 
 
-OURS = {name for path, source in SOURCES.items() if path != THE_ONE for name in names_defined(source)}
-# `_adafuse` is how everything is called that this package puts on a caller's objects.
-LISTED = {name for name, _ in names_used(SOURCES[THE_ONE]) if is_private(name)} | WITHOUT_UNDERSCORE
+@functools.cache
+def ours():
+    """The names that this package defines."""
+    return {name for path, source in SOURCES.items() if path != THE_ONE for name in names_defined(source)}
+
+
+@functools.cache
+def listed():
+    """The names that `transformers_compat` wraps."""
+    return {name for name, _ in names_used(SOURCES[THE_ONE]) if is_private(name)} | WITHOUT_UNDERSCORE
 
 
 def offences(path, source):
     """Lists what a module uses of the host that it should ask `transformers_compat` for."""
     allowed, own = ALLOWED.get(path, set()) | PYTHONS, set(names_defined(source))
     for name, line in names_used(source):
+        # `_adafuse` is how everything is called that this package puts on a caller's objects.
         if name in allowed or name.startswith("_adafuse") or (name.startswith("self.") and name[5:] in own):
             continue
         name = name.removeprefix("self.")
-        if name in LISTED:
+        if name in listed():
             yield f"{path}:{line} uses {name}: ask transformers_compat, which has it"
-        elif is_private(name) and name not in OURS:
+        elif is_private(name) and name not in ours():
             yield f"{path}:{line} uses {name}, which is not of this package: let transformers_compat have it"
 
 
@@ -89,7 +98,7 @@ def test_what_is_private_of_the_host_is_left_to_transformers_compat(path):
 
 
 def test_the_list_has_what_transformers_compat_wraps():
-    assert {*GENERATION_HOOKS, "_hf_hook", "_eos_token_tensor", "_attn_implementation", "_active_adapter"} <= LISTED
+    assert {*GENERATION_HOOKS, "_hf_hook", "_eos_token_tensor", "_attn_implementation", "_active_adapter"} <= listed()
     used = {name for name, _ in names_used(SOURCES[THE_ONE])}
     assert sorted(WITHOUT_UNDERSCORE - used) == []
 
