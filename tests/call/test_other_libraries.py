@@ -84,6 +84,7 @@ def answers():
     return model, requests, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [8, 16])
 def test_lm_eval_answers_alike_in_a_batch(batch_size, answers):
     _, _, found = answers

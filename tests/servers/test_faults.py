@@ -80,7 +80,7 @@ FAULTS = [
 def pair():
     names = ["byte_level", "sentencepiece"]
     models = [tiny_model("llama", name, seed) for seed, name in enumerate(names)]
-    return Case(models, [TOKENIZERS[name]() for name in names], AdaFuseConfig(num_branches=3), PROMPTS[:2], 10)
+    return Case(models, [TOKENIZERS[name]() for name in names], AdaFuseConfig(num_branches=3), PROMPTS[:2], 6)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ def pair():
     return list(zip(models, [TOKENIZERS[name]() for name in NAMES], strict=True))
 
 
-def case_of(pair, config=None, prompts=PROMPTS[:3], new=12):
+def case_of(pair, config=None, prompts=PROMPTS[:3], new=8):
     return Case([model for model, _ in pair], [tok for _, tok in pair], config or AdaFuseConfig(), prompts, new)
 
 
