@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
 from hf_adafuse.lab.evaluation.metrics import contains, exact_match
 from hf_adafuse.members.vocabulary import vocabulary_of
+from hf_adafuse.trees.backend_probe import choose_backend
 
 SHARED = Path(os.environ.get("HF_ADAFUSE_SHARED", Path(__file__).parents[2] / "shared"))
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not here")
@@ -137,6 +138,15 @@ def trivia():
     lines = (SHARED / "data" / "triviaqa_dev.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [(row["question"], row["answer"] if isinstance(row["answer"], list) else [row["answer"]]) for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL_MODELS, reason=f"{REAL} has no pretrained models")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("folder", REAL_MODELS, ids=lambda folder: folder.name)
+def test_the_quickest_backend_is_found_in_any_precision(folder, dtype):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    assert choose_backend(model, torch.device("cpu")) == "tree-attention"
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ BACKENDS: dict[str, Callable[[Any, torch.device], Backend]] = {
 _PROMPTS = ([0, 1, 2, 3], [4, 5, 1])
 _BRANCHES = (([6, 7], [8, 2]), ([9, 3, 5], [9, 0, 7]))
 _NUM_TOKENS = 10
+_FIRST_FREQUENT = 500
 
 
 def keeps_keys(name: str) -> bool:
@@ -141,14 +142,19 @@ def _in_eval_mode(model: Any) -> Iterator[None]:
 
 
 def _ids(model: Any) -> list[int]:
-    """Made-up ids, ordinary ones where the vocabulary is large enough."""
+    """
+    Made-up ids, ordinary ones where the vocabulary is large enough. The first few hundred ids of a large vocabulary are
+    bytes, tags and tokens that training never saw, and frequent tokens follow. In bfloat16, passes of Gemma 3 270M that
+    differ by rounding alone are 0.69 of the logits' spread apart on the first ids, and 0.04 on these.
+    """
     config = model.config.get_text_config()
     size = getattr(config, "vocab_size", None) or 2
     special = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         value = getattr(config, name, None)
         special |= set(value) if isinstance(value, (list, tuple)) else {value}
-    ordinary = [token for token in range(min(size, 1000)) if token not in special] or [0]
+    first = _FIRST_FREQUENT if size >= 2 * _FIRST_FREQUENT else 0
+    ordinary = [token for token in range(first, min(size, 2 * _FIRST_FREQUENT)) if token not in special] or [0]
     return [ordinary[(7 + 13 * index) % len(ordinary)] for index in range(_NUM_TOKENS)]
 
 
@@ -182,7 +188,7 @@ def _plain_logits(model: Any, device: torch.device, ids: list[int]) -> tuple[tor
         if more > 1.0:  # nothing is left of the model's own logits
             raise SelfTestError("passes that differ by rounding alone give other logits: it needs more precision")
         more = max(more, _noise_of_steps(call, batch, whole))
-    return whole.float(), min(0.3, max(1e-4, 8 * eps, 8 * noise, 1.5 * more))
+    return whole.float(), min(0.3, max(1e-4, 8 * eps, 8 * noise, 3 * more))
 
 
 def _eps(model: Any) -> float:

@@ -73,6 +73,25 @@ def test_rounding_in_half_precision_is_measured_by_ordinary_decoding():
     assert choose_backend(model, CPU) == "uncached"
 
 
+class Untrained(LlamaForCausalLM):
+    """As Gemma 3 in bfloat16: after tokens that training never saw, no two passes round alike."""
+
+    num_passes = 0
+
+    def forward(self, input_ids, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        self.num_passes += 1
+        output.logits[input_ids < 400] *= 1 + self.num_passes
+        return output
+
+
+def test_the_self_test_reads_frequent_tokens_of_a_large_vocabulary():
+    """Gemma 3 in bfloat16 came down to the slower backend for branch rows by the first ids of its vocabulary."""
+    config = copy.deepcopy(tiny_model().config)
+    config.vocab_size = 1200
+    assert choose_backend(Untrained(config).eval().to(torch.bfloat16), CPU) == "tree-attention"
+
+
 @pytest.mark.usefixtures("small_kernel")
 def test_quick_products_that_round_otherwise_are_no_fault_of_the_model(monkeypatch):
     """Gemma 3 in bfloat16: by a quarter of the spread. It widens what backends may be off by; none may lose all."""
