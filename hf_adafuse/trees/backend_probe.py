@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from ..transformers_compat import adapter_names, attention_of, hooks_of
 from .backend import Backend, ForwardError
@@ -26,6 +27,7 @@ from .tree_attention_backend import TreeAttentionBackend
 from .tree_mask import reason_against_padded_rows, reason_against_tree_attention
 from .uncached_backend import UncachedBackend
 
+logger = logging.get_logger(__name__)
 # In the order in which they are tried, fastest first.
 BACKENDS: dict[str, Callable[[Any, torch.device], Backend]] = {
     "tree-attention": TreeAttentionBackend,
@@ -119,10 +121,11 @@ def _choose(model: Any, device: torch.device) -> str:
         warnings.simplefilter("ignore")  # of attempts that fail
         ids = _ids(model)
         expected, tolerance = _plain_logits(model, device, ids)
-        reasons = []
+        reasons: list[str] = []
         for name, make in BACKENDS.items():
             reason = _reason_not_to_try(name, model) or _difference(make, model, device, ids, expected, tolerance)
             if reason is None:
+                logger.info("; ".join([f"{type(model).__name__} in {model.dtype} runs by {name}", *reasons]))
                 return name
             reasons.append(f"{name}: {reason}")
     raise SelfTestError("; ".join(reasons))

@@ -40,6 +40,14 @@ def test_the_self_test_is_short_and_remembered():
     assert passes(model.to(torch.bfloat16), lambda: choose_backend(model, CPU)) > 0
 
 
+def test_which_backend_and_why_no_quicker_one_is_said_at_the_level_info(caplog):
+    name = "hf_adafuse.trees.backend_probe"
+    with caplog.at_level("INFO", logger=name):
+        assert _choose(model_of("bloom"), CPU) == "branch-rows"
+    (said,) = {record.getMessage() for record in caplog.records if record.name == name}
+    assert said.startswith("BloomForCausalLM in torch.float32 runs by branch-rows; tree-attention: ")
+
+
 def test_the_self_test_is_not_in_the_statistics():
     config = copy.deepcopy(tiny_model().config)
     config.max_position_embeddings = 508
