@@ -104,6 +104,7 @@ def test_a_part_that_fails_costs_no_other(tmp_path, capsys):
     assert "first: count 2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_when_the_time_is_up_the_rest_is_not_reached():
     hung, last = run([Part("hangs", 60, hangs), Part("last", 60, yields)], SETTING_SOURCES["cpu"], 3)
     assert hung.ended == "cut off: the time of all parts was up" and last.ended == "not reached" and not last.is_right

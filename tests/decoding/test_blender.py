@@ -185,6 +185,7 @@ def test_a_fused_answer_ends_the_text(fusing):
     assert [member["proposals"] for member in output.stats["members"]] == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_alone_and_in_a_batch_the_same_is_fused(fuser, ranker):
     together = blend(fuser=fuser, ranker=ranker, max_new_tokens=16, prompts=PROMPTS[:2])
     output = together.fast()

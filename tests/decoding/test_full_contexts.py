@@ -75,6 +75,7 @@ def test_generation_stops_at_the_end_of_a_context(number):
         assert "outgrows the context" in message and any(name in message for name in tight), message
 
 
+@pytest.mark.slow
 def test_the_cases_do_outgrow_their_contexts():
     """Learned positions among them, in the main model and in assistants."""
     seen, wanted = set(), {("GPT2LMHeadModel", True), ("GPT2LMHeadModel", False)}

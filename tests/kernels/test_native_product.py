@@ -306,6 +306,7 @@ def test_ensembles_that_multiply_by_the_kernel_equal_the_oracle(number, kernel, 
     assert len(made) > 10
 
 
+@pytest.mark.slow
 def test_its_threads_are_those_of_torch():
     """It brings no other OpenMP along: with two there are twice as many threads as cores."""
     code = """

@@ -103,6 +103,7 @@ def test_the_server_ends_while_another_one_hangs():
         service.engine.stop(1)
 
 
+@pytest.mark.slow
 def test_texts_of_members_behind_servers_are_those_of_members_here():
     """Their engine runs in turn with the other one."""
     with three_ensembles() as (_, _, url), ThreadPoolExecutor(6) as pool:

@@ -107,6 +107,7 @@ def test_the_keyboard_alone(page):
     assert not page.all("#round:not([hidden])") and page.browser.switch_to.active_element == active
 
 
+@pytest.mark.slow
 @needs_browser
 def test_members_beside_it_a_second_turn_and_the_dark(page):
     page.all("#alone")[0].click()

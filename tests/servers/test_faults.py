@@ -425,6 +425,7 @@ def test_the_deadline_holds():
         assert time.monotonic() - start < 4.5
 
 
+@pytest.mark.slow
 def test_what_a_server_answered_before_the_deadline_cut_it_short_is_named():
     class SlowingDown:
         num_calls = 0

@@ -95,6 +95,7 @@ def test_two_ensembles_of_one_main_model_know_their_own_members(pair, servers):
     assert both[0].model.get_input_embeddings() is main.get_input_embeddings()
 
 
+@pytest.mark.slow
 def test_prompts_are_read_at_the_same_time(pair):
     """Of one member several, and of several members all: one after another they would take six times as long."""
 

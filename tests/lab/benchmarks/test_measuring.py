@@ -58,6 +58,7 @@ def test_every_contender_is_run_in_turn_and_gives_our_text(measured):
     assert in_turn == measured.contenders[:-1]
 
 
+@pytest.mark.slow
 def test_members_that_agree_and_texts_that_end():
     """The demo's members, with one branch: every variant and the naive implementation give the same answers."""
     result = measure(demo.load_pair(), QUESTIONS, new_tokens=12, repeats=1, against=AGAINST)
