@@ -154,8 +154,9 @@ def test_one_member_alone_is_its_greedy_text_and_is_rated():
 
 @pytest.mark.slow
 def test_ratings_of_a_batch_are_those_alone():
-    together = reviewing().fast()
-    for row, prompt in enumerate(PROMPTS[:3]):
+    case = reviewing()
+    together = case.fast()
+    for row, prompt in enumerate(case.prompts):
         (alone,) = reviewing(prompts=[prompt]).fast().rounds
         expected = shown(together.rounds[row])
         assert shown(alone).keys() == expected.keys()
