@@ -123,11 +123,7 @@ def test_calibrated_selection_among_drawn_answers_equals_its_oracle(method_numbe
 
 
 @pytest.mark.parametrize("method", SAMPLED)
-def test_drafts_that_are_drawn_equal_the_oracles(method, method_number, request):
-    if (method, method_number) == ("select", 22):
-        # Not yet known which of them is right. The caller gets twelve tokens either way, but another answer wins.
-        reason = "the twelfth and last token is half a character: the oracle's answer goes to the end of its word"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_drafts_that_are_drawn_equal_the_oracles(method, method_number):
     case = case_of(method, method_number, SAMPLED, do_sample=True)
     temperature = random.Random(method_number).choice([0.7, 1.0, 1.5])
     assert_equals_the_oracle(case, method_number, temperature=temperature, top_k=8)

@@ -184,9 +184,11 @@ class AnswerProposer(DraftedText):
         """Whether a stopping criterion surely ends the answer at the last token of this word, or before it. By the main
         model's ids that is known after each token. By others it is asked once a word, behind the space before it: many
         criteria look for a line break."""
+        if is_mid_character(word.data):
+            return False  # half a character is no end of a text
         last = word.nodes[-1]
         space = word.data[: len(word.data) - len(self.piece(last.token))]
-        begins = space.isspace() and not word.data.isspace() and not is_mid_character(word.data)
+        begins = space.isspace() and not word.data.isspace()
         if not (self.member.has_main_tokenizer or begins):
             return False
         index = last.prompt_index
