@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from .config_flags import adafuse_config, add_config_arguments
 from .member_flags import add_member_arguments, member_loading
-from .text_flags import add_chat_arguments, add_stop_argument, add_text_arguments, chat_options, read_text_arguments
+from .text_flags import (
+    add_chat_arguments,
+    add_length_argument,
+    add_stop_argument,
+    add_text_arguments,
+    chat_options,
+    read_text_arguments,
+)
 
 if TYPE_CHECKING:
     from ..ensemble import AdaFuseEnsemble
@@ -40,13 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.set_defaults(chat=True)
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="the most tokens of an answer, in the main model's (default: 512)",
-    )
+    add_length_argument(parser, 512)
     add_chat_arguments(parser)
     add_stop_argument(parser)
     add_text_arguments(parser, "another text each time")

@@ -57,48 +57,33 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         help="an option of the method, e.g. mean=geometric (words) or top_k=5 (unite); may be given several times",
     )  # fmt: skip
     add(
-        "--threshold",
-        "margin_threshold",
-        "the margin between the two likeliest tokens below which a word branches",
-        type=float,
-        metavar="TAU",
-    )
+        "--threshold", "margin_threshold", "the margin between the two likeliest tokens below which a word branches",
+        type=float, metavar="TAU",
+    )  # fmt: skip
     add("--max-words", "max_words", "the most words in a round", type=int, metavar="M")
     add("--branches", "num_branches", "how many first tokens are tried at an uncertain word", type=int, metavar="B")
     add(
-        "--weights",
-        "model_weights",
-        "the members' weights, e.g. 2,1, or where they come from: prompt, examples",
-        type=weights,
-        metavar="W,W",
-    )
+        "--weights", "model_weights", "the members' weights, e.g. 2,1, or where they come from: prompt, examples",
+        type=weights, metavar="W,W",
+    )  # fmt: skip
     add("--max-word-tokens", "max_word_tokens", "the most tokens in a word", type=int, metavar="N")
     add("--word-boundary", "word_boundary", "where words end")
     add("--nll-normalization", "nll_normalization", "what a mean NLL is taken over")
     add("--commitment", "commitment", "how long the committed spans are")
     add("--exploration", "exploration", "how a word's branches are found")
     add(
-        "--prompt-sharpness",
-        "prompt_sharpness",
-        "how far weights from the prompt or the examples part",
-        type=float,
-        metavar="X",
-    )
+        "--prompt-sharpness", "prompt_sharpness", "how strongly --weights prompt or examples prefers the better member",
+        type=float, metavar="X",
+    )  # fmt: skip
     add("--online-rate", "online_rate", "how fast weights follow the committed text", type=float, metavar="ETA")
     add(
-        "--switch-margin",
-        "switch_margin",
-        "how much better than the main model's own another span must be, in nats",
-        type=float,
-        metavar="DELTA",
-    )
+        "--switch-margin", "switch_margin", "how much better than the main model's own another span must be, in nats",
+        type=float, metavar="DELTA",
+    )  # fmt: skip
     add(
-        "--gate",
-        "certainty_gate",
-        "the probability of the likeliest token from which the main model is not questioned",
-        type=float,
-        metavar="THETA",
-    )
+        "--gate", "certainty_gate", "the probability of a token from which the main model is not questioned",
+        type=float, metavar="THETA",
+    )  # fmt: skip
     group.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="draw words at random")
 
 

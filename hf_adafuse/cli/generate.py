@@ -13,6 +13,7 @@ from .config_flags import adafuse_config, add_config_arguments, settings_file
 from .member_flags import add_member_arguments, member_loading
 from .text_flags import (
     add_chat_arguments,
+    add_length_argument,
     add_stop_argument,
     add_text_arguments,
     chat_options,
@@ -41,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLES
     parser.add_argument("prompt", nargs="?", help="the text to go on from; - or nothing: standard input")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=128,
-        metavar="N",
-        help="the most tokens of an answer, in the main model's (default: 128)",
-    )
+    add_length_argument(parser, 128)
     add_stop_argument(parser)
     add_text_arguments(parser, "another text each time")
     shape = parser.add_mutually_exclusive_group()

@@ -30,6 +30,12 @@ def read_prompt(given: str | None) -> str:
     return prompt
 
 
+def add_length_argument(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add the flag for the most tokens of an answer that is written as it comes."""
+    help = f"the most tokens of an answer, as the main model counts them (default: {default})"
+    parser.add_argument("--max-new-tokens", type=int, default=default, metavar="N", help=help)
+
+
 def add_stop_argument(parser: argparse.ArgumentParser, default: str = "none") -> None:
     """Add the flag for stop texts. `default`: what the help says of the default."""
     help = (
