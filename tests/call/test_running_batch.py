@@ -216,6 +216,7 @@ def test_drafts_that_are_sampled_share_no_batch():
     assert not batch.takes(plans[1])
 
 
+@pytest.mark.slow
 def test_a_call_that_leaves_frees_its_place_before_the_next_pass():
     ensemble = ensemble_of(random_case(7003))
     calls = Calls()

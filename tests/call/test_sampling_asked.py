@@ -122,6 +122,7 @@ def test_an_argument_goes_before_the_config_of_the_call():
     assert requested_sampling({"do_sample": True, "top_p": None}, None, None) == SamplingRequest(True, {})
 
 
+@pytest.mark.slow
 def test_the_settings_of_adafuse_go_before_the_call():
     for model in (main(), main(do_sample=True)):
         assert is_sampled(model, given=ensemble(do_sample=True))
@@ -130,6 +131,7 @@ def test_the_settings_of_adafuse_go_before_the_call():
         assert not is_sampled(model, given=ensemble(do_sample=False), do_sample=True, temperature=0.9)
 
 
+@pytest.mark.slow
 def test_settings_that_are_bound_or_kept_with_a_model():
     assistants = {name: value for name, value in ensemble().items() if name != "adafuse_config"}
     for do_sample in (True, False):

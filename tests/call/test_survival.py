@@ -96,6 +96,7 @@ def shallow(model):
     return model
 
 
+@pytest.mark.slow
 def test_a_compiled_model():
     main, assistant = map(shallow, pair())
     plain = decode(main, assistant, PROMPTS[:1])

@@ -174,6 +174,7 @@ def test_interrupted_it_goes_on(make, asked, monkeypatch):
     assert len(asked) == len(set(asked)) * 4 == 16
 
 
+@pytest.mark.slow
 def test_rounds_that_part_are_shown_with_their_candidates(make):
     code, out, _ = make("fig3", "--limit", "40", "--show", "2")
     found = make.read("fig3")["partings"]["demo"]
@@ -216,6 +217,7 @@ def test_time(make, monkeypatch):
     assert make("fig5", "--limit", "3")[:2] == (0, out)
 
 
+@pytest.mark.slow
 def test_ten_tokens_are_written_for_the_clock(make, monkeypatch):
     lengths = []
 
@@ -231,6 +233,7 @@ def test_ten_tokens_are_written_for_the_clock(make, monkeypatch):
     assert [length for length in lengths if length] == [len(prompt) + 10] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:spBLEU is left out")
 def test_what_is_missing_is_said(make, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(translation, "_tokenizer_file", lambda: tmp_path / "none")
@@ -287,6 +290,7 @@ def test_translations_are_asked_without_examples_and_others_with_five(make, fold
     assert asked[0] == "German: Once upon a time\nEnglish:"
 
 
+@pytest.mark.slow
 def test_only_some_tasks_have_all_branches(make, tiny, data):
     (data / "flores_de_en.jsonl").rename(data / "squad.jsonl")
     assert make("fig4", *tiny, "--limit", "2")[0] == 0

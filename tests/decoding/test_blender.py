@@ -253,6 +253,7 @@ def test_nothing_written_is_not_committed(fusing):
     assert_the_best_is_committed_instead(blend(fuser="any"), "nothing was written")
 
 
+@pytest.mark.slow
 def test_a_fused_answer_that_a_member_gave_is_that_member_s(fusing):
     ended = {}
     for prompt in PROMPTS:

@@ -73,6 +73,7 @@ def test_confidences_are_those_of_plain_forward_passes(way):
     assert num_checked >= 10
 
 
+@pytest.mark.slow
 def test_members_that_differ_each_count_with_their_own_probability():
     """In first rounds: what members propose may have other ids than a text is encoded in, and then prefixes differ."""
     case = ensemble(*SAME, prompts=[f"{prompt} {word}" for prompt in MANY_PROMPTS for word in ("a", "the", "of")], n=24)

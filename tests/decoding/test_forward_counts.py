@@ -161,6 +161,7 @@ def test_what_hangs_below_a_commit_stays(is_flat, other_counts, look_ahead):
     assert counts(output) == [(1 + 2 + 1, 2 + 3), other_counts]
 
 
+@pytest.mark.slow
 def test_what_is_prefetched_keeps_the_cache_small(monkeypatch, look_ahead):
     """With a prompt alone more may be prefetched the longer it is, but what has been run below its prefix counts."""
     look_ahead(2, is_flat=True)

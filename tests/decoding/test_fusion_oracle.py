@@ -80,6 +80,7 @@ def test_a_rule_equals_the_oracle(rule, number, look_ahead):
     assert_equals_the_oracle(case_of(seed, **RULES[rule]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [{"method": "adafuse"}, {"method": "words"}], ids=str)
 def test_an_infinite_switch_margin_is_the_main_model_alone(rule):
     compared = 0
@@ -106,6 +107,7 @@ def test_a_gate_of_a_certain_main_model_saves_the_others_passes():
     assert sum(passes[0.3]) < sum(passes[None])
 
 
+@pytest.mark.slow
 def test_weights_far_apart_are_one_member():
     rng = random.Random(1)
     for number in range(22000, 22006):
@@ -136,6 +138,7 @@ WEIGHTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "number"), [(rule, number) for rule in WEIGHTED for number in WEIGHTED[rule][1]])
 def test_words_judged_as_the_weights_are_spread_equal_the_oracle(rule, number):
     texts = []

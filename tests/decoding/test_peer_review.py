@@ -117,6 +117,7 @@ def test_the_trace_has_the_ratings_and_by_what_was_decided():
         assert rounds[0].to_dict()["candidates"][rounds[0].winner]["ratings"] == winner.ratings
 
 
+@pytest.mark.slow
 def test_weights_count_in_the_mean():
     case = reviewing()
     case.config = replace(case.config, model_weights=(1.0, 5.0, 2.0))
@@ -353,6 +354,7 @@ def test_the_members_stay_as_they_are():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_an_exported_ensemble_rates_too(tmp_path):
     case = reviewing(1)
     folder = export_adafuse(tmp_path / "it", case.models[0], case.tokenizers[0], adafuse_config=case.config)
@@ -374,6 +376,7 @@ def test_the_shell_takes_it(capsys):
 # As features of `select`.
 
 
+@pytest.mark.slow
 def test_ratings_are_features_of_select():
     names = feature_names(3, with_ratings=True)
     assert names[:-3] == feature_names(3) and names[-3:] == [f"rating, member {k}" for k in range(3)]

@@ -272,6 +272,7 @@ def test_with_one_tokenizer_it_is_the_other_method(name, method, number_of_token
     assert fused == sorted(fused) and fused[0] < output.stats["tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpening", ["prefix", "geometric"])
 def test_with_one_tokenizer_the_length_of_drafts_changes_nothing(sharpening):
     case = ensemble("llama/byte_level/0", "gpt2/byte_level/1", n=24, prompts=PROMPTS[:3])

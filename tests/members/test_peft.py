@@ -146,6 +146,7 @@ def test_a_cache_resumes_the_same_adapter_only():
     assert other.stats["members"][1]["tokens_run"] > start.sequences.shape[1]
 
 
+@pytest.mark.slow
 def test_a_bound_adapter_is_checked_at_each_call_and_holds_nothing_alive(tmp_path):
     BYTES.save_pretrained(tmp_path)
     model = with_adapters()

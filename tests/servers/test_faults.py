@@ -202,6 +202,7 @@ def test_a_prompt_that_a_server_cannot_answer_takes_no_other_with_it(pair):
     assert [bool(error) for error in answered["error"]] == [False, False, False, True]
 
 
+@pytest.mark.slow
 def test_a_server_that_was_started_anew_with_another_model_is_refused(pair):
     stand_in = StandIn(pair.models[1], pair.tokenizers[1])
     with serving(stand_in) as url:
@@ -314,6 +315,7 @@ def test_the_tokenizer_must_be_the_servers(pair):
         behind(pair, url).fast()
 
 
+@pytest.mark.slow
 def test_a_server_that_differs_from_itself_is_warned_of_once(pair):
     with serving(StandIn(pair.models[1], pair.tokenizers[1], noise=0.03)) as url:
         case = behind(pair, url)

@@ -82,6 +82,7 @@ def test_an_ensemble_with_no_member_here(pair, servers):
     assert away.texts(PROMPTS[0], max_new_tokens=5) == here.texts([PROMPTS[0]], max_new_tokens=5)
 
 
+@pytest.mark.slow
 def test_two_ensembles_of_one_main_model_know_their_own_members(pair, servers):
     """Each has its own; the model itself stays as it was."""
     (main, tokenizer), other = pair[0], (tiny_model("llama", NAMES[1], 5), pair[1][1])
@@ -180,6 +181,7 @@ def test_an_adapter_of_vllm_has_the_context_of_its_base(pair):
         assert member.config.max_position_embeddings == 89
 
 
+@pytest.mark.slow
 def test_stop_strings_streams_and_returned_parts_work(pair, servers):
     outputs = []
     for members in (pair, servers[0]):

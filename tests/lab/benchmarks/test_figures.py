@@ -61,6 +61,7 @@ def test_prompts_are_pieces_of_the_text():
     assert len(set(cut)) > 3  # the text is used up after three
 
 
+@pytest.mark.slow
 def test_the_pair_that_ships_with_the_package():
     work = workload.Workload(new_tokens=6, num_texts=2)
     job = work.job(workload.Combination((), 12, 2, 1, ("greedy",)))
