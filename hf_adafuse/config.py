@@ -13,7 +13,7 @@ from typing import Any
 from .settings.config_checks import check, without_use
 from .settings.old_fields import with_new_names
 
-# Settings by name. A call that names no settings gets `robust`; README says by which measurements it was chosen.
+# Settings by name. A call that names no settings gets `robust`. It was chosen by the measurements of docs/quality.md.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "robust": {
@@ -63,7 +63,7 @@ class AdaFuseConfig:
             Where words end. `"whitespace"`: before whitespace. `"unicode"`: by the word segmentation of UAX #29, for
             Chinese, Japanese and Thai (needs the `unicode` extra).
         model_weights (`list[float]` or `str`, *optional*):
-            How much each member counts in the fused score, the main model first.
+            How much each member counts when candidates are compared, the main model first.
 
             - `[0.6, 0.4]`: one positive number per member.
             - `None`: all members count alike.

@@ -230,7 +230,7 @@ def enable_adafuse(
         arguments.assistant_tokenizers = [handle.tokenizer for handle in handles[1:]]
         arguments.tokenizer = handles[0].tokenizer
         for handle in EnsembleSpec(handles, config or AdaFuseConfig.robust()).handles:
-            handle.choose_backend()  # a model that no backend can run says so now
+            handle.tested_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))
     _bind(model, arguments)

@@ -23,9 +23,9 @@ class AdaFuseCandidate:
             The list is empty where the method wrote the candidate itself (a fused answer).
         nlls (`list[float]`): the candidate's NLL under each member, in nats per token, or per byte with
             `nll_normalization="byte"`. `None` stands for a member that did not score it.
-        score (`float`): the fused score. With method `words` it is the score of all words of the candidate, while the
-            winner is found word by word. It is infinite where the candidate was forbidden or dropped, and minus
-            infinity for a fused answer, which is taken before all others.
+        score (`float`): the method's score of the candidate: the fused score (equation 5) with `adafuse`. With `words`
+            it is that of all words of the candidate, while the winner is found word by word. It is infinite where the
+            candidate was forbidden or dropped, and minus infinity for a fused answer, which is taken before all others.
         lossy (`list[int]`): the members whose tokenizer cannot represent the text. They score the text that their
             tokens decode to.
         dropped (`str`): why the candidate left the pool. `None`: it did not.

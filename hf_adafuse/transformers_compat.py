@@ -19,11 +19,13 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.pytorch_utils import Conv1D
 
-# Classes that are built on. Conv1D and DynamicLayer are not exported at the top of transformers, and moved before.
+# These classes are subclassed or replaced. Conv1D and DynamicLayer are not exported at the top of transformers, and
+# moved before.
 __all__ = ["Conv1D", "DynamicCache", "DynamicLayer"]
 
 # The newest minor release of transformers that the whole test suite has run with. The range in setup.cfg ends with it:
-# pip then installs a release that works. A newer one may rename what this module reads, as 5.24 renamed the cache.
+# pip then installs a release that works. A newer one may rename what this module reads, as 5.24 renamed the
+# argument `past_key_values` to `cache`.
 NEWEST_TESTED_TRANSFORMERS = "5.24"
 
 # The name of the cache as an argument of `generate()` and in what it returns: "cache" from transformers 5.24 on,

@@ -96,19 +96,19 @@ def test_a_wrong_form_is_found(source):
     assert len(list(wrong_forms("members/member.py", source))) == 1
 
 
-def test_names_are_unique_across_rooms():
-    """The export puts the modules of all rooms into one folder."""
+def test_names_are_unique_across_packages():
+    """The export puts the modules of all packages into one folder."""
     names = [Path(path).name for path in CORE if not path.endswith("__init__.py")]
     assert len(names) == len(set(names))
 
 
 def picture():
-    """The first column of the picture of the house, from the top down: what each line names."""
-    (block,) = re.findall(r"^## The house\n.*?^```\n(.*?)^```$", ARCHITECTURE, flags=re.DOTALL | re.MULTILINE)
+    """The first column of the picture of the packages, from the top down: what each line names."""
+    (block,) = re.findall(r"^## The packages\n.*?^```\n(.*?)^```$", ARCHITECTURE, flags=re.DOTALL | re.MULTILINE)
     return [name for line in block.splitlines() for name in re.split(" {2,}", line)[0].split(", ")]
 
 
-def test_the_picture_shows_the_house():
+def test_the_picture_shows_the_packages():
     assert [name.rstrip("/") for name in picture()] == [name for name in LAYERS if name != "|"]
     assert all((PACKAGE / name).is_dir() == name.endswith("/") for name in picture())
 

@@ -125,7 +125,7 @@ def plan_call(ensemble: EnsembleSpec, call: GenerateInputs) -> CallPlan:
         MemberInputs(handle, ids, cache, _embedded_eos_ids(eos, handle), [], "")
         for handle, ids, cache, eos in zip(handles, prompts, caches, all_eos, strict=True)
     ]
-    members = [replace(member, backend=member.handle.choose_backend()) for member in members]
+    members = [replace(member, backend=member.handle.tested_backend()) for member in members]
     for handle in handles:
         handle.warn_of_foreign_tokenizer()
     if ensemble.images is not None:

@@ -95,7 +95,7 @@ class Pool:
         self._best: dict[int, Candidate] = {}
 
     def add(self, member_index: int, proposals: Proposals) -> None:
-        """Put a member's proposals on the table; its own ids of a text are kept for its own score."""
+        """Add a member's proposals; its own ids of a text are kept for its own score."""
         self.margins[member_index] = proposals.margins
         self.num_proposals[member_index] += len(proposals.spans)
         for branch, proposal in enumerate(proposals.spans):
@@ -120,8 +120,8 @@ class Pool:
     def add_text(
         self, text: str, words: tuple[str, ...], ends: bool, ids: dict[int, list[int]] | None = None
     ) -> Candidate:
-        """Put a text that no member has proposed on the table, behind all others; where one has, that candidate. `ids`
-        are the members' own of it, where they are known."""
+        """Add a text that no member has proposed, behind all others; where one has, return that candidate. `ids` are
+        the members' own ids of it, where they are known."""
         order = (len(self.vocabularies), 0)
         candidate = self._candidates.setdefault((text, ends), Candidate(text, words, ends, ids or {}, order))
         self.encode_for(0, candidate)

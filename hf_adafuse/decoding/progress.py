@@ -40,7 +40,7 @@ class AdaFuseDecodingError(RuntimeError):
             f"The text committed so far is in the error's `texts`: {self.texts!r}"
         )
 
-    # Makes the error of a call whose member failed in a round. It is for the engine, and not on the reference page.
+    # Makes the error of a call whose member failed in a round. It is for the decoder, and not on the reference page.
     @classmethod
     def of(cls, error: MemberError, round_number: int, prompts: list[Prompt]) -> AdaFuseDecodingError:
         texts = [prompt.text for prompt in prompts]

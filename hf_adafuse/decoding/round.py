@@ -93,7 +93,7 @@ W = TypeVar("W", bound=WrittenText)
 @dataclass(eq=False)
 class Round(ABC, Generic[W]):
     """
-    One round: the three steps differ by its kind.
+    A kind of round: the three steps differ. [`Round.run`] runs one round each time it is called.
 
     Args:
         members (`list[Member]`): the main model first.
@@ -122,10 +122,10 @@ class Round(ABC, Generic[W]):
         """The candidate that comes next; `None` where none may."""
 
 
-def write(rounds: Round[W], text: W) -> Requests[None]:
-    """Run rounds until the text goes no further."""
+def write(kind: Round[W], text: W) -> Requests[None]:
+    """The loop of the algorithm: run rounds of this kind until the text goes no further."""
     while text.goes_on():
-        pool = yield from rounds.run(text)
+        pool = yield from kind.run(text)
         text.append(pool)
     text.close()
 

@@ -74,7 +74,7 @@ class Choice:
     Args:
         winner (`int`, *optional*): the index of the candidate that is committed. `None`: none is possible.
         nlls (`list[list[float]]`): per candidate and member, its NLL; `None` where the member has nothing to score.
-        scores (`list[float]`): per candidate, the fused score.
+        scores (`list[float]`): per candidate, the method's score.
         decided_by (`list[list[float]]`, *optional*): per candidate, the numbers by which it was compared with the
             others, for the trace. By default its score.
         notes (`dict[int, str]`, *optional*): by candidate, another reason that decided.

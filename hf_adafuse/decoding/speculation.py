@@ -82,7 +82,7 @@ class AcceptanceStats:
     """How often a member's best candidate has won, by the margin at which its last word began."""
 
     def __init__(self) -> None:
-        self._wins = {bucket: [1.0, 2.0] for bucket in range(_NUM_BUCKETS)}  # wins, rounds: at first as good as a coin
+        self._wins = {bucket: [1.0, 2.0] for bucket in range(_NUM_BUCKETS)}  # wins, rounds: a share of 0.5
 
     def add(self, margin: float, has_won: bool) -> None:
         """One round's outcome."""

@@ -2,7 +2,7 @@
 
 A word is optional leading whitespace and then a maximal run of non-whitespace. These are words:
 
-    " Paris"    before " is"; before "." it is not yet one: " Paris." is, and a newline after it begins the next word
+    " Paris"    if " is" follows; if "." follows the word is " Paris.", and a newline after it begins the next word
     "\\n\\nThe"  " don't"  " 3.14,"  "x"  "(a"
 
 and these are not: " " (no visible character), " Par" before "is" (the run goes on).
@@ -48,7 +48,7 @@ def is_mid_character(data: bytes) -> bool:
 class WordSplitter:
     """
     When a word is complete: it has a visible character, and its text ends in whitespace, or the next greedy token
-    starts with some or ends the sequence; or it is as long as a word may be.
+    starts with whitespace or ends the sequence; or it is as long as a word may be.
 
     Args:
         max_word_tokens (`int`): a word also ends at this many tokens.

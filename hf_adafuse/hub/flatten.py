@@ -1,7 +1,7 @@
 """Copies code of this package as flat files: from a repository transformers loads only modules that lie side by side.
 
-A module is copied with all that it imports of this package. `from ..room.x import y` becomes `from .x import y`. What
-has been flattened can be flattened again: that is how a repository saves itself.
+A module is copied with all that it imports of this package. `from ..package.x import y` becomes `from .x import y`.
+What has been flattened can be flattened again: that is how a repository saves itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def write_code(folder: str | os.PathLike[str], entry: Path) -> None:
     Copies a module of this code, and all it imports of this code, into a flat folder.
 
     Raises:
-        ValueError: two modules of different rooms have one name, or an import has a form that transformers overlooks.
+        ValueError: two modules of different packages have one name, or an import has a form that transformers
+            overlooks.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -51,8 +52,8 @@ def flattened(path: Path) -> tuple[str, list[Path]]:
             raise ValueError(
                 f"Imports of {path} must have the form `from .x import y`, but line {node.lineno} has not. Change it."
             )
-        *rooms, module = node.module.split(".")
-        folder = path.parents[node.level - 1].joinpath(*rooms)
+        *folders, module = node.module.split(".")
+        folder = path.parents[node.level - 1].joinpath(*folders)
         needed.append(folder / f"{module}.py")
         changes.append((lines[node.lineno - 1] + node.col_offset, module))
     for start, module in sorted(changes, reverse=True):  # from the end: what is before keeps its place

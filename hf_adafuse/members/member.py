@@ -145,15 +145,17 @@ class Member(ABC):
         Raises:
             MemberError: a forward pass failed.
         """
-        trees = self.backend
-        first = len(trees.trees)
+        backend = self.backend
+        first = len(backend.trees)
         weighting = self._weighting
         prompts = self._prompts[first : first + number]
         with_log_probs = weighting is not None or self._with_facts
         options = with_log_probs, self._can_share
         self._drafts.add_texts(prompts)
-        self._read(lambda: trees.admit(prompts, *options) if first else trees.prefill(prompts, self._cache, *options))
-        pairs = list(zip(prompts, trees.prompt_log_probs, strict=True)) if with_log_probs else []
+        self._read(
+            lambda: backend.admit(prompts, *options) if first else backend.prefill(prompts, self._cache, *options)
+        )
+        pairs = list(zip(prompts, backend.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
             self.prompt_nlls += [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
         if self._with_facts:

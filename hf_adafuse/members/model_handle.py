@@ -125,7 +125,7 @@ class ModelHandle:
         """The device of the model's inputs."""
         return device_of(self.model)
 
-    def choose_backend(self) -> str:
+    def tested_backend(self) -> str:
         """
         The name of the backend that runs the model's token trees. The first time a self-test chooses it.
 

@@ -17,7 +17,7 @@ class Pass(NamedTuple):
     A forward pass that has been planned.
 
     Attributes:
-        work (`Callable`): runs it; of a member behind a server, touches no tree, so that another thread may do it.
+        work (`Callable`): runs it. For a member behind a server it touches no tree, so that another thread may run it.
         finish (`Callable`): `finish(result)` gives what `work` returned (`result()`) to the nodes, and returns those
             newly read.
     """

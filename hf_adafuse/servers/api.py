@@ -87,16 +87,16 @@ class ServerApi(ABC):
     """
 
     most_top = 20
-    most_tokens = 128  # whose log-probabilities are asked for, in a request
-    most_queries = 256  # in a request
-    most_answers = 1024  # queries times tokens: each query is told of every token that its request asks for
+    most_tokens = 128  # the most tokens whose log-probabilities one request asks for
+    most_queries = 256  # the most queries in one request
+    most_answers = 1024  # the most queries times tokens: each query gets every token that its request asks for
 
     def __init__(self, connection: Connection, model: str | None = None) -> None:
         self.connection = connection
         self.model = model
         self.traffic = Traffic()
         self.known: Fingerprint | None = None
-        self._num_seen = 0  # absences after which it was found to be the same one
+        self._num_seen = 0  # the value of `num_absences` at the last successful comparison
 
     def __getstate__(self) -> dict[str, Any]:
         # What counts requests is left out, so that what has been used is pickled as what has not; and whoever takes it

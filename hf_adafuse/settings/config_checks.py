@@ -20,7 +20,7 @@ WEIGHTINGS = ("prompt", "examples", "examples_or_prompt")
 # Fields that every method takes. A method names the others that it uses in its class's `uses`.
 FIELDS_OF_ALL: tuple[str, ...] = ("method", "method_options", "model_weights", "prompt_sharpness", "do_sample")
 FIELDS_OF_ALL += ("max_word_tokens", "word_boundary")
-# The fields that say how AdaFuse and the word rule propose and compare.
+# The fields that say how the methods `adafuse` and `words` propose and compare.
 ADAPTIVE_SPAN_FIELDS: tuple[str, ...] = (
     "margin_threshold",
     "max_words",

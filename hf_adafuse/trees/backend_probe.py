@@ -24,7 +24,7 @@ from .model_facts import cached_while_unchanged
 from .recurrent_backend import RecurrentBackend
 from .static_shapes import uncompiled
 from .tree_attention_backend import TreeAttentionBackend
-from .tree_mask import reason_against_padded_rows, reason_against_tree_attention
+from .tree_mask import reason_against_branch_rows, reason_against_tree_attention
 from .uncached_backend import UncachedBackend
 
 logger = logging.get_logger(__name__)
@@ -226,9 +226,9 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _reason_not_to_try(name: str, model: Any) -> str | None:
     if name == "tree-attention":
-        return reason_against_tree_attention(model) or reason_against_padded_rows(model)
+        return reason_against_tree_attention(model) or reason_against_branch_rows(model)
     if name == "branch-rows":
-        return reason_against_padded_rows(model)
+        return reason_against_branch_rows(model)
     return None
 
 

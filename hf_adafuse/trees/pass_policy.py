@@ -1,6 +1,6 @@
-"""Decides what goes into a forward pass beside the nodes that are needed, whose pass is next, and how far ahead to
-propose. The functions take numbers and opaque nodes. They change costs, never a result: a node that nobody asks for is
-read in vain.
+"""Decides three things: which nodes a pass computes beside those that are needed; which member's pass is next; how many
+rounds are proposed ahead. The functions take numbers and opaque nodes. They change costs, never a result: a node that
+nobody asks for is computed in vain.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Policy:
     # right. The same command, with a pair of models that agree little: --model A --assistant B.
     longest_draft = 4
     least_right = 0.5
-    # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds this many nodes, or
-    # one for this many tokens of its prefix: more would show in the size of the cache. The same command, its KV column.
+    # With a prompt alone nodes are prefetched, and rounds are proposed ahead, until its tree holds `most_held_nodes`,
+    # or one node for every `tokens_per_held_node` tokens of its prefix, whichever is more. More nodes would enlarge
+    # the cache, which the KV column of the same command shows.
     most_held_nodes = 14
     tokens_per_held_node = 12
     # In a batch each prompt may have this many nodes more than it needs. hf-adafuse bench --parameters 80M --batch 8
@@ -68,7 +69,8 @@ class Policy:
 
 class AcceleratorPolicy(Policy):
     """The constants for a device on which a pass of 32 tokens costs as much as one of a single token: there the number
-    of passes counts. No accelerator was at hand. The values were found by counting passes on CPU, at such prices."""
+    of passes counts. No accelerator was at hand. The values were found by counting passes on CPU, with such costs
+    assumed."""
 
     prefetched_tokens = 32
     longest_draft = 8

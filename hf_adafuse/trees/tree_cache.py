@@ -62,7 +62,7 @@ class TreeCache(DynamicCache):
 
     Attributes:
         num_rows (`int`): each row of its tensors holds one tree or several.
-        num_sharing (`int`): how many trees share a row at most; set by who knows.
+        num_sharing (`int`): how many trees share a row at most; `KVCacheBackend` sets it.
         length (`int`), width (`int`): the columns of a row before and after the pass that `open` prepared.
         num_expected (`int`): the columns for which the first pass makes room, where it needs fewer itself.
         is_written (`bool`): whether the pass has written into it.

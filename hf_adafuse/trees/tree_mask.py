@@ -13,9 +13,9 @@ from .backend import to_device
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def reason_against_padded_rows(model: Any) -> str | None:
+def reason_against_branch_rows(model: Any) -> str | None:
     """
-    Why neither padded rows nor tree attention may be tried on this model, because a self-test of a few tokens would not
+    Why neither branch rows nor tree attention may be tried on this model, because a self-test of a few tokens would not
     show that they go wrong. `None` where both may be tried.
     """
     config = model.config.get_text_config()
@@ -26,7 +26,7 @@ def reason_against_padded_rows(model: Any) -> str | None:
 
 
 def reason_against_tree_attention(model: Any) -> str | None:
-    """Why tree attention may not be tried on this model, though padded rows may; `None` where it may."""
+    """Why tree attention may not be tried on this model, though branch rows may; `None` where it may."""
     attention = attention_of(model)
     if attention not in ("sdpa", "eager"):  # flex_attention with a 4-D mask aborts the interpreter
         return f"its attention is {attention!r}"

@@ -102,7 +102,7 @@ def test_a_member_reads_the_prompt_once_and_all_answers_in_one_pass(role, monkey
     members = [(tiny_model("llama", name), tokenizer) for name, tokenizer in zip(names, tokenizers, strict=True)]
     ensemble = AdaFuseEnsemble(members)  # tries the backends, where no test before has
     for handle in ensemble.handles:
-        handle.choose_backend()
+        handle.tested_backend()
     monkeypatch.setattr(TreeAttentionBackend, "run", counted)
     monkeypatch.setattr(KVCacheBackend, "_read_prompts", counted_prompt)
     texts = [" there was a cat", " there was a dog", " there"]

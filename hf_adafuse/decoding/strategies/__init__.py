@@ -1,6 +1,6 @@
 """The methods of the field, one module each. `strategy` says what a method is, `registry` which there are.
 
-`adafuse` is the paper's method. `words` is the word rule, which the preset `robust` uses. Both propose by
+`adafuse` is the paper's method. `words` is this project's own, and the preset `robust` uses it. Both propose by
 `adaptive_spans`.
 
 A method over spans says how a member proposes (`drafting` has the ways) and which candidate is committed; one over

@@ -1,5 +1,5 @@
-"""How members propose in AdaFuse and in the word rule: spans of adaptive length, with branches at an uncertain word
-(arXiv 2601.06022, section 3). The two methods differ in how they compare what is proposed: `adafuse`, `words`.
+"""How members propose in the methods `adafuse` and `words`: spans of adaptive length, with branches at an uncertain
+word (arXiv 2601.06022, section 3). The two methods differ in how they compare what is proposed.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
             method.
 
     Raises:
-        ValueError: the name cannot be used, the class is no method, or its methods take other arguments than the engine
-            passes.
+        ValueError: the name cannot be used, the class is no method, or its methods take other arguments than the
+            decoder passes.
     """
     if not isinstance(name, str) or not name or "," in name or name != name.strip():
         raise ValueError(

@@ -75,7 +75,7 @@ class Strategy:
         highest_wins (`bool`): whether the highest value of that quantity wins. `False`: the lowest.
         samples (`SampledPart`, *optional*): what is drawn in a call with `do_sample=True`. `None`: the method is
             deterministic, and refuses such a call.
-        needs_prompt_facts (`bool`): whether the engine shall set `prompt_facts`.
+        needs_prompt_facts (`bool`): whether the decoder shall set `prompt_facts`.
         prompt_facts (`PromptFacts`, *optional*): per member, its NLL of the prompt and the entropy of its first token.
             Set before `choose` is called, where `needs_prompt_facts`.
         rated_by (`Rubric`, *optional*): the rubric by which the members rate whole answers before `choose` is called;

@@ -18,7 +18,7 @@ from .results import NO_KERNEL
 
 
 def without_score_first() -> AbstractContextManager[None]:
-    """Members propose without first scoring the candidates that are on the table."""
+    """Members propose without first scoring the candidates that are in the pool."""
     return _patched(MemberTurns, "_spans_and_later_nodes", lambda own: lambda *args: ([], []))
 
 
@@ -57,7 +57,7 @@ def without_drafts() -> AbstractContextManager[None]:
 def without_tree_attention() -> AbstractContextManager[None]:
     """Each branch is a row of the batch with a copy of its prefix's keys, even where the self-tests choose a tree
     mask."""
-    return _patched(ModelHandle, "choose_backend", lambda choose: lambda self: "branch-rows")
+    return _patched(ModelHandle, "tested_backend", lambda choose: lambda self: "branch-rows")
 
 
 def without_kernel() -> AbstractContextManager[None]:

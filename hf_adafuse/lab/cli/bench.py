@@ -27,7 +27,7 @@ _AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-tree-att
 _EPILOG = """\
 what --against may name:
   greedy           each member's own generate() of as many tokens as the text has in its own vocabulary
-  no-score-first   members propose without first reading what is on the table
+  no-score-first   members propose without first reading what is in the pool
   no-subtree       what was computed below the committed path is dropped
   no-look-ahead    the member that goes first proposes one round at a time
   no-drafts        no tokens are guessed by what has followed the last ones before

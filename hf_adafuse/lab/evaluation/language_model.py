@@ -120,7 +120,7 @@ class AdaFuseLM(LM):
         with self._bar("generate_until", len(requests), disable_tqdm) as bar, prefix_caching():
             for batch in self._batches(requests, "generate_until", bar):
                 for handle in self.handles:
-                    handle.choose_backend()  # the first time by a self-test, which is not a cost of the answers
+                    handle.tested_backend()  # the first time by a self-test, which is not a cost of the answers
                 self._answer(batch, bar)
         found = [self._responses.get("generate_until", arguments) for arguments in self._told_apart(requests)]
         for request, (_, rounds, *_) in zip(requests, found, strict=True):

@@ -185,7 +185,7 @@ def test_variants_restore_what_they_patch(name):
             KVCacheBackend.commit,
             MemberTurns._propose_ahead,
             NgramDrafts.after,
-            ModelHandle.choose_backend,
+            ModelHandle.tested_backend,
         )
         return list(known)
 
