@@ -134,8 +134,8 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
         rounds (`AdaFuseRoundsBatch`):
             The rounds of each prompt. They are lists that print as text and show as a table in a notebook.
         stats (`dict`):
-            `rounds`: their number over all prompts. `words_per_round`: its mean. `shares`: by the number of words, the
-            share of the rounds that committed so many. `members`: per member `name`, `forward_passes`, `tokens_run`,
+            `rounds`: their number over all prompts. `words_per_round`: its mean. `shares`: by a number of words, the
+            share of the rounds that committed that many. `members`: per member `name`, `forward_passes`, `tokens_run`,
             `proposals` and `wins`. The class of a method says what the method counts beside these.
         confidence (`list[float]`):
             Per prompt, how sure the members are of the text, from 0 to 1: the product of the `confidences` of its n

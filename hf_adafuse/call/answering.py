@@ -15,7 +15,7 @@ from ..servers.queries import is_absence
 
 Q = TypeVar("Q")
 
-# Questions of so many batches go into one call, in which one that ends is replaced at once.
+# One call takes the questions of this many batches. In it the next question begins as soon as one has ended.
 BATCHES_A_CALL = 32
 
 # What `generate()` raises where a prompt, or a pass, is too much for a member. Anything else is a bug.

@@ -106,7 +106,7 @@ class RandomNumbers(Iterator[float]):
     Random numbers from 0 to 1 that are determined by a name.
 
     Args:
-        name (`str`)
+        name (`str`): the seed of the generator.
     """
 
     def __init__(self, name: str) -> None:

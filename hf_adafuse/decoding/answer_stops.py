@@ -17,7 +17,7 @@ class AnswerStops:
 
     Args:
         vocabulary (`Vocabulary`): of the main model, in whose ids criteria speak.
-        prompts (`list[Prompt]`)
+        prompts (`list[Prompt]`): the prompts of the call.
         should_stop (`Callable`): asked after each token; a function of the ids.
     """
 

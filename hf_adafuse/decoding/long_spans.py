@@ -11,7 +11,8 @@ from ..members.passes import unread
 from ..trees.nodes import Node
 from .requests import ForwardRequest, Requests
 
-# Logits of spans held at a time, over all prompts: 256 MB in float32. Of a prompt at least so many tokens are read.
+# The most numbers in the logits that are held at a time, over all prompts: 256 MB in float32. At least `_LEAST_TOKENS`
+# tokens of a prompt are read.
 _MOST_LOGITS = 2**26
 _LEAST_TOKENS = 16
 

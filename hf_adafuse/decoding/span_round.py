@@ -185,8 +185,8 @@ class AnswerRound(CommittedSpanRound):
     def _read(
         self, member_index: int, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]
     ) -> Requests[None]:
-        """Give answers their log-probabilities under one member, in so many passes that their logits do not fill the
-        memory."""
+        """Give answers their log-probabilities under one member, in as many passes as it takes to hold few logits at
+        a time."""
         member, prompt_index = self.members[member_index], text.prompt.index
         spans = [text.span(member_index, pool, candidate) for candidate in candidates]
         keeps_logits = self.keeps_logits(member_index, prompt_index)

@@ -31,8 +31,8 @@ _KERNEL_COLUMNS = 2048
 # About the bytes of a part; a weight that is smaller than the larger ones stays whole.
 _LARGE_PART = 5 * 2**17
 _SMALL_PART = 2**17
-# Parts are smaller where there would not be about so many for each thread. The number of their rows is a multiple of
-# what is multiplied at a time, and not smaller than that.
+# Parts are smaller where there would be fewer than about this many for each thread. The number of their rows is a
+# multiple of `_ROW_MULTIPLE`, and not smaller than `_FEWEST_ROWS`.
 _PARTS_PER_THREAD = 4
 _ROW_MULTIPLE = 8
 _FEWEST_ROWS = 16
@@ -41,13 +41,13 @@ _TOKEN_BOUNDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112)
 _SIZES = [bisect.bisect(_TOKEN_BOUNDS, number) for number in range(MAX_TOKENS + 1)]
 # Where nothing may be tried, `F.linear` is not taken for these numbers of tokens, but the kernel, else small parts.
 _UNTRIED = range(4, 16)
-# In half precision the kernel is taken for at most so many. python tests/check_linear.py --dtype float16
+# In half precision the kernel is taken for at most this many tokens. python tests/check_linear.py --dtype float16
 _HALF_TOKENS = 32
 
 
 class _Way(NamedTuple):
-    """How to multiply: by the kernel; or with a weight whole (`part_rows` is `None`) or in parts of so many rows, on
-    the left or on the right of the vectors."""
+    """How to multiply: by the kernel; or with a weight whole (`part_rows` is `None`) or in parts of `part_rows` rows,
+    on the left or on the right of the vectors."""
 
     part_rows: int | None = None
     is_left: bool = False
@@ -131,7 +131,8 @@ def _product(vectors: torch.Tensor, weight: torch.Tensor, way: _Way) -> torch.Te
 def _tuner(
     num_rows: int, num_columns: int, size: int, num_threads: int, is_contiguous: bool, has_kernel: bool, may_try: bool
 ) -> Autotuner[_Way]:
-    """Of the ways for such weights and so many tokens; of one, where nothing may be tried."""
+    """The tuner that chooses among the ways for weights and numbers of tokens of this kind. Where nothing may be tried,
+    there is one way."""
     by_kernel = [_BY_KERNEL] if has_kernel else []
     large = _part_rows(num_rows, num_columns, num_threads, _LARGE_PART)
     small = _part_rows(num_rows, num_columns, num_threads, _SMALL_PART)

@@ -14,7 +14,7 @@ from ..trees.nodes import Node
 from .node_logprobs import NodeLogprobs, look_up, numbers_of, span_log_probs
 from .processors import ProcessorStates, PromptProcessors
 
-# The logits of a pass are read in parts of so many bytes in float32: those of many nodes over a large vocabulary take
+# The logits of a pass are read in parts of this many bytes in float32. Those of many nodes over a large vocabulary take
 # hundreds of MB, and what is computed of them as much again.
 _MOST_BYTES = 2**26
 

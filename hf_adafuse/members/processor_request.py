@@ -79,7 +79,7 @@ def main_processors(
 
     Args:
         model (`PreTrainedModel`): any, with the methods of `generate()`.
-        request (`ProcessorRequest`)
+        request (`ProcessorRequest`): which processors the call asks for.
         padded (`list[list[int]]`), prompts (`list[list[int]]`): the ids of each prompt, with and without padding.
         device (`torch.device`): the device of the ids that processors get.
         grammar (*optional*): a processor over the ids without padding.

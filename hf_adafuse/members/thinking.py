@@ -78,7 +78,7 @@ def thoughts_of(new: str, prompt: str, form: ThinkingFormat) -> str | None:
     Args:
         new (`str`): with the special tokens, up to and with `closing` where it was written.
         prompt (`str`): as rendered.
-        form (`ThinkingFormat`)
+        form (`ThinkingFormat`): the marks that enclose the model's thoughts.
     """
     if not is_open(prompt, form):
         if not new.lstrip().startswith(form.opening):

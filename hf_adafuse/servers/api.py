@@ -82,7 +82,7 @@ class ServerApi(ABC):
     What a member asks of its server. Each kind of server is a subclass.
 
     Args:
-        connection (`Connection`)
+        connection (`Connection`): the connection to the server.
         model (`str`, *optional*): its name there; by default the one that is served.
     """
 

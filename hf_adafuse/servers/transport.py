@@ -64,7 +64,7 @@ class RequestGate:
     of their coming: a later one overtakes only where both may run together.
 
     Args:
-        go_together (`Rule`)
+        go_together (`Rule`): says whether the server may work on these requests at the same time.
     """
 
     def __init__(self, go_together: Rule) -> None:
@@ -132,7 +132,7 @@ class Connection:
     Args:
         url (`str`): `http://host:port` or `https://...`.
         api_key_env (`str`, *optional*): the environment variable that holds the key; read at each request, not kept.
-        retry_policy (`RetryPolicy`)
+        retry_policy (`RetryPolicy`): how long and how often an answer is waited for.
         allow_http (`bool`): whether another host than this one may be asked without encryption.
 
     Raises:

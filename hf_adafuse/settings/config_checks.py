@@ -91,7 +91,7 @@ def check_use(config: Any, uses: Collection[str], options: Collection[str]) -> N
     Refuse what the method of an [`AdaFuseConfig`] does not use.
 
     Args:
-        config (`AdaFuseConfig`)
+        config (`AdaFuseConfig`): the settings of a call.
         uses (`tuple[str]`): the fields that the method uses beside [`FIELDS_OF_ALL`].
         options (`list[str]`): the names of the method's options.
 

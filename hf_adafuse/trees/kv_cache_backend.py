@@ -178,8 +178,8 @@ class KVCacheBackend(Backend):
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, with_log_probs: bool
     ) -> torch.Tensor:
         """
-        Read the columns of the prompts from `start` on; returns the logits after the last one. A pass reads so many
-        columns that its activations take little memory, and with log-probabilities the logits of all of them.
+        Read the columns of the prompts from `start` on; returns the logits after the last one. A pass reads at most
+        `most_prompt_tokens` tokens, and with log-probabilities at most as many as `_MOST_PROMPT_LOGITS` allows.
         """
         batch_size, width = ids.shape
         most = self.policy.most_prompt_tokens

@@ -23,7 +23,7 @@ class SharedPrefix:
     The first tokens of several prompts, read once.
 
     Args:
-        ids (`list[int]`)
+        ids (`list[int]`): the tokens.
         memory (`KeysValues` or a recurrent state): what the model remembers of them, as a batch of one.
         log_probs (`list[float]`, *optional*): of those after the first (nats), as far as they are known; `None` where
             nobody asked.

@@ -100,7 +100,7 @@ def machine(load: float = math.nan) -> dict[str, Any]:
 
 def format_machine(load: float = math.nan) -> str:
     """The machine as a line: even ratios of times differ between processors. A second line follows where other programs
-    kept so many processors busy that times are not to be trusted."""
+    kept more processors busy than `_MOST_LOAD` allows."""
     m = machine(load)
     busy = ""
     if m["cpus"] is not None and load > _MOST_LOAD * m["cpus"]:
