@@ -16,17 +16,17 @@ PACKAGE = ROOT / "hf_adafuse"
 SETTINGS = configparser.ConfigParser()
 SETTINGS.read(ROOT / "setup.cfg", encoding="utf-8")
 # From the top down; `lint-imports` holds that all of the package is in one of these.
-LAYERS = SETTINGS["importlinter:contract:rooms"]["layers"].split()
+LAYERS = SETTINGS["importlinter:contract:packages"]["layers"].split()
 # What stands around the core: no export has it.
 AROUND = ("lab", "cli", "serve", "demo", "__main__")
 MOST_AT_THE_TOP = 12
-# Rooms of which a user imports names: their `__init__` imports these, and has no other code.
-PUBLIC_ROOMS = ("confidence",)
+# Packages of which a user imports names: their `__init__` imports these, and has no other code.
+PUBLIC_PACKAGES = ("confidence",)
 
 ARCHITECTURE = (PACKAGE / "docs/architecture.md").read_text(encoding="utf-8")
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 CORE = {path: source for path, source in SOURCES.items() if path.partition("/")[0].removesuffix(".py") not in AROUND}
-ROOMS = sorted(path.removesuffix("/__init__.py") for path in CORE if path.endswith("/__init__.py"))
+PACKAGES = sorted(path.removesuffix("/__init__.py") for path in CORE if path.endswith("/__init__.py"))
 
 
 def import_contracts(root):
@@ -44,7 +44,7 @@ def test_imports_go_one_way():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("trees/nodes.py", "from ..decoding.decoder import Decoder"),  # upwards, to another room
+        ("trees/nodes.py", "from ..decoding.decoder import Decoder"),  # upwards, to another package
         (
             "decoding/word_splitter.py",
             "def late():\n    from ..lab.cli import bench",
@@ -63,7 +63,7 @@ def test_a_wrong_import_is_found(module, line, tmp_path):
 
 
 def wrong_forms(path, source):
-    """Lists the imports of the package's own modules that are not of the form `from ..room.x import y`.
+    """Lists the imports of the package's own modules that are not of the form `from ..package.x import y`.
 
     A Hub repository holds flat files: the export makes that form to `from .x import y`, and takes no other.
     """
@@ -123,12 +123,12 @@ def test_few_modules_stand_at_the_top():
     assert len(top) <= MOST_AT_THE_TOP
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_says_what_lives_there(room):
-    source = SOURCES[f"{room}/__init__.py"]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_room_says_what_lives_there(package):
+    source = SOURCES[f"{package}/__init__.py"]
     assert 1 <= len(ast.get_docstring(ast.parse(source)).splitlines()) <= 10
     body = ast.parse(source).body[1:]
-    if room in PUBLIC_ROOMS:
+    if package in PUBLIC_PACKAGES:
         imports, (names,) = body[:-1], body[-1].targets
         assert names.id == "__all__" and all(isinstance(node, ast.ImportFrom) and node.level == 1 for node in imports)
     else:

@@ -1,7 +1,8 @@
 """In what order the members propose, and what each of them reads before, so that few passes are needed.
 
-Members act in turn, cheapest first: each scores what is in the pool, then proposes, so that where it agrees with
-another its tokens are already there, computed. None of it changes a result: [`SpanRound`] proposes the same without it.
+On one device members act in turn, the cheapest first (parameters times tokens of the prompt). Each scores what is in
+the pool, then proposes. So where it agrees with another member its tokens are already there, computed. None of it
+changes a result: [`SpanRound`] proposes the same without it.
 """
 
 from __future__ import annotations

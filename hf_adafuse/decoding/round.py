@@ -10,6 +10,9 @@ Start reading here. [`write`] is the loop of the algorithm, and [`Round.run`] is
 | [`SampledRound`] | the next word of one member, drawn at random | `sampled_round` |
 | [`CertaintyGate`] | what the main model is certain of; else the round that it wraps is run | `certainty_gate` |
 
+A call without settings runs a [`CommittedSpanRound`], a [`SpanRound`], in a [`CertaintyGate`] that is not set and only
+runs it. [`CertaintyGate`], [`VerifiedRound`] and [`SampledRound`] override [`Round.run`].
+
 A round does not know what becomes of its candidate. The [`WrittenText`] does: [`CommittedText`] is the text of a prompt
 that the caller gets, [`TokenText`] is the same text where tokens are fused, and [`JointAnswer`] is an answer that the
 members write together before any of it is committed. `round_factory` makes the rounds that a method names.
@@ -102,7 +105,7 @@ class Round(ABC, Generic[W]):
     members: Sequence[Member]
 
     def run(self, text: W) -> Requests[Pool]:
-        """From where each member stands to one candidate: the `winner` of the pool; `None` where nothing may come."""
+        """Run one round. Returns its pool, whose `winner` is `None` where nothing may come."""
         pool = Pool([member.vocabulary for member in self.members])
         yield from self.propose(text, pool)
         yield from self.score(text, pool)

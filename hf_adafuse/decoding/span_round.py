@@ -84,12 +84,12 @@ class SpanRound(Round[WrittenText]):
 @dataclass(eq=False)
 class CommittedSpanRound(SpanRound):
     """
-    A round over spans whose winner is committed. It does four things beside [`SpanRound`]:
+    A round over spans whose winner is committed. Beside what [`SpanRound`] does:
 
     - The members take turns, which saves passes.
     - A method with whole answers may have the members write one together, have answers rated, and write one itself.
     - Where all candidates are forbidden, the main model's own greedy word is committed.
-    - The members' weights follow the committed text.
+    - The method is told the facts of the prompt, and the members' weights follow the committed text.
 
     Args:
         members, proposers, selector, needs_logits: as of [`SpanRound`].

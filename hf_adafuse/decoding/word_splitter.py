@@ -2,7 +2,7 @@
 
 A word is optional leading whitespace and then a maximal run of non-whitespace. These are words:
 
-    " Paris"    if " is" follows; if "." follows the word is " Paris.", and a newline after it begins the next word
+    " Paris"    if " is" follows; if "." follows, the word is " Paris."; a token ".\\n" ends it, with the newline
     "\\n\\nThe"  " don't"  " 3.14,"  "x"  "(a"
 
 and these are not: " " (no visible character), " Par" before "is" (the run goes on).
@@ -47,8 +47,12 @@ def is_mid_character(data: bytes) -> bool:
 @dataclass(frozen=True)
 class WordSplitter:
     """
-    When a word is complete: it has a visible character, and its text ends in whitespace, or the next greedy token
-    starts with whitespace or ends the sequence; or it is as long as a word may be.
+    Says where a word ends:
+
+    - at `max_word_tokens` tokens;
+    - before the end of the sequence;
+    - if it has a visible character: where its text ends in whitespace, where the next greedy token begins with
+      whitespace, or, with `word_boundary="unicode"`, at a boundary of UAX #29.
 
     Args:
         max_word_tokens (`int`): a word also ends at this many tokens.

@@ -3,6 +3,9 @@
 Each row of the cache holds the columns of one prompt, or of several:
 
     columns of a row    shared prefix | rest of prompt 0's prefix | of prompt 1's | nodes, where columns were free
+
+That is so once prompts have been read, or after [`KVSlots.rearrange`]. Columns of what is committed later lie where
+they were free.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ class KVSlots:
             row share the columns of these tokens.
 
     Attributes:
-        num_rows (`int`), width (`int`): the number of rows and columns of the cache that hold something.
+        num_rows (`int`): the number of rows of the cache that hold something.
+        width (`int`): the end of the longest row. Free columns before it count.
         row_of (`dict[int, int]`): the row of each prompt.
         prefix (`dict[int, list[int]]`): per prompt, the columns of its settled tokens, in order.
     """

@@ -1,6 +1,6 @@
-"""Decides three things: which nodes a pass computes beside those that are needed; which member's pass is next; how many
-rounds are proposed ahead. The functions take numbers and opaque nodes. They change costs, never a result: a node that
-nobody asks for is computed in vain.
+"""Decides four things: which nodes a pass computes beside those that are needed; which member's pass is next; how many
+rounds are proposed ahead; whether members propose side by side. The functions take numbers and opaque nodes. They
+change costs, never a result: a node that nobody asks for is computed in vain.
 """
 
 from __future__ import annotations

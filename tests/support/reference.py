@@ -1,4 +1,4 @@
-"""The slow oracle: algorithm.md in plain lines. No cache, no batch, no tree; shares no code with the package.
+"""The slow oracle: the algorithm in plain lines. No cache, no batch, no tree; shares no code with the package.
 
 Logits come from running whole sequences; results are remembered by their input alone.
 """

@@ -1,4 +1,4 @@
-"""The method `words`, the default: the members' proposals are compared word by word, by a mean of the members'
+"""The method `words` of the default preset: the members' proposals are compared word by word, by a mean of the members'
 probabilities of each word. The preset `robust` uses it. It is this project's own.
 
 The words of all candidates make a trie. At each level of the trie the word of the largest mean probability is taken,
