@@ -162,16 +162,29 @@ class AdaFuseConfig:
         return cls(**PRESETS["robust"])
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
+    def from_dict(cls, values: Mapping[str, Any], base: AdaFuseConfig | None = None) -> AdaFuseConfig:
         """
-        The inverse of `to_dict`. Missing fields take their defaults. Names that are no fields are options of the
-        method. Fields of earlier versions (`fusion`, `word_mean`, `word_part`, `empty_text`) are read with a
-        `FutureWarning` that says what to write instead.
+        Settings as people write them, in a dict, a file or a request: `{"preset": "robust", "num_branches": 1}`. This
+        also reads what `to_dict` gives, and fields of earlier versions (`fusion`, `word_mean`, `word_part`,
+        `empty_text`) with a `FutureWarning` that says what to write instead.
+
+        Args:
+            values (`dict`): fields, and options of the method. They change the preset that stands beside them as
+                `preset`.
+            base (`AdaFuseConfig`, *optional*): the settings that they change where they name no preset. The paper's
+                values by default.
 
         Raises:
-            ValueError: a field is out of its range, or there is no such field or option.
+            ValueError: a field is out of its range, there is no such preset, field or option, or they do not go
+                together.
         """
-        return cls._of(with_new_names(values))
+        name = values.get("preset")
+        named = {field: value for field, value in values.items() if field != "preset"}
+        if name is None:
+            return cls._of(with_new_names(named)) if base is None else base.changed(named)
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling.")
+        return cls(**PRESETS[name]).changed(named)
 
     @classmethod
     def _of(cls, values: Mapping[str, Any]) -> AdaFuseConfig:
@@ -231,29 +244,7 @@ class AdaFuseConfig:
         settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
         if not isinstance(settings, Mapping):
             raise ValueError(f"{rule}, but {os.fspath(path)!r} has no JSON object of them. Write one.")
-        return cls.from_settings(settings), list(found.get("members") or [])
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any], base: AdaFuseConfig | None = None) -> AdaFuseConfig:
-        """
-        Settings as people write them, in a dict, a file or a request: `{"preset": "robust", "num_branches": 1}`.
-
-        Args:
-            settings (`dict`): fields, and options of the method. They change the preset that stands beside them as
-                `preset`.
-            base (`AdaFuseConfig`, *optional*): the settings that they change where they name no preset. The paper's
-                values by default.
-
-        Raises:
-            ValueError: there is no such preset, field or option, or they do not go together.
-        """
-        name = settings.get("preset")
-        fields = {field: value for field, value in settings.items() if field != "preset"}
-        if name is None:
-            return cls.from_dict(fields) if base is None else base.changed(fields)
-        if not isinstance(name, str) or name not in PRESETS:
-            raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling.")
-        return cls(**PRESETS[name]).changed(fields)
+        return cls.from_dict(settings), list(found.get("members") or [])
 
     @classmethod
     def coerce(
@@ -273,7 +264,7 @@ class AdaFuseConfig:
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
-            return cls.from_settings(value)
+            return cls.from_dict(value)
         if isinstance(value, str) and value in PRESETS:
             return cls(**PRESETS[value])
         if is_file(value):

@@ -372,6 +372,7 @@ def test_a_dict_may_change_a_preset():
     changed = AdaFuseConfig.coerce({"preset": "robust", "num_branches": 1})
     assert changed == dataclasses.replace(AdaFuseConfig.robust(), num_branches=1)
     assert AdaFuseConfig.coerce({"preset": "paper", "num_branches": 1}) == AdaFuseConfig(num_branches=1)
+    assert AdaFuseConfig.from_dict({"preset": "robust", "num_branches": 1}) == changed
     assert AdaFuseConfig.coerce({"num_branches": 1}) == AdaFuseConfig(num_branches=1)
     with pytest.raises(
         ValueError, match=r"`preset` must be one of \['paper', 'robust', 'mixed'\], but is 'best'\. Check the"

@@ -95,7 +95,7 @@ class ServedEnsemble:
             return self.config
         check_request_settings(given)
         named = {name: value for name, value in given.items() if value is not None}
-        config = AdaFuseConfig.from_settings(named, self.config)
+        config = AdaFuseConfig.from_dict(named, self.config)
         if config.method in STRATEGIES:
             check_request_options(STRATEGIES[config.method], given)
         make_strategy(config)
