@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import itertools
 import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
@@ -125,16 +126,23 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see `{self.prog} --help`)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # A command's own parser refuses what it does not know: it has the options that may have been meant.
+        # A command's own parser refuses what it does not know: it has the options that may have been meant. It does so
+        # before it misses an argument, which may be there, misspelt.
+        if not self._subparsers:
+            self._refuse_unknown(itertools.takewhile(lambda one: one != "--", args or ()))
         found, unknown = super().parse_known_args(args, namespace)
-        option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), None)
-        if option is not None:
-            options = re.findall(r"(?<![\w-])--[\w-]+", self.format_help())
-            hint = did_you_mean(option, options, "Leave it out.")
-            self.error(f"`{option}` must be an option of `{self.prog}`, but is none. {hint}")
+        self._refuse_unknown(unknown)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def _refuse_unknown(self, arguments: Iterable[str]) -> None:
+        options = re.findall(r"(?<![\w-])--[\w-]+", self.format_help())
+        for argument in arguments:
+            given = argument.partition("=")[0]
+            if given.startswith("--") and not any(option.startswith(given) for option in options):
+                hint = did_you_mean(given, options, "Leave it out.")
+                self.error(f"`{given}` must be an option of `{self.prog}`, but is none. {hint}")
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

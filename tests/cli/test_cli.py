@@ -59,6 +59,11 @@ sys.exit(code or 3 * ("torch" in sys.modules or "transformers" in sys.modules))
             "it. (see `hf-adafuse generate --help`)",
         ),
         (["--modle=A", "generate", PROMPT], "`--modle` must be an option of `hf-adafuse`, but is none. Leave it out."),
+        (
+            ["fit", "--dta", "x.jsonl"],
+            "`--dta` must be an option of `hf-adafuse fit`, but is none. Did you mean --data?",
+        ),
+        (["fit", "--model", "A"], "required: --data"),
         (["generate", PROMPT, "more"], "unrecognized arguments: more (see `hf-adafuse generate --help`)"),
         (["generate", "--model", "{root}/missing", PROMPT], "a Hub name or a folder, but there is no '{root}/missing'"),
         (
