@@ -10,7 +10,7 @@ from ...demo.paired import Mean
 from ...demo.tables import aligned
 from ..evaluation.answer_confidences import Confidences, held_out_confidences
 from ..evaluation.confidence_figures import auroc, bins, bootstrapped, calibration_error, risk
-from .fit_arguments import arguments_of
+from .fit_arguments import add_asking_arguments
 
 _DESCRIPTION = """\
 Ask every member alone each question once, and say how well the best member's own probabilities, and those of all
@@ -29,7 +29,9 @@ _COVERAGES = (0.1, 0.25, 0.5, 0.75, 1.0)
 _FEW = 20
 
 
-add_arguments = arguments_of(_DESCRIPTION, _DETAILS)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Put the arguments of the command on a parser."""
+    add_asking_arguments(parser, _DESCRIPTION, _DETAILS)
 
 
 def run(args: argparse.Namespace) -> int:

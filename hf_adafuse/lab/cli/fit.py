@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...cli.answers import Record, check_output
 from ...cli.job_settings import locked_folder
 from ...cli.member_flags import member_names
-from .fit_arguments import arguments_of, read_asked
+from .fit_arguments import add_asking_arguments, read_asked
 
 if TYPE_CHECKING:
     from ...cli.questions import Question
@@ -42,7 +42,9 @@ Selection is judged by cross-validation: no answer is judged by a calibration th
 the fusion is chosen only where it is above the best member by more than one standard error of the paired difference."""
 
 
-add_arguments = arguments_of(_DESCRIPTION, _DETAILS)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Put the arguments of the command on a parser."""
+    add_asking_arguments(parser, _DESCRIPTION, _DETAILS)
 
 
 def run(args: argparse.Namespace) -> int:

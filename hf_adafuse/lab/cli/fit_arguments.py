@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 
 from ...cli.few_shot import add_prompt_arguments, default_stops, first_answers, put_behind, worked_examples
 from ...cli.file_jobs import check_lines
@@ -19,19 +18,11 @@ TEMPLATE = "Question: {question}\\nAnswer:"
 BINARY = ("exact_match", "contains", "last_number", "marked_number")
 
 
-def arguments_of(description: str, details: str) -> Callable[[argparse.ArgumentParser], None]:
-    """The `add_arguments` of a command that asks members: a function that puts its description, its details and its
-    flags on a parser. The flags are the same for all such commands, so that one goes on from another's answers."""
-
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.description = description
-        parser.epilog = details
-        _add_asking_arguments(parser)
-
-    return add_arguments
-
-
-def _add_asking_arguments(parser: argparse.ArgumentParser) -> None:
+def add_asking_arguments(parser: argparse.ArgumentParser, description: str, details: str) -> None:
+    """Put on a parser what commands that ask members have in common: the flags are the same, so that one goes on from
+    another's answers."""
+    parser.description = description
+    parser.epilog = details
     parser.add_argument("--data", required=True, metavar="FILE", help="questions in JSONL")
     parser.add_argument(
         "--out", "--output", dest="output", default="adafuse.json", metavar="FILE",

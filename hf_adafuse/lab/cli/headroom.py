@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ...cli.few_shot import first_answers
-from .fit_arguments import arguments_of
+from .fit_arguments import add_asking_arguments
 
 _DESCRIPTION = """\
 Ask every member alone each question once, and say how often they differ, what choosing among their answers could gain
@@ -21,7 +21,9 @@ these. What the members answer is kept in FILE.answers/: `hf-adafuse fit`, calle
 Intervals are Clopper and Pearson's, of 95 %."""
 
 
-add_arguments = arguments_of(_DESCRIPTION, _DETAILS)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Put the arguments of the command on a parser."""
+    add_asking_arguments(parser, _DESCRIPTION, _DETAILS)
 
 
 def run(args: argparse.Namespace) -> int:

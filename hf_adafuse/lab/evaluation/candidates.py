@@ -87,11 +87,6 @@ class Contestant:
         """The settings in full; `None` for a member alone."""
         return None if self.is_alone else AdaFuseConfig(**self.settings)
 
-    def show(self, names: Sequence[str]) -> str:
-        """What it is called: `a alone`, or `a + b: word 3:1`. `names`: those of all members."""
-        joined = " + ".join(names[member] for member in self.members)
-        return f"{joined} alone" if self.is_alone else f"{joined}: {self.rule}"
-
 
 def rules_named(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """

@@ -25,7 +25,6 @@ def test_rules_are_valid_and_unlike():
     assert configs[list(RULES).index("word 3:1")].model_weights == (3, 1, 1)
 
 
-def test_how_they_are_shown():
-    assert Contestant((1, 0), "span").show(["a", "b"]) == "b + a: span"
-    assert Contestant((0,)).show(["a", "b"]) == "a alone" and Contestant((0,)).config is None
+def test_their_settings():
+    assert Contestant((0,)).config is None
     assert Contestant((0, 1), "w", {"method": "words"}).config == AdaFuseConfig(method="words")
