@@ -124,7 +124,7 @@ def test_few_modules_stand_at_the_top():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_room_says_what_lives_there(package):
+def test_a_package_says_what_it_holds(package):
     source = SOURCES[f"{package}/__init__.py"]
     assert 1 <= len(ast.get_docstring(ast.parse(source)).splitlines()) <= 10
     body = ast.parse(source).body[1:]
