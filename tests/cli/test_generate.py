@@ -159,6 +159,7 @@ def test_the_demo_pair_answers_a_plain_question(prompt, capsys):
     assert "options of loading" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_settings_of_the_main_model_hold_unless_a_flag_says_otherwise(folders, tmp_path, capsys):
     model, tokenizer = members.load_members(folders[0])[0]
     model.generation_config._from_model_config = None  # or it would not be read again

@@ -164,6 +164,7 @@ def test_ratings_of_a_batch_are_those_alone():
         assert all(close(ratings, expected[text]) for text, ratings in shown(alone).items())
 
 
+@pytest.mark.slow
 def test_calls_that_join_a_batch_get_what_they_get_alone():
     case, ended = reviewing(2), {}
     members = [(copy.copy(m), tok) for m, tok in zip(case.models, case.tokenizers, strict=True)]

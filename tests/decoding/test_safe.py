@@ -251,6 +251,7 @@ def test_one_member_and_copies_of_it_fuse_nothing(count):
         assert all(one.criterion == DRAFTED for rounds in output.rounds for one in rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number_of_tokens", [1, 2, 5])
 @pytest.mark.parametrize("method", ["unite", "gac"])
 @pytest.mark.parametrize("name", DISTINCT)

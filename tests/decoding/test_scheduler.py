@@ -236,6 +236,7 @@ def test_members_in_different_places_work_at_the_same_time(runs_elsewhere):
     assert sorted(log[:2]) == ["A begins", "B begins"] and log[2:] == ["A ends", "B ends"]
 
 
+@pytest.mark.slow
 def test_what_becomes_ready_while_a_server_works_goes_in_its_next_pass():
     """Prompt 0 is with A; prompts 1 and 2, which come from B meanwhile, are then together."""
     log = []

@@ -297,6 +297,7 @@ def test_autocast_is_heeded():
         assert linear(inputs, layer.weight, layer.bias).dtype is layer(inputs).dtype is torch.bfloat16
 
 
+@pytest.mark.slow
 def test_generate_multiplies_by_parts(products):
     main, assistant = own("llama", "byte_level", 0), own("gpt2", "characters", 1)
     tokenizers = [TOKENIZERS[name]() for name in ("byte_level", "characters")]

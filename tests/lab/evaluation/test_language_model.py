@@ -223,6 +223,7 @@ def test_the_harness_takes_the_model_by_object(tmp_path):
     assert found[2]["results"]["choose"]["acc,none"] == sum(b == n % 3 for n, b in enumerate(best)) / len(CONTEXTS)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_call_it_has_kept_the_answers_that_were_there(tmp_path):
     path = tmp_path / "responses.jsonl"
     whole = ensemble(KINDS[:2], CONFIG, batch_size=1)
