@@ -126,17 +126,14 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see `{self.prog} --help`)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # A command's own parser refuses what it does not know: it has the options that may have been meant. It does so
-        # before it misses an argument, which may be there, misspelt.
-        if not self._subparsers:
-            self._refuse_unknown(itertools.takewhile(lambda one: one != "--", args or ()))
         found, unknown = super().parse_known_args(args, namespace)
-        self._refuse_unknown(unknown)
+        self.refuse_unknown(unknown)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
 
-    def _refuse_unknown(self, arguments: Iterable[str]) -> None:
+    def refuse_unknown(self, arguments: Iterable[str]) -> None:
+        """Refuse an option that is none of this parser's, with the ones that may have been meant."""
         options = re.findall(r"(?<![\w-])--[\w-]+", self.format_help())
         for argument in arguments:
             given = argument.partition("=")[0]
@@ -145,11 +142,18 @@ class _Parser(argparse.ArgumentParser):
                 self.error(f"`{given}` must be an option of `{self.prog}`, but is none. {hint}")
 
 
+class _CommandParser(_Parser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Before an argument is missed, which may be there, misspelt.
+        self.refuse_unknown(itertools.takewhile(lambda one: one != "--", args or ()))
+        return super().parse_known_args(args, namespace)
+
+
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of a command line. It has all commands by name, and the arguments of the one that is called."""
     parser = _Parser(prog="hf-adafuse", description="Ensemble decoding of several language models with AdaFuse.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, (help, module) in _COMMANDS.items():
         subparser = commands.add_parser(name, help=help, description=help[:1].upper() + help[1:] + ".")
