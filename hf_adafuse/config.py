@@ -201,9 +201,9 @@ class AdaFuseConfig:
         These settings with some fields changed.
 
         Args:
-            values (`dict`): the new fields and options, as [`AdaFuseConfig.from_dict`] reads them. Fields that have no
-                use beside them become the defaults. Where `values` names another method, all other fields and options
-                become the defaults.
+            values (`dict`): the new fields and options, as [`AdaFuseConfig.from_dict`] reads them, without `preset`.
+                Fields that have no use beside them become the defaults. Where `values` names another method, all other
+                fields and options become the defaults.
         """
         named = with_new_names(values, self.method)
         is_other, is_old = named.get("method", self.method) != self.method, "fusion" in values

@@ -44,7 +44,7 @@ class Images:
         The keys and values of all but the last column of the prompts, which the model reads with the images.
 
         Args:
-            model (`PreTrainedModel`)
+            model (`PreTrainedModel`): the main model.
             ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`), mask (the same, *optional*): left-padded.
 
         Raises:

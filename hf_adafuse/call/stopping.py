@@ -49,7 +49,7 @@ class StopCheck:
         another criterion says so; `None` where it goes on. All are asked, as in the ordinary loop.
 
         Args:
-            prompt (`Prompt`)
+            prompt (`Prompt`): the prompt whose text is checked.
             row (`int`, *optional*): which of the prompts of the call it is; by default its index.
         """
         row = prompt.index if row is None else row

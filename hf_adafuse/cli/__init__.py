@@ -134,18 +134,19 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, arguments: Iterable[str]) -> None:
         """Refuse an option that is none of this parser's, with the ones that may have been meant."""
-        options = re.findall(r"(?<![\w-])--[\w-]+", self.format_help())
+        options = re.findall(r"(?<![\w-])--[\w-]+", re.sub(r"\x1b\[[\d;]*m", "", self.format_help()))  # 3.14 colours it
         for argument in arguments:
             given = argument.partition("=")[0]
-            if given.startswith("--") and not any(option.startswith(given) for option in options):
+            is_text = " " in given  # for argparse, too
+            if given.startswith("--") and not is_text and not any(option.startswith(given) for option in options):
                 hint = did_you_mean(given, options, "Leave it out.")
                 self.error(f"`{given}` must be an option of `{self.prog}`, but is none. {hint}")
 
 
 class _CommandParser(_Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # Before an argument is missed, which may be there, misspelt.
-        self.refuse_unknown(itertools.takewhile(lambda one: one != "--", args or ()))
+        # Misspelt options are named first: argparse would say that a required one is missing.
+        self.refuse_unknown(itertools.takewhile(lambda one: one not in ("--", "-h", "--help"), args or ()))
         return super().parse_known_args(args, namespace)
 
 

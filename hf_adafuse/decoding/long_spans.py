@@ -11,8 +11,8 @@ from ..members.passes import unread
 from ..trees.nodes import Node
 from .requests import ForwardRequest, Requests
 
-# The most numbers in the logits that are held at a time, over all prompts: 256 MB in float32. At least `_LEAST_TOKENS`
-# tokens of a prompt are read.
+# The most numbers in the logits that are held at a time, over all prompts: 256 MB in float32. A pass reads at least
+# `_LEAST_TOKENS` tokens of a prompt.
 _MOST_LOGITS = 2**26
 _LEAST_TOKENS = 16
 
@@ -26,7 +26,7 @@ def long_log_probs(
 
     Args:
         member_index (`int`): of the member among those of the scheduler.
-        member (`Member`), prompt_index (`int`)
+        member (`Member`), prompt_index (`int`): the member, and the prompt that the spans answer.
         spans (`list[Span]`): all that will be asked for below the prompt.
         keeps_logits (`bool`, *optional*, defaults to `False`): whether the logits are kept all the same.
     """

@@ -128,7 +128,7 @@ class Pool:
         return candidate
 
     def fill(self, candidates: Sequence[Candidate]) -> None:
-        """These candidates alone are on the table, in this order, and none of them is another's equal: tokens, of which
+        """These candidates alone are in the pool, in this order, and none of them is another's equal: tokens, of which
         some have no text."""
         for rank, candidate in enumerate(candidates):
             candidate.order = (rank, 0)

@@ -48,7 +48,7 @@ class Reviews:
         has proposed them.
 
         Args:
-            prompt (`Prompt`)
+            prompt (`Prompt`): the prompt that the answers belong to.
             pool (`Pool`): what a member gives no probability is not rated.
         """
         candidates = {

@@ -13,8 +13,8 @@ import torch
 W = TypeVar("W")
 R = TypeVar("R")
 
-# Each way is tried `_NUM_TRIALS` times. One that took `_MUCH_LONGER` times as long as the quickest in the first
-# `_FIRST_TRIALS` is tried no further.
+# Each way is tried `_NUM_TRIALS` times. One that took more than `_MUCH_LONGER` times as long as the quickest in the
+# first `_FIRST_TRIALS` is tried no further.
 _NUM_TRIALS = 4
 _FIRST_TRIALS = 2
 _MUCH_LONGER = 1.5

@@ -160,7 +160,7 @@ def rendered_turn(tokenizer: Any, content: str, **variables: Any) -> tuple[str, 
     template can say so; and whether the tokenizer has a chat template. Without one it is the plain rendering.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`), content (`str`)
+        tokenizer (`PreTrainedTokenizerBase`), content (`str`): whose template it is, and the user's message.
         variables (*optional*): of the template; by default `enable_thinking=False`.
 
     Raises:

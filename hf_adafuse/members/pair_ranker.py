@@ -60,7 +60,7 @@ class PairRanker:
     Compares answers to a prompt in pairs.
 
     Args:
-        model (`PairScorer`), tokenizer (`PreTrainedTokenizerBase`)
+        model (`PairScorer`), tokenizer (`PreTrainedTokenizerBase`): the ranker of LLM-Blender.
         source_maxlength (`int`), candidate_maxlength (`int`): the most tokens of the prompt, and of each answer; what a
             prompt leaves of its own goes to the two answers.
     """

@@ -194,7 +194,7 @@ def with_tools(
 
     Args:
         messages (`list[dict]`): each with `role` and `content`, those of the assistant with `tool_calls`, maybe.
-        offer (`Offer`, *optional*)
+        offer (`Offer`, *optional*): the tools that the members may call.
         takes_system (`bool`): whether the members' templates take a message of the system's.
     """
     made: list[dict[str, Any]] = []

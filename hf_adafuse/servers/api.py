@@ -175,7 +175,7 @@ class ServerApi(ABC):
         Split queries into requests, and send several at a time.
 
         Args:
-            queries (`list[Query]`)
+            queries (`list[Query]`): what the server is asked.
             post (`Callable`): `post(group, tokens)`: what a request for these queries, and for these tokens after each,
                 gives for each.
         """

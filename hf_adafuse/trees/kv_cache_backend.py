@@ -179,7 +179,8 @@ class KVCacheBackend(Backend):
     ) -> torch.Tensor:
         """
         Read the columns of the prompts from `start` on; returns the logits after the last one. A pass reads at most
-        `most_prompt_tokens` tokens, and with log-probabilities at most as many as `_MOST_PROMPT_LOGITS` allows.
+        `most_prompt_tokens` tokens, and with log-probabilities at most as many as `_MOST_PROMPT_LOGITS` allows; but at
+        least `_LEAST_PROMPT_COLUMNS` of each prompt, and with LongRoPE at first all to which short frequencies apply.
         """
         batch_size, width = ids.shape
         most = self.policy.most_prompt_tokens

@@ -79,7 +79,6 @@ def test_a_cache_of_another_batch_is_refused():
         call(main, 4, ids, **with_cache(cache_of(start)), adafuse_config=True)
 
 
-@pytest.mark.slow
 def test_copies_keep_their_assistants_and_nothing_leaks():
     one, two = own(), own("gpt2", "byte_level", 1)
     enable_adafuse(one, assistant_models=[two], assistant_tokenizers=[BYTES], tokenizer=BYTES)

@@ -122,7 +122,6 @@ def test_an_argument_goes_before_the_config_of_the_call():
     assert requested_sampling({"do_sample": True, "top_p": None}, None, None) == SamplingRequest(True, {})
 
 
-@pytest.mark.slow
 def test_the_settings_of_adafuse_go_before_the_call():
     for model in (main(), main(do_sample=True)):
         assert is_sampled(model, given=ensemble(do_sample=True))

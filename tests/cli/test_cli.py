@@ -13,7 +13,7 @@ from support.saved_members import PROMPT, expected, flags
 
 import hf_adafuse
 from hf_adafuse import AdaFuseDecodingError
-from hf_adafuse.cli import generate, main, members
+from hf_adafuse.cli import _parser, generate, main, members
 
 
 @pytest.mark.slow
@@ -47,6 +47,13 @@ sys.exit(code or 3 * ("torch" in sys.modules or "transformers" in sys.modules))
     assert done.returncode == 0, done.stderr
     assert "only the continuation" in done.stdout
     assert "--threshold" in done.stdout
+
+
+def test_texts_may_begin_as_options_do():
+    """As argparse has it, where there is a space in them."""
+    arguments = ["generate", "--stop", "-- end", "--Hello there"]
+    args = _parser(arguments).parse_args(arguments)
+    assert args.prompt == "--Hello there" and args.stop == ["-- end"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def anchor(weights=None, **options):
 
 
 def anchored(case, **options):
-    """A case that decodes by this method, with the same word rule and weights."""
+    """A case that decodes by this method, with the same way to compare words and the same weights."""
     kept = case.config
     weights, rule = kept.model_weights, {"word_boundary": kept.word_boundary, "max_word_tokens": kept.max_word_tokens}
     case.config = AdaFuseConfig(method="anchor", method_options=options, model_weights=weights, **rule)

@@ -38,7 +38,7 @@ def test_a_round_by_hand():
     #        So It                                          So It
     # 1      is      its candidate " is"                    was     its candidate; it scores " is" off It: no pass
     #        (scores " was" off It: no pass)                " was" wins
-    # 2      was     not run yet, it only scored it         red     was is run; " red" is on the table, it agrees
+    # 2      was     not run yet, it only scored it         red     was is run; " red" is in the pool, it agrees
     #        red     its candidate
     # 3      the end is off red: no pass                    the end is off red: no pass
     assert counts(output) == [(1 + 1 + 2, 2 + 3), (1 + 1 + 1, 2 + 2)]

@@ -80,7 +80,6 @@ def test_a_rule_equals_the_oracle(rule, number, look_ahead):
     assert_equals_the_oracle(case_of(seed, **RULES[rule]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", [{"method": "adafuse"}, {"method": "words"}], ids=str)
 def test_an_infinite_switch_margin_is_the_main_model_alone(rule):
     compared = 0
@@ -138,7 +137,6 @@ WEIGHTED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "number"), [(rule, number) for rule in WEIGHTED for number in WEIGHTED[rule][1]])
 def test_words_judged_as_the_weights_are_spread_equal_the_oracle(rule, number):
     texts = []

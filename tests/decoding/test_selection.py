@@ -105,7 +105,6 @@ def test_a_calibration_may_be_named_by_its_file(tmp_path):
         make_strategy(AdaFuseConfig(method="select", method_options={"calibration": str(tmp_path / "none.json")}))
 
 
-@pytest.mark.slow
 def test_an_exported_ensemble_holds_the_calibration_and_not_the_name_of_its_file(tmp_path):
     case = Case([tiny_model()], [TOKENIZERS["byte_level"]()], AdaFuseConfig(), PROMPTS[:2], 8)
     values = random_calibration(1, 1)

@@ -235,7 +235,6 @@ def test_settings_of_one_request(client):
     assert answer.choices[0].message.content == expected.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_members_rate_answers_where_a_request_asks_for_it(client, is_streamed):
     """With settings of its own, beside others in one batch."""

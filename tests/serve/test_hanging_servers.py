@@ -66,7 +66,6 @@ def ask(url, **changed):
     return httpx.post(url, json={"model": MODEL, "prompt": "She", "max_tokens": 6, **changed}, timeout=60)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "amid"])
 def test_others_are_answered_while_a_server_hangs(when):
     """More requests wait for it than there are places and threads that plan."""

@@ -43,7 +43,6 @@ def test_of_a_conversation_only_what_is_new_is_read():
     assert all(used > number for (number, _), (_, used) in itertools.pairwise(read))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [0, 60_000, 10**9])
 def test_memory_is_bounded_and_texts_are_the_same(max_bytes, monkeypatch):
     monkeypatch.setattr(Policy, "least_shared_tokens", 8)

@@ -46,7 +46,6 @@ def test_thoughts_are_in_the_answer(is_streamed):
             assert answer.choices[0].message.content.strip() == "gray"
 
 
-@pytest.mark.slow
 def test_drawn_thoughts_and_answers_are_those_of_generate():
     """Of several requests at a time, between whose turns others draw."""
     drawn = {"temperature": 1.3, "max_thinking_tokens": 6}

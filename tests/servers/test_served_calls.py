@@ -181,7 +181,6 @@ def test_an_adapter_of_vllm_has_the_context_of_its_base(pair):
         assert member.config.max_position_embeddings == 89
 
 
-@pytest.mark.slow
 def test_stop_strings_streams_and_returned_parts_work(pair, servers):
     outputs = []
     for members in (pair, servers[0]):

@@ -100,7 +100,6 @@ def test_who_gives_up_waiting_is_in_nobodys_way():
     assert not request_gate._inside and not request_gate._waiting
 
 
-@pytest.mark.slow
 def test_pauses_are_nobodys_turn(monkeypatch):
     """Whoever has got a wrong answer does not keep others out until the next attempt."""
     monkeypatch.setattr("hf_adafuse.servers.transport._FIRST_PAUSE", 3.0)

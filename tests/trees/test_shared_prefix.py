@@ -203,7 +203,6 @@ def test_what_is_kept_is_not_changed(same_main):
             assert all(torch.equal(one, other) for one, other in zip(layer, known, strict=True))
 
 
-@pytest.mark.slow
 def test_frequencies_that_switch_are_not_shared(same_main):
     """LongRoPE reads a short beginning otherwise than a long prompt."""
     other = tiny_model("llama", "characters", 1)

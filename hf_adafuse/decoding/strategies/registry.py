@@ -75,7 +75,7 @@ def register_strategy(name: str, cls: type[SpanStrategy] | type[TokenStrategy]) 
     for method, arguments in _called_with(cls).items():
         _check_signature(cls, method, arguments)
     fields = {one.name for one in dataclasses.fields(AdaFuseConfig)}
-    taken = sorted((fields | OLD_FIELDS.keys()).intersection(inspect.signature(cls).parameters))
+    taken = sorted((fields | OLD_FIELDS.keys() | {"preset"}).intersection(inspect.signature(cls).parameters))
     if taken:
         raise ValueError(f"`cls` must have options of new names, but has {taken} of AdaFuseConfig. Rename them.")
     unknown = [one for one in cls.uses if one not in fields]

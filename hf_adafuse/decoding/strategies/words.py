@@ -1,5 +1,5 @@
-"""The method `words` of the default preset: the members' proposals are compared word by word, by a mean of the members'
-probabilities of each word. The preset `robust` uses it. It is this project's own.
+"""The method `words`: the members' proposals are compared word by word, by a mean of the members' probabilities of each
+word. The preset `robust` uses it, with options of its own. It is this project's own.
 
 The words of all candidates make a trie. At each level of the trie the word of the largest mean probability is taken,
 and the candidates that have another word there are out. A word that every member writes greedily is taken at once: the

@@ -69,7 +69,6 @@ def test_a_member_alone_writes_what_the_harness_own_writes(kind):
     assert len(set(found)) > 1
 
 
-@pytest.mark.slow
 def test_settings_of_a_task_are_honoured():
     kinds = KINDS[:2]
     lm = ensemble(kinds, CONFIG)
