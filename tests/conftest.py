@@ -13,7 +13,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import pytest
 
 # Of a test with many cases (sets of parameters), how many a part runs; and of random cases, one of how many.
-CASES_OF_PARTS = {"short": (1, 40), "long": (8, 4)}
+CASES_OF_PARTS = {"short": (1, 40), "long": (10, 4)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
