@@ -156,7 +156,7 @@ def test_methods_of_ones_own_that_are_wrong_say_so(monkeypatch):
             return Choice(-1, self.nlls(candidates, len(weights)), [0.0] * len(candidates))
 
     class Taken(SpanStrategy):
-        def __init__(self, fusion="word"):
+        def __init__(self, fusion="word", preset=None):
             pass
 
     monkeypatch.setattr("hf_adafuse.decoding.strategies.registry.STRATEGIES", dict(STRATEGIES))
@@ -166,7 +166,7 @@ def test_methods_of_ones_own_that_are_wrong_say_so(monkeypatch):
     assert len(new_ids(silent, silent.fast())) > 0  # the main model's own tokens
     with pytest.raises(IndexError, match=r"must be the index of one of .+ candidates, or None, but is -1"):
         case_of("beyond").fast()
-    with pytest.raises(ValueError, match=r"`cls` must have options of new names, but has \['fusion'\]"):
+    with pytest.raises(ValueError, match=r"`cls` must have options of new names, but has \['fusion', 'preset'\]"):
         register_strategy("taken", Taken)
     with pytest.raises(ValueError, match="`name` must be new"):
         register_strategy("unite", Silent)
