@@ -134,19 +134,20 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, arguments: Iterable[str]) -> None:
         """Refuse an option that is none of this parser's, with the ones that may have been meant."""
-        options = re.findall(r"(?<![\w-])--[\w-]+", re.sub(r"\x1b\[[\d;]*m", "", self.format_help()))  # 3.14 colours it
-        for argument in arguments:
-            given = argument.partition("=")[0]
-            is_text = " " in given  # for argparse, too
-            if given.startswith("--") and not is_text and not any(option.startswith(given) for option in options):
+        help = re.sub(r"\x1b\[[\d;]*m", "", self.format_help())  # Python 3.14 colours it
+        options = re.findall(r"(?<![\w-])--[\w-]+", help)
+        for given in (argument.partition("=")[0] for argument in arguments):
+            if given.startswith("--") and not any(option.startswith(given) for option in options):
                 hint = did_you_mean(given, options, "Leave it out.")
                 self.error(f"`{given}` must be an option of `{self.prog}`, but is none. {hint}")
 
 
 class _CommandParser(_Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # Misspelt options are named first: argparse would say that a required one is missing.
-        self.refuse_unknown(itertools.takewhile(lambda one: one not in ("--", "-h", "--help"), args or ()))
+        # Misspelt options are named first: argparse would say that a required one is missing. For argparse an argument
+        # with a space in it is a text.
+        before_end = itertools.takewhile(lambda one: one not in ("--", "-h", "--help"), args or ())
+        self.refuse_unknown(argument for argument in before_end if " " not in argument)
         return super().parse_known_args(args, namespace)
 
 

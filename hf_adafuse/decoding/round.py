@@ -10,8 +10,9 @@ Start reading here. [`write`] is the loop of the algorithm, and [`Round.run`] is
 | [`SampledRound`] | the next word of one member, drawn at random | `sampled_round` |
 | [`CertaintyGate`] | what the main model is certain of; else the round that it wraps is run | `certainty_gate` |
 
-A call without settings runs a [`CommittedSpanRound`], a [`SpanRound`], in a [`CertaintyGate`] that is not set and only
-runs it. [`CertaintyGate`], [`VerifiedRound`] and [`SampledRound`] override [`Round.run`].
+A call without settings runs a [`CommittedSpanRound`], which is a [`SpanRound`]. A [`CertaintyGate`] wraps it, and does
+nothing of its own unless the method or `certainty_gate` asks for it. [`CertaintyGate`], [`VerifiedRound`] and
+[`SampledRound`] override [`Round.run`].
 
 A round does not know what becomes of its candidate. The [`WrittenText`] does: [`CommittedText`] is the text of a prompt
 that the caller gets, [`TokenText`] is the same text where tokens are fused, and [`JointAnswer`] is an answer that the
@@ -96,7 +97,7 @@ W = TypeVar("W", bound=WrittenText)
 @dataclass(eq=False)
 class Round(ABC, Generic[W]):
     """
-    A kind of round: the three steps differ. [`Round.run`] runs one round each time it is called.
+    A kind of round. Kinds differ in the three steps. [`Round.run`] runs one round each time it is called.
 
     Args:
         members (`list[Member]`): the main model first.

@@ -84,7 +84,7 @@ class SpanRound(Round[WrittenText]):
 @dataclass(eq=False)
 class CommittedSpanRound(SpanRound):
     """
-    A round over spans whose winner is committed. Beside what [`SpanRound`] does:
+    A round over spans whose winner is committed. These are its parts beside what [`SpanRound`] does:
 
     - The members take turns, which saves passes.
     - A method with whole answers may have the members write one together, have answers rated, and write one itself.

@@ -20,6 +20,9 @@ with warnings.catch_warnings():
     # What they, and what they import, are warned of by others is not ours.
     warnings.simplefilter("ignore")
     import xgrammar
+    from lm_eval import simple_evaluate
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
     from pydantic import BaseModel
     from xgrammar.contrib.hf import LogitsProcessor as XGrammarProcessor
 
@@ -60,36 +63,20 @@ def enabled(likely="", by=0.0):
     )
 
 
-def imported(name, *parts):
-    """What only slow tests need is not imported wherever tests are collected."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for part in parts:
-            importlib.import_module(part)
-        return importlib.import_module(name)
-
-
 # lm-evaluation-harness
 
 
 @pytest.fixture(scope="module")
-def lm_eval():
-    return imported("lm_eval", "lm_eval.api.instance", "lm_eval.models.huggingface")
-
-
-@pytest.fixture(scope="module")
-def answers(lm_eval):
+def answers():
     """By batch size, what the harness makes of a task of two kinds of questions."""
     model, prompts = enabled("\n", by=7.0), [f"{prompt}{end}" for end in ("", " a") for prompt in PROMPTS] + ["and"]
     requests = [
-        lm_eval.api.instance.Instance("generate_until", {}, (prompt, {"until": until, "max_gen_toks": 10}), index)
+        Instance("generate_until", {}, (prompt, {"until": until, "max_gen_toks": 10}), index)
         for index, (prompt, until) in enumerate((prompt, until) for until in (["\n"], ["e", "t"]) for prompt in prompts)
     ]
     found = {}
     for batch_size in (1, 8, 16):
-        harness = lm_eval.models.huggingface.HFLM(
-            pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=batch_size
-        )
+        harness = HFLM(pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=batch_size)
         found[batch_size] = harness.generate_until(requests, disable_tqdm=True)
     return model, requests, found
 
@@ -116,7 +103,7 @@ def test_lm_evals_answers_are_the_texts_up_to_a_stop(answers):
     assert len(requests) // 4 < num_cut < len(requests)
 
 
-def figure(lm_eval, harness, folder):
+def figure(harness, folder):
     """What the harness reports of a task over a file: the share of answers that are the expected ones, and each."""
     task = {
         "task": "words",
@@ -131,20 +118,17 @@ def figure(lm_eval, harness, folder):
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = lm_eval.simple_evaluate(harness, tasks=[task], bootstrap_iters=0, log_samples=True, verbosity="ERROR")
+        results = simple_evaluate(harness, tasks=[task], bootstrap_iters=0, log_samples=True, verbosity="ERROR")
     answers = {sample["doc"]["prompt"]: sample["filtered_resps"][0] for sample in results["samples"]["words"]}
     return results["results"]["words"]["exact_match,none"], answers
 
 
 @pytest.mark.slow
-def test_lm_evals_figure_is_that_of_batch_1(lm_eval, tmp_path):
+def test_lm_evals_figure_is_that_of_batch_1(tmp_path):
     model, prompts = enabled("\n", by=7.0), [*PROMPTS, *(f"{prompt} a" for prompt in PROMPTS), "and"]
-    alone, found = (
-        lm_eval.models.huggingface.HFLM(pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=1),
-        {},
-    )
+    alone, found = HFLM(pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=1), {}
     requests = [
-        lm_eval.api.instance.Instance("generate_until", {}, (prompt, {"until": ["e", "t"], "max_gen_toks": 10}), index)
+        Instance("generate_until", {}, (prompt, {"until": ["e", "t"], "max_gen_toks": 10}), index)
         for index, prompt in enumerate(prompts)
     ]
     answers = alone.generate_until(requests, disable_tqdm=True)
@@ -154,10 +138,8 @@ def test_lm_evals_figure_is_that_of_batch_1(lm_eval, tmp_path):
     ]
     (tmp_path / "words.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for batch_size in (1, 16):
-        harness = lm_eval.models.huggingface.HFLM(
-            pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=batch_size
-        )
-        found[batch_size] = figure(lm_eval, harness, tmp_path)
+        harness = HFLM(pretrained=model, tokenizer=tokenizer_of("byte_level"), batch_size=batch_size)
+        found[batch_size] = figure(harness, tmp_path)
     assert found[16] == found[1]
     assert found[1] == (pytest.approx(11 / 17), dict(zip(prompts, answers, strict=True)))
 
@@ -239,7 +221,11 @@ class Answer(BaseModel):
 
 @pytest.fixture(scope="module")
 def outlines():
-    return imported("outlines", "outlines_core.kernels.torch")  # else the second is imported in the middle of a call
+    """Only slow tests need it, so that it is not imported wherever tests are collected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("outlines_core.kernels.torch")  # else in the middle of a call
+        return importlib.import_module("outlines")
 
 
 @pytest.fixture(scope="module")
