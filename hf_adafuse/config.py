@@ -19,13 +19,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "robust": {
         "method": "words",
         "method_options": {"mean": "root", "part": "weighted", "allow_blank": False},
-        "model_weights": "examples",
+        "model_weights": "examples_or_content",
         "prompt_sharpness": 20.0,
         "online_rate": 1.0,
     },
 }
-# The same, but where a prompt without examples is no chat, members count as much as they predict it.
-PRESETS["mixed"] = PRESETS["robust"] | {"model_weights": "examples_or_prompt"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,11 @@ class AdaFuseConfig:
             - `"examples"`: members count by how well they predict the answers in a few-shot prompt. An answer is the
               text that follows, in an earlier line, the words with which the prompt ends (`Answer:`). Without examples
               all members count alike, and in chats, where earlier answers are most often the ensemble's own.
-            - `"examples_or_prompt"`: as `"examples"`. Without examples as `"prompt"`, unless the prompt is a chat.
+            - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples and is no chat, members count
+              by how far its content moves their next token. The weights are the fourth powers of the Jensen-Shannon
+              divergence between that token's distribution and the one behind the prompt without its content: only the
+              first word of each line, and the last word, are left. A member behind a server does not tell it. All
+              members count alike then.
 
             A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
             the text is that member's own.

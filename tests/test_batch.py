@@ -331,7 +331,7 @@ def test_what_all_batches_begin_with_is_read_once(monkeypatch):
 
 
 def test_sampled_texts_follow_from_the_seed_and_the_prompt(run):
-    config = {"do_sample": True}
+    config = {"preset": "robust", "do_sample": True}
     records = [{"question": text} for text in questions()]
     expected = [record["text"] for record in run(records, "--sample", "--seed", "3")]
     assert expected != answers_to(questions())

@@ -374,7 +374,5 @@ def test_a_dict_may_change_a_preset():
     assert AdaFuseConfig.coerce({"preset": "paper", "num_branches": 1}) == AdaFuseConfig(num_branches=1)
     assert AdaFuseConfig.from_dict({"preset": "robust", "num_branches": 1}) == changed
     assert AdaFuseConfig.coerce({"num_branches": 1}) == AdaFuseConfig(num_branches=1)
-    with pytest.raises(
-        ValueError, match=r"`preset` must be one of \['paper', 'robust', 'mixed'\], but is 'best'\. Check the"
-    ):
+    with pytest.raises(ValueError, match=r"`preset` must be one of \['paper', 'robust'\], but is 'best'\. Check the"):
         AdaFuseConfig.coerce({"preset": "best"})

@@ -15,6 +15,7 @@ from ..decoding.strategies.registry import make_strategy
 from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member
 from ..members.node_logprobs import draw_token
+from ..members.prompt_content import PromptEvidence
 from ..members.rating_prompts import RatingPrompts, question_of
 from ..outputs import AdaFuseOutput
 from ..trees.backend import ForwardError
@@ -98,9 +99,9 @@ def _read_images(plan: CallPlan, planned: MemberInputs) -> Any:
     return [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in layers]
 
 
-def prompt_nlls(plan: CallPlan, members: Sequence[Member]) -> list[list[float]]:
-    """Per member, its NLL of each prompt (nats per byte). The lists grow as prompts are read."""
-    return [member.prompt_nlls for member in members] if isinstance(plan.config.model_weights, str) else []
+def prompt_evidence(plan: CallPlan, members: Sequence[Member]) -> list[list[PromptEvidence]]:
+    """Per member, what each prompt says about it. The lists grow as prompts are read."""
+    return [member.prompt_evidence for member in members] if isinstance(plan.config.model_weights, str) else []
 
 
 def _make_decoder(
@@ -114,7 +115,7 @@ def _make_decoder(
         should_stop=plan.stop_check,
         on_commit=_make_on_commit(plan.call.streamer),
         keep_cache=plan.returns_cache,
-        prompt_nlls=prompt_nlls(plan, members),
+        prompt_evidence=prompt_evidence(plan, members),
         max_batch_size=plan.max_batch_size,
         on_answer=_make_on_answer(plan, prompts),
         reviews=reviews,

@@ -23,7 +23,7 @@ from ..decoding.strategies.strategy import SampledPart
 from ..trees.adapters import base_model, model_fingerprint
 from .output import finished_rounds
 from .plan import CallPlan
-from .run import make_members, make_prompts, make_reviews, make_strategies, prompt_nlls, question_asked
+from .run import make_members, make_prompts, make_reviews, make_strategies, prompt_evidence, question_asked
 
 
 class RunningBatch:
@@ -56,7 +56,7 @@ class RunningBatch:
             strategies=strategies,
             should_stop=self._should_stop,
             on_commit=lambda prompt, ids: on_rounds(prompt.index),
-            prompt_nlls=prompt_nlls(plan, self._members),
+            prompt_evidence=prompt_evidence(plan, self._members),
             on_answer=self._end,
             reviews=self._reviews,
         )

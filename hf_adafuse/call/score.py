@@ -19,7 +19,7 @@ from ..decoding.word_splitter import WordSplitter
 from ..members.member import MemberError, Span
 from ..members.templates import is_unicode
 from .plan import CallPlan
-from .run import make_members, make_prompts, prompt_nlls, sharing_prefixes
+from .run import make_members, make_prompts, prompt_evidence, sharing_prefixes
 
 Answers = list[list[str]]
 
@@ -142,8 +142,8 @@ class _Scores:
         candidates = list(dict.fromkeys(self._candidates[prompt.index]))
         parts = [self._reading(k, prompt, candidates) for k in range(len(self._members))]
         found = yield from run_on_each_member(parts, [member.device_key for member in self._members])
-        nlls = [of_member[prompt.index] for of_member in prompt_nlls(self._plan, self._members)]
-        weights = MemberWeights(self._plan.config, nlls, len(self._members)).weights
+        evidence = [of_member[prompt.index] for of_member in prompt_evidence(self._plan, self._members)]
+        weights = MemberWeights(self._plan.config, evidence, len(self._members)).weights
         scores = {
             candidate: self._score(candidate, [of_member[number] for of_member in found], weights)
             for number, candidate in enumerate(candidates)

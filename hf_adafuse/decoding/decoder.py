@@ -11,6 +11,7 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..members.member import Member, MemberError
+from ..members.prompt_content import PromptEvidence
 from .batch_slots import BatchSlots
 from .progress import AdaFuseDecodingError, Prompt
 from .requests import Requests
@@ -35,7 +36,7 @@ class Decoder:
             stop (`"stop"` or `"length"`), or `None`.
         on_commit (`Callable`): called as `on_commit(prompt, new_ids)` after each round.
         keep_cache (`bool`): whether the members' keys and values of each prompt are kept.
-        prompt_nlls (`list[list[float]]`, *optional*): as of [`PromptWeights`].
+        prompt_evidence (`list[list[PromptEvidence]]`, *optional*): as of [`PromptWeights`].
         max_batch_size (`int`, *optional*), on_answer (`Callable`, *optional*): as of [`BatchSlots`].
         reviews (`Reviews`, *optional*): has the members rate answers, where the method asks for it. It has been given
             the prompts.
@@ -48,7 +49,7 @@ class Decoder:
     should_stop: Callable[[Prompt], str | None]
     on_commit: Callable[[Prompt, list[int]], None] = lambda prompt, ids: None
     keep_cache: bool = False
-    prompt_nlls: Sequence[Sequence[float]] = ()
+    prompt_evidence: Sequence[Sequence[PromptEvidence]] = ()
     max_batch_size: int | None = None
     on_answer: Callable[[int], None] | None = None
     reviews: Reviews | None = None
@@ -61,7 +62,7 @@ class Decoder:
             self.strategies,
             self.should_stop,
             self.on_commit,
-            self.prompt_nlls,
+            self.prompt_evidence,
             self.reviews,
         )
         raters = [] if self.reviews is None else self.reviews.raters

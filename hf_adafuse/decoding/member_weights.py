@@ -1,5 +1,5 @@
-"""How much each member counts for a prompt: by the settings, by its NLL of the prompt, and by its NLL of the committed
-text.
+"""How much each member counts for a prompt: by the settings, by what the prompt says about the members, and by each
+member's NLL of the committed text.
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ import math
 from collections.abc import Sequence
 
 from ..config import AdaFuseConfig
+from ..members.prompt_content import PromptEvidence
+
+# By measurements of docs/quality.md.
+_INFORMATION_POWER = 4.0
+# In bits: a member for which it is less makes nothing of the prompt.
+_LEAST_INFORMATION = 1e-3
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -22,19 +28,20 @@ class MemberWeights:
 
     Args:
         config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness` and `online_rate`.
-        prompt_nlls (`list[float]`): per member, its NLL (nats per byte) of the prompt, or of the answers in it. Used
-            where `model_weights` is a name like `"prompt"`: the weights are the softmax of minus these numbers times
-            `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). NaN stands for a member
-            without such a text: all members count alike then.
+        prompt_evidence (`list[PromptEvidence]`): per member, what the prompt says about it. Used where `model_weights`
+            is a name like `"prompt"`. Where all members have an NLL, the weights are the softmax of minus these NLLs
+            times `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). Else, where all have an
+            information, the weights are its fourth powers (this project). Else all members count alike.
         num_members (`int`): the number of members.
     """
 
-    def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[float] | None, num_members: int) -> None:
+    def __init__(
+        self, config: AdaFuseConfig, prompt_evidence: Sequence[PromptEvidence] | None, num_members: int
+    ) -> None:
         self._rate = config.online_rate
         self._given: list[float] | None = None
         if isinstance(config.model_weights, str):
-            known = prompt_nlls if prompt_nlls and not any(map(math.isnan, prompt_nlls)) else [0.0] * num_members
-            self._logs = [-config.prompt_sharpness * nll for nll in known]
+            self._logs = _log_weights(prompt_evidence or [PromptEvidence()] * num_members, config.prompt_sharpness)
         else:
             self._given = list(config.model_weights or [1.0] * num_members)
             self._logs = [math.log(weight) for weight in self._given]
@@ -64,25 +71,35 @@ class MemberWeights:
             ]
 
 
+def _log_weights(prompt_evidence: Sequence[PromptEvidence], sharpness: float) -> list[float]:
+    if not any(math.isnan(one.nll) for one in prompt_evidence):
+        return [-sharpness * one.nll for one in prompt_evidence]
+    if not any(math.isnan(one.information) for one in prompt_evidence):
+        return [_INFORMATION_POWER * math.log(max(one.information, _LEAST_INFORMATION)) for one in prompt_evidence]
+    return [0.0] * len(prompt_evidence)
+
+
 class PromptWeights:
     """
     The weights of the members for each prompt of a call.
 
     Args:
         config (`AdaFuseConfig`), num_members (`int`): as of [`MemberWeights`].
-        prompt_nlls (`list[list[float]]`): per member and prompt, as of [`MemberWeights`]. The lists grow as prompts are
-            read. There are none where no weight follows from them.
+        prompt_evidence (`list[list[PromptEvidence]]`): per member and prompt, as of [`MemberWeights`]. The lists grow
+            as prompts are read. There are none where no weight follows from them.
     """
 
-    def __init__(self, config: AdaFuseConfig, prompt_nlls: Sequence[Sequence[float]], num_members: int) -> None:
+    def __init__(
+        self, config: AdaFuseConfig, prompt_evidence: Sequence[Sequence[PromptEvidence]], num_members: int
+    ) -> None:
         self._config = config
-        self._prompt_nlls = prompt_nlls
+        self._prompt_evidence = prompt_evidence
         self._num_members = num_members
         self._of: dict[int, MemberWeights] = {}
 
     def of(self, prompt_index: int) -> MemberWeights:
         """The weights for a prompt that has been read."""
         if prompt_index not in self._of:
-            nlls = [of_member[prompt_index] for of_member in self._prompt_nlls]
-            self._of[prompt_index] = MemberWeights(self._config, nlls, self._num_members)
+            evidence = [of_member[prompt_index] for of_member in self._prompt_evidence]
+            self._of[prompt_index] = MemberWeights(self._config, evidence, self._num_members)
         return self._of[prompt_index]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config import AdaFuseConfig
 from ..members.member import Member
+from ..members.prompt_content import PromptEvidence
 from ..trees.nodes import Node
 from .answer_stops import AnswerStops
 from .answer_turns import AnswerTurns
@@ -39,7 +40,7 @@ class RoundFactory:
     Makes the rounds of the prompts of a call.
 
     Args:
-        members, prompts, config, strategies, should_stop, on_commit, prompt_nlls, reviews: as of [`Decoder`].
+        members, prompts, config, strategies, should_stop, on_commit, prompt_evidence, reviews: as of [`Decoder`].
 
     Attributes:
         likely_nodes (`list[Callable]`): per member, `likely(prompt_index)` gives the nodes that the member will
@@ -52,7 +53,7 @@ class RoundFactory:
     strategies: list[Any]
     should_stop: Callable[[Prompt], str | None]
     on_commit: Callable[[Prompt, list[int]], None]
-    prompt_nlls: Sequence[Sequence[float]]
+    prompt_evidence: Sequence[Sequence[PromptEvidence]]
     reviews: Reviews | None
 
     def __post_init__(self) -> None:
@@ -168,7 +169,7 @@ class RoundFactory:
             self._joint_methods.append(method)
 
     def _new_weights(self) -> PromptWeights:
-        return PromptWeights(self.config, self.prompt_nlls, len(self.members))
+        return PromptWeights(self.config, self.prompt_evidence, len(self.members))
 
     def _answer_stops(self) -> AnswerStops:
         return AnswerStops(self.members[0].vocabulary, self.prompts, self.should_stop)

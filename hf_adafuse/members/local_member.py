@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ..trees.backend import ForwardError
+from ..trees.model_call import ModelCall
+from ..trees.next_token import next_token_logits
 from ..trees.nodes import Node
 from .logits_reader import LogitsReader
-from .member import Member
+from .member import Member, MemberError
 from .processors import PromptProcessors
+from .prompt_content import ids_without_content, information
 
 
 class LocalMember(Member):
@@ -22,6 +28,25 @@ class LocalMember(Member):
 
     def _count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def _informations(self, prompt_indices: Sequence[int]) -> list[float]:
+        shortened = [ids_without_content(self.vocabulary, self._prompts[index]) for index in prompt_indices]
+        limit = math.inf if self.max_length is None else self.max_length
+        read = [ids if ids is not None and len(ids) <= limit else None for ids in shortened]
+        after: dict[tuple[int, ...], torch.Tensor] = {}
+        # The prompts have been read, so that the model is set up.
+        call = ModelCall(self.model, is_set_up=True)
+        try:
+            for rows, logits in next_token_logits(call, self.device, [ids for ids in read if ids is not None]):
+                after |= dict(zip(rows, logits, strict=True))
+                self.backend.num_forwards += 1
+                self.backend.num_tokens += sum(map(len, rows))
+        except ForwardError as error:
+            raise MemberError(self, str(error)) from (error.__cause__ or error)
+        return [
+            math.nan if ids is None else information(self.root(index).logprobs.scores, after[tuple(ids)])
+            for index, ids in zip(prompt_indices, read, strict=True)
+        ]
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         def ids_to(node: Node) -> list[int]:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +23,7 @@ from .ngram_drafts import NgramDrafts
 from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
 from .processors import ProcessorError, PromptProcessors
+from .prompt_content import PromptEvidence
 from .prompt_nll import prompt_nll
 from .vocabulary import Vocabulary
 
@@ -70,8 +72,8 @@ class Member(ABC):
         num_parameters (`int`): the number of the model's parameters. The cheapest member proposes first.
         costs (`PassCosts`): how long its passes have taken so far, in seconds by their number of tokens.
         num_proposals (`int`), num_wins (`int`): how many candidates it has proposed in this call, and how many won.
-        prompt_nlls (`list[float]`): per prompt that has been read, its NLL (nats per byte), where `start` was asked for
-            it; see [`prompt_nll`].
+        prompt_evidence (`list[PromptEvidence]`): per prompt that has been read, what it says about whom to trust, where
+            `start` was asked for it.
         prompt_and_question_nlls (`list[tuple[float, float]]`): per prompt that has been read, its NLL (nats per byte)
             of the whole prompt and of the prompt's last part, where `start` was asked for it.
     """
@@ -102,7 +104,7 @@ class Member(ABC):
         self.num_parameters = self._count_parameters()
         self.costs = costs_of(base_model(model), device)
         self.num_proposals = self.num_wins = 0
-        self.prompt_nlls: list[float] = []
+        self.prompt_evidence: list[PromptEvidence] = []
         self.prompt_and_question_nlls: list[tuple[float, float]] = []
 
     def start(
@@ -121,8 +123,8 @@ class Member(ABC):
         Args:
             prompts, processors, cache, can_share: as of [`MemberInputs`].
             num_top (`int`): how many of the best tokens are read off each node.
-            weighting (`str`, *optional*): the value of `model_weights` for which `prompt_nlls` are kept. `None`: they
-                are not kept.
+            weighting (`str`, *optional*): the value of `model_weights` for which `prompt_evidence` is kept. `None`: it
+                is not kept.
             with_facts (`bool`, *optional*, defaults to `False`): whether `prompt_and_question_nlls` are kept.
         """
         self._reader = self._make_reader(processors, num_top)
@@ -157,10 +159,21 @@ class Member(ABC):
         )
         pairs = list(zip(prompts, backend.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
-            self.prompt_nlls += [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
+            nlls = [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
+            unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
+            informations = [math.nan] * len(nlls)
+            if weighting == "examples_or_content":
+                for row, value in zip(unknown, self._informations([first + row for row in unknown]), strict=True):
+                    informations[row] = value
+            self.prompt_evidence += map(PromptEvidence, nlls, informations)
         if self._with_facts:
             nll = partial(prompt_nll, self.vocabulary)
             self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
+
+    def _informations(self, prompt_indices: Sequence[int]) -> list[float]:
+        """What the member's next token tells of the content of each of these prompts, which have been read, in bits;
+        see [`information`]. NaN where that is not known."""
+        return [math.nan] * len(prompt_indices)
 
     @property
     def num_active(self) -> int:

@@ -25,9 +25,8 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
         weighting (`str`): which tokens of the prompt count:
 
             - `"prompt"`: all.
-            - `"examples"`: those of the answers of its worked examples. A chat has none: earlier answers in it are most
-              often the ensemble's own.
-            - `"examples_or_prompt"`: those of the answers; all where the prompt has no examples and is no chat.
+            - `"examples"` or `"examples_or_content"`: those of the answers of its worked examples. A chat has none:
+              earlier answers in it are most often the ensemble's own.
             - `"question"`: those after its last empty line; all where it has no empty line.
     """
     pieces = [vocabulary.piece(token) for token in ids]
@@ -35,10 +34,8 @@ def prompt_nll(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], w
     text = b"".join(pieces)
     start = _question_start(text) if weighting == "question" else 0
     spans = [(start, ends[-1])]
-    if weighting in ("examples", "examples_or_prompt"):
-        in_chat = is_chat(pieces, ids, vocabulary.unknown_id)
-        answers = [] if in_chat else answer_spans(text)
-        spans = spans if weighting == "examples_or_prompt" and not answers and not in_chat else answers
+    if weighting in ("examples", "examples_or_content"):
+        spans = [] if is_chat(pieces, ids, vocabulary.unknown_id) else answer_spans(text)
     first = len(ids) - len(log_probs)
     read = [
         (value, len(piece))

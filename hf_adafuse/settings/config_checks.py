@@ -16,7 +16,7 @@ CHOICES = {
     "commitment": ("adaptive", "fixed"),
     "exploration": ("diverse", "beam"),
 }
-WEIGHTINGS = ("prompt", "examples", "examples_or_prompt")
+WEIGHTINGS = ("prompt", "examples", "examples_or_content")
 # Fields that every method takes. A method names the others that it uses in its class's `uses`.
 FIELDS_OF_ALL: tuple[str, ...] = ("method", "method_options", "model_weights", "prompt_sharpness", "do_sample")
 FIELDS_OF_ALL += ("max_word_tokens", "word_boundary")

@@ -343,7 +343,7 @@ FEW_SHOT = ["A: a big cat\nthe tree\n", "Q: cat\nA: it was\nQ: tree\n", "Once\nA
 @pytest.mark.parametrize("number", range(36))
 def test_trust_by_examples_equals_the_oracle(number, look_ahead):
     """Prompts with and without examples in one batch; half of them by all that the robust settings have."""
-    weights = "examples" if number < 24 else "examples_or_prompt"
+    weights = "examples" if number < 24 else "examples_or_content"
     rule = {"model_weights": weights, "prompt_sharpness": 6.0}
     words = {"method": "words", "mean": "root", "part": "weighted", "online_rate": 1.0, "allow_blank": False}
     mean = words if number % 2 else {}

@@ -61,24 +61,23 @@ CHAT = b"\0\0user\nWho?\0\n\0assistant\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "counted"),
+    ("text", "weighting", "counted"),
     [
-        (FEW_SHOT, [b" Paris", b" No, Rome."]),  # the examples, where there are some
-        (b"Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # else all
-        (b"\0Question: Who?\nAnswer:", [b"Question: Who?\nAnswer:"]),  # the beginning of a sequence has no text
-        (b"Who\1?\nA:", [b"Who", b"?\nA:"]),  # nor has what a tokenizer does not know
-        (CHAT, []),  # but nothing of a chat
-        (CHAT.replace(b"Who?", b"a\0\nassistant\nParis\n\0user\nb"), []),  # nor its earlier turns
+        (FEW_SHOT, "examples", [b" Paris", b" No, Rome."]),
+        (b"\0" + FEW_SHOT, "examples_or_content", [b" Paris", b" No, Rome."]),
+        (b"Question: Who?\nAnswer:", "examples", []),
+        (b"\0Question: Who?\nAnswer:", "prompt", [b"Question: Who?\nAnswer:"]),  # a sequence's beginning has no text
+        (b"Who\1?\nA:", "prompt", [b"Who", b"?\nA:"]),  # nor has what a tokenizer does not know
+        (CHAT, "examples", []),
+        (CHAT.replace(b"Who?", b"a\0\nassistant\nParis\n\0user\nb"), "examples", []),  # nor count its earlier turns
     ],
 )
-def test_by_what_a_member_is_judged(text, counted):
+def test_by_what_a_member_is_judged(text, weighting, counted):
     ids = list(text)
     log_probs = [-float(1 + at % 7) for at in range(len(ids))]
     kept = [text.index(part) + at for part in counted for at in range(len(part))]
     expected = -sum(log_probs[at] for at in kept) / len(kept) if kept else math.nan
-    assert prompt_nll(Letters, ids, log_probs, "examples_or_prompt") == pytest.approx(expected, nan_ok=True)
-    by_examples = expected if text == FEW_SHOT else math.nan
-    assert prompt_nll(Letters, ids, log_probs, "examples") == pytest.approx(by_examples, nan_ok=True)
+    assert prompt_nll(Letters, ids, log_probs, weighting) == pytest.approx(expected, nan_ok=True)
 
 
 def test_the_question_begins_behind_the_last_empty_line_whatever_ends_lines():

@@ -54,7 +54,8 @@ def test_a_member_that_does_not_think_joins_the_answer():
     assert answer([silent, pair()[1]]) == ("rose", [None, "red dim"])
     # One that ends its text within its thoughts.
     ended = member(QWEN, {**A, ("blue", "</s>"): 50.0}, A_SEEN)
-    assert answer([ended, pair()[1]]) == ("sky", ["blue", "red dim"])
+    alike = {"preset": "robust", "model_weights": None}
+    assert answer([ended, pair()[1]], alike) == ("sky", ["blue", "red dim"])
 
 
 def test_a_batch_is_each_prompt_alone():

@@ -5,6 +5,7 @@ cache, no batch, no tree; shares no code with the package.
 from __future__ import annotations
 
 import math
+import re
 
 from support.reference import TIE, fit, greedy_word, propose
 
@@ -255,8 +256,6 @@ def prompt_nll(m, ids, weights):
         begun = next((i for i, token in enumerate(ids) if m.token_bytes(token)), len(ids))
         if not all(texts[begun:]):  # of a chat nothing counts
             marks = [False] * len(marks)
-        elif weights == "examples_or_prompt" and not any(marks):
-            marks = None
     at = len(m.token_bytes(ids[0]))
     m.logits(tuple(ids[:-1]) or tuple(ids))
     for end in range(1, len(ids)):
@@ -267,6 +266,29 @@ def prompt_nll(m, ids, weights):
             total -= (raw[ids[end]] - raw.logsumexp(-1)).item()
             size += len(piece)
     return total / size if size else None
+
+
+def information(m, ids):
+    """Bits: how far the middle of a prompt's lines moves the next token. `None` of a chat, and where there is none."""
+    others = (m.tokenizer.bos_token_id, m.tokenizer.eos_token_id, m.tokenizer.pad_token_id)
+    unknown = [m.tokenizer.unk_token_id] if m.tokenizer.unk_token_id not in others else []
+    has_text = [token in unknown or m.token_bytes(token) != b"" for token in ids]
+    if True in has_text and not all(has_text[has_text.index(True) :]):
+        return None
+    text = m.decode(ids)
+    end = re.search(r"\s*\Z", text).group()
+    lines = text[: len(text) - len(end)].split("\n")
+    for number, line in enumerate(lines):
+        keep = r"\s*(\S+)\s.*\s(\S+)\s*" if number == len(lines) - 1 else r"\s*(\S+)\s+\S.*()"
+        found = re.fullmatch(keep, line, re.DOTALL)
+        if found and len(line.split()) > (2 if number == len(lines) - 1 else 1):
+            lines[number] = f"{found[1]} ... {found[2]}" if found[2] else f"{found[1]} ..."
+    bare = "\n".join(lines) + end
+    if bare == text or not bare:
+        return None
+    p, q = m.log_probs(ids).tolist(), m.logits(tuple(m.tokenizer(bare).input_ids)).log_softmax(-1).tolist()
+    both = [(math.exp(a), math.exp(b)) for a, b in zip(p, q)]
+    return sum((x and x * math.log2(2 * x / (x + y))) + (y and y * math.log2(2 * y / (x + y))) for x, y in both) / 2
 
 
 def certain_words(m, prefix, config):
@@ -293,8 +315,12 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
     prefixes, new, spans = [list(ids) for ids in prompts], [], []
     if isinstance(config.model_weights, str):
         nlls = [prompt_nll(m, ids, config.model_weights) for m, ids in zip(members, prompts)]
-        nlls = [0.0] * len(members) if None in nlls else nlls  # a prompt without text says nothing
-        logs = [-config.prompt_sharpness * nll for nll in nlls]
+        logs = [0.0] * len(members)  # a prompt without text says nothing
+        if None not in nlls:
+            logs = [-config.prompt_sharpness * nll for nll in nlls]
+        elif config.model_weights == "examples_or_content" and all(nll is None for nll in nlls):
+            told = [information(m, ids) for m, ids in zip(members, prompts)]
+            logs = logs if None in told else [4 * math.log(max(value, 0.001)) for value in told]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:

@@ -40,8 +40,10 @@ from ...decoding.strategies.adaptive_spans import AdaptiveSpans
 from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
 from ...decoding.word_splitter import WordSplitter
 from ...members.model_handle import ModelHandle
+from ...members.prompt_content import PromptEvidence, ids_without_content, information
 from ...members.prompt_nll import prompt_nll
 from ...trees.model_call import ModelCall
+from ...trees.next_token import next_token_logits
 from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
 from .text_readings import Reading, most_continued, read
 
@@ -70,7 +72,7 @@ class EnsembleScorer:
         self._splitter = WordSplitter(config.max_word_tokens, config.word_boundary)
         weights = config.model_weights if len(self._handles) > 1 else None
         self._weighting = weights if isinstance(weights, str) else None
-        self._context_nlls: dict[str, list[float]] = {}
+        self._context_evidence: dict[str, list[PromptEvidence]] = {}
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """
@@ -86,8 +88,8 @@ class EnsembleScorer:
         self._read_contexts([context for context, _ in pairs])
         results = []
         for (context, continuation), readings in zip(pairs, zip(*by_member, strict=True), strict=True):
-            nlls = self._context_nlls.get(context)
-            value = self._fused(continued_text(context, continuation), readings, nlls)
+            evidence = self._context_evidence.get(context)
+            value = self._fused(continued_text(context, continuation), readings, evidence)
             results.append((value, all(reading.is_greedy for reading in readings)))
         return results
 
@@ -112,16 +114,18 @@ class EnsembleScorer:
         continuations, which may come in several batches."""
         if self._weighting is None:
             return
-        if len(self._context_nlls) > _MOST_CONTEXTS:
-            self._context_nlls.clear()
-        new = [context for context in dict.fromkeys(contexts) if context not in self._context_nlls]
+        if len(self._context_evidence) > _MOST_CONTEXTS:
+            self._context_evidence.clear()
+        new = [context for context in dict.fromkeys(contexts) if context not in self._context_evidence]
         by_member = [
-            context_nlls(handle, call, new, self._weighting)
+            context_evidence(handle, call, new, self._weighting)
             for handle, call in zip(self._handles, self._calls, strict=True)
         ]
-        self._context_nlls |= {context: list(nlls) for context, *nlls in zip(new, *by_member, strict=True)}
+        self._context_evidence |= {context: list(found) for context, *found in zip(new, *by_member, strict=True)}
 
-    def _fused(self, text: str, readings: Sequence[Reading], prompt_nlls: list[float] | None = None) -> float:
+    def _fused(
+        self, text: str, readings: Sequence[Reading], prompt_evidence: list[PromptEvidence] | None = None
+    ) -> float:
         """The log-likelihood of a text, from each member's reading of it."""
         words = self._strategy.units(self._splitter.split(text))
         if not words:
@@ -135,7 +139,7 @@ class EnsembleScorer:
             of_words = by_word(words, reading.ids, reading.log_probs, vocabulary, start)
             log_probs.append(of_words if any(of_words) else [])
         config = self._config
-        weights = MemberWeights(config, prompt_nlls, len(readings)).weights
+        weights = MemberWeights(config, prompt_evidence, len(readings)).weights
         span = ScoredSpan(tuple(words), log_probs, num_bytes)
         (score,) = self._strategy.choose([span], weights[: len(readings)], None).scores
         if not isinstance(self._strategy, AdaFuse):
@@ -155,23 +159,41 @@ def warn_of_span_rule() -> None:
     )
 
 
-def context_nlls(handle: ModelHandle, call: ModelCall, contexts: Sequence[str], weighting: str) -> list[float]:
+def context_evidence(
+    handle: ModelHandle, call: ModelCall, contexts: Sequence[str], weighting: str
+) -> list[PromptEvidence]:
     """
-    For each context, a member's NLL (nats per byte) of its text or of the answers in it, as [`MemberWeights`] takes it.
+    What each context says about a member, as [`MemberWeights`] takes it.
 
     Args:
         handle (`ModelHandle`): the member.
         call (`ModelCall`): calls its model.
         contexts (`list[str]`): the contexts. One that is too long for the member loses its beginning.
-        weighting (`str`): `"prompt"` or `"examples"`, as of [`prompt_nll`].
+        weighting (`str`): a name that `model_weights` may have.
     """
     limit = handle.trained_length or sys.maxsize
     rows = [context_ids(context, handle.tokenizer)[-limit:] for context in contexts]
     readings = read(handle, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
-    return [
+    nlls = [
         prompt_nll(handle.vocabulary, ids, reading.log_probs, weighting) if ids else math.nan
         for ids, reading in zip(rows, readings, strict=True)
     ]
+    if weighting != "examples_or_content" or not handle.is_local:
+        return list(map(PromptEvidence, nlls))
+    informations = [
+        _context_information(handle, call, ids) if ids and math.isnan(nll) else math.nan
+        for ids, nll in zip(rows, nlls, strict=True)
+    ]
+    return list(map(PromptEvidence, nlls, informations))
+
+
+def _context_information(handle: ModelHandle, call: ModelCall, ids: list[int]) -> float:
+    shortened = ids_without_content(handle.vocabulary, ids)
+    if shortened is None:
+        return math.nan
+    ((_, scores),) = next_token_logits(call, handle.device, [ids])
+    ((_, others),) = next_token_logits(call, handle.device, [shortened])
+    return information(scores[0], others[0])
 
 
 def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:

@@ -148,8 +148,8 @@ def test_trust_is_that_of_the_context_as_it_was_given(context, weighting, monkey
 
 def test_a_context_is_read_once_for_its_continuations(monkeypatch):
     lm = ensemble(KINDS[:2], AdaFuseConfig(method="words", model_weights="examples"), batch_size=2)
-    read, asked = ensemble_scores.context_nlls, []
-    monkeypatch.setattr(ensemble_scores, "context_nlls", lambda *a: asked.append(a[2]) or read(*a))
+    read, asked = ensemble_scores.context_evidence, []
+    monkeypatch.setattr(ensemble_scores, "context_evidence", lambda *a: asked.append(a[2]) or read(*a))
     contexts = [*EXAMPLES[:2], ""]
     lm.loglikelihood(requests("loglikelihood", [(c, end) for c in contexts for end in (" a", " cat", " tree", "!")]))
     assert sorted(context for batch in asked for context in batch) == sorted([*contexts, *contexts])  # by two members

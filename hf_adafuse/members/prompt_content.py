@@ -1,0 +1,87 @@
+"""How far the content of a prompt moves a member's next token.
+
+A member that makes something of a question expects another next token than behind the same prompt with its content left
+out. A member that answers anything in the same words expects the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from .prompt_nll import is_chat
+from .vocabulary import Vocabulary
+
+
+class PromptEvidence(NamedTuple):
+    """
+    What a prompt says about whom to trust, under one member.
+
+    Attributes:
+        nll (`float`): the member's NLL (nats per byte) of the prompt, or of the answers in it; see [`prompt_nll`]. NaN
+            where there is no such text.
+        information (`float`): what the member's next token tells of the prompt's content, in bits; see [`information`].
+            NaN where it was not asked for, or is not known.
+    """
+
+    nll: float = math.nan
+    information: float = math.nan
+
+
+def without_content(text: str) -> str:
+    """
+    A prompt with its content left out: each line keeps its first word, the last line its last word, too, and " ..."
+    stands for the words between. Space at the end stays.
+
+    ```python
+    >>> from hf_adafuse.members.prompt_content import without_content
+
+    >>> without_content("Question: Who wrote Faust?\\nAnswer:")
+    'Question: ...\\nAnswer:'
+    >>> without_content("The capital of Peru is")
+    'The ... is'
+
+    ```
+    """
+    said = text.rstrip()
+    *earlier, last = said.split("\n")
+    lines = [_shortened(line, line.split()[1:]) for line in earlier]
+    return "\n".join([*lines, _shortened(last, last.split()[1:-1], last.split()[-1:])]) + text[len(said) :]
+
+
+def _shortened(line: str, left_out: Sequence[str], end: Sequence[str] = ()) -> str:
+    return " ".join([line.split()[0], "...", *end]) if left_out else line
+
+
+def ids_without_content(vocabulary: Vocabulary, ids: list[int]) -> list[int] | None:
+    """
+    A member's ids of a prompt whose content is left out; `None` where the prompt is a chat, or has no content.
+
+    Args:
+        vocabulary (`Vocabulary`): the member's.
+        ids (`list[int]`): the member's ids of the whole prompt.
+    """
+    if is_chat([vocabulary.piece(token) for token in ids], ids, vocabulary.unknown_id):
+        return None
+    text = vocabulary.prompt_text(ids)
+    shortened = without_content(text)
+    return vocabulary.encode_prompt(shortened) or None if shortened != text else None
+
+
+def information(scores: torch.Tensor, scores_without_content: torch.Tensor) -> float:
+    """
+    What the next token tells of a prompt's content: the Jensen-Shannon divergence, in bits, between the member's
+    next-token distributions behind the prompt and behind the prompt without its content. It is from 0, where both are
+    the same, to 1, where one can tell from every token which of the two prompts was before it. How much of an input a
+    model uses is measured in this way by Ethayarajh et al. (arXiv 2110.08420), with another divergence.
+
+    Args:
+        scores, scores_without_content (`torch.Tensor` of shape `(vocab_size,)`): logits behind both.
+    """
+    found = scores.double().softmax(-1)
+    other = scores_without_content.to(found.device).double().softmax(-1)
+    entropies = [torch.special.entr(each).sum() for each in ((found + other) / 2, found, other)]
+    return min(max(float(entropies[0] - (entropies[1] + entropies[2]) / 2) / math.log(2), 0.0), 1.0)

@@ -1,0 +1,107 @@
+"""What of a prompt is its content, what a member's next token tells of it, and what weights follow from that."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+from support.hosts import TWO, ensemble
+from support.reference import RefMember
+from support.reference_rules import information as by_hand
+from support.tiny import TOKENIZERS, tiny_model
+
+from hf_adafuse import AdaFuseConfig
+from hf_adafuse.decoding.member_weights import MemberWeights
+from hf_adafuse.members.prompt_content import PromptEvidence, ids_without_content, information, without_content
+from hf_adafuse.members.vocabulary import Vocabulary
+
+FEW_SHOT = "Question: cat\nAnswer: it was\nQuestion: tree\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Question: Who wrote Faust?\nAnswer:", "Question: ...\nAnswer:"),
+        ("Passage: A b c.\nQuestion: Who?\nAnswer:", "Passage: ...\nQuestion: ...\nAnswer:"),
+        ("The capital of Peru is", "The ... is"),
+        ("Q: Who wrote Faust? A: ", "Q: ... A: "),
+        ("Who wrote Faust?\n", "Who ... Faust?\n"),  # the last line is the last one with text
+        ("one two", "one two"),
+        ("Faust", "Faust"),
+        ("a b\n\n  c d\ne", "a ...\n\nc ...\ne"),  # empty lines stay, space at the beginning of a line does not
+        ("a b\r\nc:", "a ...\nc:"),
+        ("", ""),
+        (" \n", " \n"),
+    ],
+)
+def test_what_is_left_of_a_prompt(text, expected):
+    assert without_content(text) == expected
+    assert without_content(expected) == expected
+
+
+def test_the_information_is_that_of_a_coin():
+    """Half of the tokens tell which prompt was before, the other half nothing: half a bit."""
+    scores = torch.tensor([[0.0, 0.0, -math.inf], [0.0, -math.inf, 0.0]])
+    assert information(scores[0], scores[1]) == pytest.approx(0.5)
+    assert information(scores[0], scores[0] + 3) == 0.0  # logits are known but for a constant
+    assert information(torch.tensor([0.0, -math.inf]), torch.tensor([-math.inf, 0.0])) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "characters"])
+def test_random_prompts_equal_what_is_computed_by_hand(kind):
+    tokenizer, model = TOKENIZERS[kind](), tiny_model("llama", kind, 3)
+    vocabulary, slow, rng, num_found = Vocabulary(tokenizer), RefMember(model, tokenizer, []), random.Random(kind), 0
+    for _ in range(60):
+        text = "".join(rng.choice(["Q:", " the cat", " tree", "\n", " ", "it was", " A:"]) for _ in range(8))
+        ids = tokenizer(text).input_ids
+        expected, shortened = by_hand(slow, ids), ids_without_content(vocabulary, ids)
+        assert (expected is None) == (shortened is None)
+        if expected is not None:
+            logits = [model(torch.tensor([each])).logits[0, -1].detach() for each in (ids, shortened)]
+            assert information(*logits) == pytest.approx(expected, abs=1e-6)
+            num_found += 1
+    assert num_found > 20
+
+
+def weights(*evidence, **config):
+    config = AdaFuseConfig(model_weights="examples_or_content", **config)
+    found = MemberWeights(config, [PromptEvidence(*each) for each in evidence], len(evidence)).weights
+    return [weight / max(found) for weight in found]
+
+
+def test_weights_follow_from_what_all_members_tell():
+    nan = math.nan
+    assert weights((nan, 0.8), (nan, 0.4)) == pytest.approx([1.0, 0.5**4])
+    assert weights((nan, 0.8), (nan, 0.0)) == pytest.approx([1.0, (0.001 / 0.8) ** 4])
+    assert weights((nan, 0.8), (nan, nan)) == [1.0, 1.0]  # one does not tell
+    assert weights((1.0, nan), (nan, 0.4)) == [1.0, 1.0]  # one found examples where the other found none
+    assert weights((1.0, 0.9), (2.0, 0.4), prompt_sharpness=3.0) == pytest.approx([1.0, math.exp(-3)])
+
+
+@pytest.mark.parametrize(
+    ("weighting", "prompts", "num_reads"),
+    [
+        ("examples_or_content", ["Question: cat\nAnswer:", "Question: the tree\nAnswer:"], 1),  # in one form
+        ("examples_or_content", [FEW_SHOT] * 2, 0),
+        ("examples_or_content", ["Question:"], 0),  # without content
+        ("examples", ["Question: cat\nAnswer:"], 0),
+    ],
+)
+def test_each_member_reads_a_shortened_prompt_once(weighting, prompts, num_reads):
+    case = ensemble(*TWO, n=4, prompts=prompts, model_weights=weighting)
+    case.models = [copy.deepcopy(model) for model in case.models]
+    read = [[], []]
+    for model, ids in zip(case.models, read, strict=True):
+        model.register_forward_pre_hook(
+            lambda model, args, given, ids=ids: ids.append(given["input_ids"].tolist()), with_kwargs=True
+        )
+    case.fast()  # the first call tests the model
+    read[0].clear()
+    read[1].clear()
+    stats = case.fast().stats
+    for k, (tokenizer, ids) in enumerate(zip(case.tokenizers, read, strict=True)):
+        assert ids.count([tokenizer("Question: ...\nAnswer:").input_ids]) == num_reads
+        assert stats["members"][k]["forward_passes"] == len(ids)
