@@ -71,10 +71,10 @@ class AdaFuseConfig:
               text that follows, in an earlier line, the words with which the prompt ends (`Answer:`). Without examples
               all members count alike, and in chats, where earlier answers are most often the ensemble's own.
             - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples and is no chat, members count
-              by how far its content moves their next token. The weights are the fourth powers of the Jensen-Shannon
-              divergence between that token's distribution and the one behind the prompt without its content: only the
-              first word of each line, and the last word, are left. A member behind a server does not tell it. All
-              members count alike then.
+              by how far its content moves their next token. The weights are the 12th powers of the Jensen-Shannon
+              divergence, of at most 0.6 bit, between that token's distribution and the one behind the prompt without
+              its content: only the first word of each line, and the last word, are left. A member behind a server does
+              not tell it. All members count alike then.
 
             A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
             the text is that member's own.

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from ..config import AdaFuseConfig
 from ..members.prompt_content import PromptEvidence
 
-# By measurements of docs/quality.md.
-_INFORMATION_POWER = 4.0
+# By the measurements of docs/quality.md. In bits: members for which it is more all make enough of the prompt.
+_ENOUGH_INFORMATION = 0.6
+_INFORMATION_POWER = 12.0
 # In bits: a member for which it is less makes nothing of the prompt.
 _LEAST_INFORMATION = 1e-3
 
@@ -31,7 +32,8 @@ class MemberWeights:
         prompt_evidence (`list[PromptEvidence]`): per member, what the prompt says about it. Used where `model_weights`
             is a name like `"prompt"`. Where all members have an NLL, the weights are the softmax of minus these NLLs
             times `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). Else, where all have an
-            information, the weights are its fourth powers (this project). Else all members count alike.
+            information, the weights are its 12th powers, of at most 0.6 bit (this project). Else all members count
+            alike.
         num_members (`int`): the number of members.
     """
 
@@ -75,7 +77,8 @@ def _log_weights(prompt_evidence: Sequence[PromptEvidence], sharpness: float) ->
     if not any(math.isnan(one.nll) for one in prompt_evidence):
         return [-sharpness * one.nll for one in prompt_evidence]
     if not any(math.isnan(one.information) for one in prompt_evidence):
-        return [_INFORMATION_POWER * math.log(max(one.information, _LEAST_INFORMATION)) for one in prompt_evidence]
+        bounded = [min(max(one.information, _LEAST_INFORMATION), _ENOUGH_INFORMATION) for one in prompt_evidence]
+        return [_INFORMATION_POWER * math.log(bits) for bits in bounded]
     return [0.0] * len(prompt_evidence)
 
 

@@ -74,8 +74,9 @@ def weights(*evidence, **config):
 
 def test_weights_follow_from_what_all_members_tell():
     nan = math.nan
-    assert weights((nan, 0.8), (nan, 0.4)) == pytest.approx([1.0, 0.5**4])
-    assert weights((nan, 0.8), (nan, 0.0)) == pytest.approx([1.0, (0.001 / 0.8) ** 4])
+    assert weights((nan, 0.5), (nan, 0.25)) == pytest.approx([1.0, 0.5**12])
+    assert weights((nan, 0.61), (nan, 0.99)) == [1.0, 1.0]  # both make enough of it
+    assert weights((nan, 0.9), (nan, 0.0)) == pytest.approx([1.0, (0.001 / 0.6) ** 12])
     assert weights((nan, 0.8), (nan, nan)) == [1.0, 1.0]  # one does not tell
     assert weights((1.0, nan), (nan, 0.4)) == [1.0, 1.0]  # one found examples where the other found none
     assert weights((1.0, 0.9), (2.0, 0.4), prompt_sharpness=3.0) == pytest.approx([1.0, math.exp(-3)])

@@ -320,7 +320,7 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
             logs = [-config.prompt_sharpness * nll for nll in nlls]
         elif config.model_weights == "examples_or_content" and all(nll is None for nll in nlls):
             told = [information(m, ids) for m, ids in zip(members, prompts)]
-            logs = logs if None in told else [4 * math.log(max(value, 0.001)) for value in told]
+            logs = logs if None in told else [12 * math.log(min(max(value, 0.001), 0.6)) for value in told]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:
