@@ -73,8 +73,8 @@ class AdaFuseConfig:
             - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples and is no chat, members count
               by how far its content moves their next token. The weights are the 12th powers of the Jensen-Shannon
               divergence, of at most 0.6 bit, between that token's distribution and the one behind the prompt without
-              its content: only the first word of each line, and the last word, are left. A member behind a server does
-              not tell it. All members count alike then.
+              its content: only the first word of each line, and the last word, are left. Where that divergence is not
+              known of a member, as of one behind a server, all members count alike.
 
             A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
             the text is that member's own.
@@ -88,8 +88,8 @@ class AdaFuseConfig:
             How branches are found. `"diverse"`: the likeliest first tokens, each extended greedily. `"beam"`: a
             token-level beam search up to the end of the word (Appendix F).
         prompt_sharpness (`float`, *optional*, defaults to 1.0):
-            How strongly weights favour the member that predicts the prompt, or the examples, better. 0: all members
-            count alike.
+            How strongly weights favour the member that predicts the prompt, or the examples, better. 0: these say
+            nothing. It is of no use for weights by the prompt's content.
         online_rate (`float`, *optional*, defaults to 0.0):
             How quickly weights follow each member's NLL of the text so far. After each round the weight of a member is
             multiplied by exp(-`online_rate` times its NLL of the committed text), in nats per byte. 0: never.
@@ -156,10 +156,10 @@ class AdaFuseConfig:
         same.
 
         The method is `words`: candidates are compared word by word, by the root mean of the members' probabilities. A
-        member counts by how well it predicts the examples in the prompt, and less by how well it predicts the text so
-        far. The more one weight outgrows the others, the more of a word is judged by the tokens that tell the
-        candidates apart. A word that ends the text at once wins only where all members that count find it likeliest.
-        Without examples in the prompt a member that cannot do the task costs more (`docs/quality.md`).
+        member counts by how well it predicts the examples in the prompt, or without examples by what it makes of the
+        prompt's content (see `model_weights`), and less by how well it predicts the text so far. The more one weight
+        outgrows the others, the more of a word is judged by the tokens that tell the candidates apart. A word that ends
+        the text at once wins only where all members that count find it likeliest.
         """
         return cls(**PRESETS["robust"])
 
@@ -185,7 +185,10 @@ class AdaFuseConfig:
         if name is None:
             return cls._of(with_new_names(named)) if base is None else base.changed(named)
         if not isinstance(name, str) or name not in PRESETS:
-            raise ValueError(f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling.")
+            raise ValueError(
+                f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling. What was 'mixed' is "
+                "'robust'."
+            )
         return cls(**PRESETS[name]).changed(named)
 
     @classmethod

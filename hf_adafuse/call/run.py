@@ -78,7 +78,7 @@ def make_members(plan: CallPlan) -> list[Member]:
     """The members with their prompts, which they have not read yet."""
     members = [one.handle.make_member(one.backend, one.eos_ids, one.prompts) for one in plan.members]
     num_top = max(2, plan.config.num_branches)
-    weighting = plan.config.model_weights if isinstance(plan.config.model_weights, str) else None
+    weighting = _weighting(plan)
     with_facts = make_strategy(plan.config).needs_prompt_facts
     for member, planned in zip(members, plan.members, strict=True):
         cache = planned.cache if planned.images is None else _read_images(plan, planned)
@@ -99,9 +99,18 @@ def _read_images(plan: CallPlan, planned: MemberInputs) -> Any:
     return [(keys[:, :, num_padding:], values[:, :, num_padding:]) for keys, values in layers]
 
 
+def _weighting(plan: CallPlan) -> str | None:
+    """By what of a prompt the members are weighted: the value of `model_weights` for which they note what it says."""
+    weighting = plan.config.model_weights
+    if not isinstance(weighting, str) or len(plan.members) == 1:
+        return None
+    is_told = all(member.handle.is_local for member in plan.members)  # else all count alike without examples
+    return "examples" if weighting == "examples_or_content" and not is_told else weighting
+
+
 def prompt_evidence(plan: CallPlan, members: Sequence[Member]) -> list[list[PromptEvidence]]:
     """Per member, what each prompt says about it. The lists grow as prompts are read."""
-    return [member.prompt_evidence for member in members] if isinstance(plan.config.model_weights, str) else []
+    return [] if _weighting(plan) is None else [member.prompt_evidence for member in members]
 
 
 def _make_decoder(

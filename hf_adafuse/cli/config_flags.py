@@ -63,7 +63,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-words", "max_words", "the most words in a round", type=int, metavar="M")
     add("--branches", "num_branches", "how many first tokens are tried at an uncertain word", type=int, metavar="B")
     add(
-        "--weights", "model_weights", "the members' weights, e.g. 2,1, or where they come from: prompt, examples",
+        "--weights", "model_weights", "the members' weights, e.g. 2,1, or where they come from: prompt, "
+        "examples, examples_or_content",
         type=weights, metavar="W,W",
     )  # fmt: skip
     add("--max-word-tokens", "max_word_tokens", "the most tokens in a word", type=int, metavar="N")

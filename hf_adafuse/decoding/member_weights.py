@@ -11,10 +11,10 @@ from ..config import AdaFuseConfig
 from ..members.prompt_content import PromptEvidence
 
 # By the measurements of docs/quality.md. In bits: members for which it is more all make enough of the prompt.
-_ENOUGH_INFORMATION = 0.6
-_INFORMATION_POWER = 12.0
+_ENOUGH_DIVERGENCE = 0.6
+_DIVERGENCE_POWER = 12.0
 # In bits: a member for which it is less makes nothing of the prompt.
-_LEAST_INFORMATION = 1e-3
+_LEAST_DIVERGENCE = 1e-3
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -31,8 +31,8 @@ class MemberWeights:
         config (`AdaFuseConfig`): its `model_weights`, `prompt_sharpness` and `online_rate`.
         prompt_evidence (`list[PromptEvidence]`): per member, what the prompt says about it. Used where `model_weights`
             is a name like `"prompt"`. Where all members have an NLL, the weights are the softmax of minus these NLLs
-            times `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). Else, where all have an
-            information, the weights are its 12th powers, of at most 0.6 bit (this project). Else all members count
+            times `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). Else, where all have a
+            divergence, the weights are its 12th powers, of at most 0.6 bit (this project). Else all members count
             alike.
         num_members (`int`): the number of members.
     """
@@ -76,9 +76,9 @@ class MemberWeights:
 def _log_weights(prompt_evidence: Sequence[PromptEvidence], sharpness: float) -> list[float]:
     if not any(math.isnan(one.nll) for one in prompt_evidence):
         return [-sharpness * one.nll for one in prompt_evidence]
-    if not any(math.isnan(one.information) for one in prompt_evidence):
-        bounded = [min(max(one.information, _LEAST_INFORMATION), _ENOUGH_INFORMATION) for one in prompt_evidence]
-        return [_INFORMATION_POWER * math.log(bits) for bits in bounded]
+    if not any(math.isnan(one.divergence) for one in prompt_evidence):
+        bounded = [min(max(one.divergence, _LEAST_DIVERGENCE), _ENOUGH_DIVERGENCE) for one in prompt_evidence]
+        return [_DIVERGENCE_POWER * math.log(bits) for bits in bounded]
     return [0.0] * len(prompt_evidence)
 
 

@@ -15,7 +15,7 @@ from ..trees.nodes import Node
 from .logits_reader import LogitsReader
 from .member import Member, MemberError
 from .processors import PromptProcessors
-from .prompt_content import ids_without_content, information
+from .prompt_content import content_divergence, ids_without_content
 
 
 class LocalMember(Member):
@@ -29,7 +29,7 @@ class LocalMember(Member):
     def _count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def _informations(self, prompt_indices: Sequence[int]) -> list[float]:
+    def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
         shortened = [ids_without_content(self.vocabulary, self._prompts[index]) for index in prompt_indices]
         limit = math.inf if self.max_length is None else self.max_length
         read = [ids if ids is not None and len(ids) <= limit else None for ids in shortened]
@@ -43,10 +43,14 @@ class LocalMember(Member):
                 self.backend.num_tokens += sum(map(len, rows))
         except ForwardError as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
-        return [
-            math.nan if ids is None else information(self.root(index).logprobs.scores, after[tuple(ids)])
-            for index, ids in zip(prompt_indices, read, strict=True)
-        ]
+        divergences = []
+        for index, ids in zip(prompt_indices, read, strict=True):
+            own = self.root(index).logits  # as the model gave them: no processor has been here
+            if ids is None or own is None:
+                divergences.append(math.nan)
+            else:
+                divergences.append(content_divergence(own, after[tuple(ids)]))
+        return divergences
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         def ids_to(node: Node) -> list[int]:

@@ -161,18 +161,19 @@ class Member(ABC):
         if weighting is not None:
             nlls = [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
             unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
-            informations = [math.nan] * len(nlls)
+            divergences = [math.nan] * len(nlls)
             if weighting == "examples_or_content":
-                for row, value in zip(unknown, self._informations([first + row for row in unknown]), strict=True):
-                    informations[row] = value
-            self.prompt_evidence += map(PromptEvidence, nlls, informations)
+                found = self._content_divergences([first + row for row in unknown])
+                for row, divergence in zip(unknown, found, strict=True):
+                    divergences[row] = divergence
+            self.prompt_evidence += map(PromptEvidence, nlls, divergences)
         if self._with_facts:
             nll = partial(prompt_nll, self.vocabulary)
             self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
 
-    def _informations(self, prompt_indices: Sequence[int]) -> list[float]:
-        """What the member's next token tells of the content of each of these prompts, which have been read, in bits;
-        see [`information`]. NaN where that is not known."""
+    def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
+        """How far the content of each of these prompts, which have been read, moves the member's next token, in bits;
+        see [`content_divergence`]. NaN where that is not known."""
         return [math.nan] * len(prompt_indices)
 
     @property

@@ -23,12 +23,12 @@ class PromptEvidence(NamedTuple):
     Attributes:
         nll (`float`): the member's NLL (nats per byte) of the prompt, or of the answers in it; see [`prompt_nll`]. NaN
             where there is no such text.
-        information (`float`): what the member's next token tells of the prompt's content, in bits; see [`information`].
-            NaN where it was not asked for, or is not known.
+        divergence (`float`): how far the prompt's content moves the member's next token, in bits; see
+            [`content_divergence`]. NaN where it was not asked for, or is not known.
     """
 
     nll: float = math.nan
-    information: float = math.nan
+    divergence: float = math.nan
 
 
 def without_content(text: str) -> str:
@@ -58,7 +58,8 @@ def _shortened(line: str, left_out: Sequence[str], end: Sequence[str] = ()) -> s
 
 def ids_without_content(vocabulary: Vocabulary, ids: list[int]) -> list[int] | None:
     """
-    A member's ids of a prompt whose content is left out; `None` where the prompt is a chat, or has no content.
+    A member's ids of a prompt whose content is left out, with the special tokens that the prompt begins with; `None`
+    where the prompt is a chat, or has no content.
 
     Args:
         vocabulary (`Vocabulary`): the member's.
@@ -68,20 +69,27 @@ def ids_without_content(vocabulary: Vocabulary, ids: list[int]) -> list[int] | N
         return None
     text = vocabulary.prompt_text(ids)
     shortened = without_content(text)
-    return vocabulary.encode_prompt(shortened) or None if shortened != text else None
+    if shortened == text:
+        return None
+    shortened_ids = vocabulary.encode_prompt(shortened)
+    return [*ids[: _text_start(vocabulary, ids)], *shortened_ids[_text_start(vocabulary, shortened_ids) :]] or None
 
 
-def information(scores: torch.Tensor, scores_without_content: torch.Tensor) -> float:
+def _text_start(vocabulary: Vocabulary, ids: list[int]) -> int:
+    return next((at for at, token in enumerate(ids) if vocabulary.piece(token)), len(ids))
+
+
+def content_divergence(logits: torch.Tensor, logits_without_content: torch.Tensor) -> float:
     """
-    What the next token tells of a prompt's content: the Jensen-Shannon divergence, in bits, between the member's
+    How far a prompt's content moves the next token: the Jensen-Shannon divergence, in bits, between a member's
     next-token distributions behind the prompt and behind the prompt without its content. It is from 0, where both are
     the same, to 1, where one can tell from every token which of the two prompts was before it. How much of an input a
     model uses is measured in this way by Ethayarajh et al. (arXiv 2110.08420), with another divergence.
 
     Args:
-        scores, scores_without_content (`torch.Tensor` of shape `(vocab_size,)`): logits behind both.
+        logits, logits_without_content (`torch.Tensor` of shape `(vocab_size,)`): behind both, as the model gives them.
     """
-    found = scores.double().softmax(-1)
-    other = scores_without_content.to(found.device).double().softmax(-1)
+    found = logits.double().softmax(-1)
+    other = logits_without_content.to(found.device).double().softmax(-1)
     entropies = [torch.special.entr(each).sum() for each in ((found + other) / 2, found, other)]
     return min(max(float(entropies[0] - (entropies[1] + entropies[2]) / 2) / math.log(2), 0.0), 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import random
 
@@ -14,8 +15,9 @@ from support.reference_rules import information as by_hand
 from support.tiny import TOKENIZERS, tiny_model
 
 from hf_adafuse import AdaFuseConfig
+from hf_adafuse.decoding import member_weights
 from hf_adafuse.decoding.member_weights import MemberWeights
-from hf_adafuse.members.prompt_content import PromptEvidence, ids_without_content, information, without_content
+from hf_adafuse.members.prompt_content import PromptEvidence, content_divergence, ids_without_content, without_content
 from hf_adafuse.members.vocabulary import Vocabulary
 
 FEW_SHOT = "Question: cat\nAnswer: it was\nQuestion: tree\nAnswer:"
@@ -42,12 +44,12 @@ def test_what_is_left_of_a_prompt(text, expected):
     assert without_content(expected) == expected
 
 
-def test_the_information_is_that_of_a_coin():
+def test_the_divergence_is_that_of_a_coin():
     """Half of the tokens tell which prompt was before, the other half nothing: half a bit."""
     scores = torch.tensor([[0.0, 0.0, -math.inf], [0.0, -math.inf, 0.0]])
-    assert information(scores[0], scores[1]) == pytest.approx(0.5)
-    assert information(scores[0], scores[0] + 3) == 0.0  # logits are known but for a constant
-    assert information(torch.tensor([0.0, -math.inf]), torch.tensor([-math.inf, 0.0])) == 1.0
+    assert content_divergence(scores[0], scores[1]) == pytest.approx(0.5)
+    assert content_divergence(scores[0], scores[0] + 3) == 0.0  # logits are known but for a constant
+    assert content_divergence(torch.tensor([0.0, -math.inf]), torch.tensor([-math.inf, 0.0])) == 1.0
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "characters"])
@@ -61,7 +63,7 @@ def test_random_prompts_equal_what_is_computed_by_hand(kind):
         assert (expected is None) == (shortened is None)
         if expected is not None:
             logits = [model(torch.tensor([each])).logits[0, -1].detach() for each in (ids, shortened)]
-            assert information(*logits) == pytest.approx(expected, abs=1e-6)
+            assert content_divergence(*logits) == pytest.approx(expected, abs=1e-6)
             num_found += 1
     assert num_found > 20
 
@@ -106,3 +108,38 @@ def test_each_member_reads_a_shortened_prompt_once(weighting, prompts, num_reads
     for k, (tokenizer, ids) in enumerate(zip(case.tokenizers, read, strict=True)):
         assert ids.count([tokenizer("Question: ...\nAnswer:").input_ids]) == num_reads
         assert stats["members"][k]["forward_passes"] == len(ids)
+
+
+def test_processors_do_not_change_whom_the_content_moves(monkeypatch):
+    """One member may write a single word only; what it makes of the prompt is the same."""
+    found, weights_of = [], member_weights.MemberWeights
+    monkeypatch.setattr(
+        member_weights,
+        "MemberWeights",
+        lambda config, said, number: found.append(said) or weights_of(config, said, number),
+    )
+    case = ensemble(*TWO, n=2, prompts=["Question: the tree\nAnswer:"], model_weights="examples_or_content")
+    case.fast()
+    allowed = case.tokenizers[0](" the", add_special_tokens=False).input_ids[0]
+    case.fast(suppress_tokens=[token for token in range(len(case.tokenizers[0])) if token != allowed])
+    assert found[0] == found[1] and 0 < found[0][0].divergence < 1
+
+
+def test_nobody_reads_more_where_nothing_follows_from_it():
+    """A single member, or one behind a server: no shortened prompt is read."""
+    case = ensemble(TWO[0], n=2, prompts=["Question: the tree\nAnswer:"], model_weights="examples_or_content")
+    passes = [case.fast().stats["members"][0]["forward_passes"]]
+    case.config = dataclasses.replace(case.config, model_weights=None)
+    passes.append(case.fast().stats["members"][0]["forward_passes"])
+    assert passes[0] == passes[1]
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_a_shortened_prompt_begins_as_the_prompt_does(added):
+    tokenizer = TOKENIZERS["sentencepiece"]()
+    vocabulary = Vocabulary(tokenizer)
+    long, short = (
+        tokenizer(text, add_special_tokens=added).input_ids for text in ("Q: the tree is big\nA:", "Q: ...\nA:")
+    )
+    assert (long[0] == tokenizer.bos_token_id) == added
+    assert ids_without_content(vocabulary, long) == short

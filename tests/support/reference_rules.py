@@ -286,7 +286,7 @@ def information(m, ids):
     bare = "\n".join(lines) + end
     if bare == text or not bare:
         return None
-    p, q = m.log_probs(ids).tolist(), m.logits(tuple(m.tokenizer(bare).input_ids)).log_softmax(-1).tolist()
+    p, q = (m.logits(tuple(each)).log_softmax(-1).tolist() for each in (ids, m.tokenizer(bare).input_ids))
     both = [(math.exp(a), math.exp(b)) for a, b in zip(p, q)]
     return sum((x and x * math.log2(2 * x / (x + y))) + (y and y * math.log2(2 * y / (x + y))) for x, y in both) / 2
 

@@ -31,6 +31,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ...config import AdaFuseConfig
 from ...decoding.member_weights import MemberWeights
 from ...decoding.scored_spans import ScoredSpan
@@ -40,7 +42,7 @@ from ...decoding.strategies.adaptive_spans import AdaptiveSpans
 from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
 from ...decoding.word_splitter import WordSplitter
 from ...members.model_handle import ModelHandle
-from ...members.prompt_content import PromptEvidence, ids_without_content, information
+from ...members.prompt_content import PromptEvidence, content_divergence, ids_without_content
 from ...members.prompt_nll import prompt_nll
 from ...trees.model_call import ModelCall
 from ...trees.next_token import next_token_logits
@@ -180,20 +182,18 @@ def context_evidence(
     ]
     if weighting != "examples_or_content" or not handle.is_local:
         return list(map(PromptEvidence, nlls))
-    informations = [
-        _context_information(handle, call, ids) if ids and math.isnan(nll) else math.nan
-        for ids, nll in zip(rows, nlls, strict=True)
-    ]
-    return list(map(PromptEvidence, nlls, informations))
-
-
-def _context_information(handle: ModelHandle, call: ModelCall, ids: list[int]) -> float:
-    shortened = ids_without_content(handle.vocabulary, ids)
-    if shortened is None:
-        return math.nan
-    ((_, scores),) = next_token_logits(call, handle.device, [ids])
-    ((_, others),) = next_token_logits(call, handle.device, [shortened])
-    return information(scores[0], others[0])
+    pairs: dict[int, tuple[list[int], list[int]]] = {}
+    for row, (ids, nll) in enumerate(zip(rows, nlls, strict=True)):
+        shortened = ids_without_content(handle.vocabulary, ids) if ids and math.isnan(nll) else None
+        if shortened is not None and len(shortened) <= (handle.max_length or sys.maxsize):
+            pairs[row] = ids, shortened
+    logits: dict[tuple[int, ...], torch.Tensor] = {}
+    for read_ids, found in next_token_logits(call, handle.device, [ids for pair in pairs.values() for ids in pair]):
+        logits |= dict(zip(read_ids, found, strict=True))
+    divergences = [math.nan] * len(rows)
+    for row, pair in pairs.items():
+        divergences[row] = content_divergence(*(logits[tuple(ids)] for ids in pair))
+    return list(map(PromptEvidence, nlls, divergences))
 
 
 def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:

@@ -129,12 +129,12 @@ def test_trust_is_that_of_the_context_as_it_was_given(context, weighting, monkey
     kinds, trusts = KINDS[:2], []
     trust = member_weights.MemberWeights
     monkeypatch.setattr(
-        member_weights, "MemberWeights", lambda config, nlls, number: trusts.append(nlls) or trust(config, nlls, number)
+        member_weights, "MemberWeights", lambda config, said, number: trusts.append(said) or trust(config, said, number)
     )
     config = AdaFuseConfig(method="words", model_weights=weighting, prompt_sharpness=3.0)
     lm = ensemble(kinds, config)
     lm.generate_until(requests("generate_until", [(context, {"until": [], "max_gen_toks": 2})]))
-    ((own, other),) = trusts
+    ((own, other),) = [[one.nll for one in said] for said in trusts]
     assert math.isfinite(own) and math.isfinite(other) and abs(own - other) > 0.01
     weights = [math.exp(-3 * own), math.exp(-3 * other)]
     pairs = [(context, " the girl"), (context, "in the park")]
@@ -153,6 +153,26 @@ def test_a_context_is_read_once_for_its_continuations(monkeypatch):
     contexts = [*EXAMPLES[:2], ""]
     lm.loglikelihood(requests("loglikelihood", [(c, end) for c in contexts for end in (" a", " cat", " tree", "!")]))
     assert sorted(context for batch in asked for context in batch) == sorted([*contexts, *contexts])  # by two members
+
+
+def test_trust_by_a_context_s_content_is_that_of_generate(monkeypatch):
+    """Contexts without examples: one with content, one without, and one whose shortened form is too long to be read."""
+    said, trust = [], member_weights.MemberWeights
+    monkeypatch.setattr(
+        member_weights, "MemberWeights", lambda config, one, number: said.append(one) or trust(config, one, number)
+    )
+    lm = ensemble([("llama", "byte_level"), ("gpt2", "characters")], AdaFuseConfig.robust())
+    contexts = ["Question: where was she?\nAnswer:", "Question:", "a b\n" * 110 + "what:"]
+    asked = [(context, {"until": [], "max_gen_toks": 2}) for context in contexts]
+    for request in asked:
+        lm.generate_until(requests("generate_until", [request]))
+    found = ensemble_scores.EnsembleScorer(lm.handles, AdaFuseConfig.robust())
+    found._read_contexts(contexts)
+    for one, context in zip(said, contexts, strict=True):
+        divergences = [[each.divergence for each in of_one] for of_one in (one, found._context_evidence[context])]
+        assert divergences[0] == pytest.approx(divergences[1], abs=1e-5, nan_ok=True)
+    assert all(0 < one.divergence < 1 for one in said[0]) and all(math.isnan(one.divergence) for one in said[1])
+    assert math.isnan(said[2][1].divergence)
 
 
 @pytest.mark.parametrize("weighting", ["examples", "prompt"])
