@@ -14,7 +14,9 @@ from hf_adafuse.lab.evaluation.text_readings import read
 from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.trees.model_call import ModelCall
 
-CONFIGS = {"span": AdaFuseConfig(), "robust": AdaFuseConfig.robust()}
+# What a server does not tell, no weights follow from: how far a prompt's content moves the next token.
+ROBUST = AdaFuseConfig.robust().changed({"model_weights": "examples"})
+CONFIGS = {"span": AdaFuseConfig(), "robust": ROBUST}
 TEXTS = ["Once upon a time there was a girl. " * 6, "She", ""]
 
 
