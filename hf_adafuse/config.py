@@ -186,8 +186,8 @@ class AdaFuseConfig:
             return cls._of(with_new_names(named)) if base is None else base.changed(named)
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(
-                f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling. What was 'mixed' is "
-                "'robust'."
+                f"`preset` must be one of {list(PRESETS)}, but is {name!r}. Check the spelling. 'mixed' is gone: "
+                "take 'robust'."
             )
         return cls(**PRESETS[name]).changed(named)
 

@@ -46,10 +46,8 @@ class LocalMember(Member):
         divergences = []
         for index, ids in zip(prompt_indices, read, strict=True):
             own = self.root(index).logits  # as the model gave them: no processor has been here
-            if ids is None or own is None:
-                divergences.append(math.nan)
-            else:
-                divergences.append(content_divergence(own, after[tuple(ids)]))
+            assert own is not None
+            divergences.append(math.nan if ids is None else content_divergence(own, after[tuple(ids)]))
         return divergences
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:

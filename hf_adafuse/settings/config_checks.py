@@ -153,7 +153,7 @@ def _check_weights(weights: Any) -> None:
         names = ", ".join(map(repr, WEIGHTINGS))
         raise ValueError(
             f"`model_weights` must be a list of numbers, or one of {names}, but is {weights!r}. Give one per member. "
-            "What was 'examples_or_prompt' is 'examples_or_content'."
+            "'examples_or_prompt' is gone: take 'examples_or_content'."
         )
     if not weights or not all(_is_number(one) and _LEAST_WEIGHT <= one <= _MOST_WEIGHT for one in weights):
         raise ValueError(
