@@ -70,11 +70,12 @@ class AdaFuseConfig:
             - `"examples"`: members count by how well they predict the answers in a few-shot prompt. An answer is the
               text that follows, in an earlier line, the words with which the prompt ends (`Answer:`). Without examples
               all members count alike, and in chats, where earlier answers are most often the ensemble's own.
-            - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples and is no chat, members count
-              by how far its content moves their next token. The weights are the 12th powers of the Jensen-Shannon
-              divergence, of at most 0.6 bit, between that token's distribution and the one behind the prompt without
-              its content: only the first word of each line, and the last word, are left. Where that divergence is not
-              known of a member, as of one behind a server, all members count alike.
+            - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples, members count by how far its
+              content moves their next token. The weights are the 12th powers of the Jensen-Shannon divergence, of at
+              most 0.6 bit, between that token's distribution and the one behind the prompt without its content. Of a
+              text the first word of each line, and the last word, are left; of a chat the system prompt, and "..." as
+              the user's message. Where that divergence is not known of a member, as of one behind a server, all members
+              count alike.
 
             A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
             the text is that member's own.

@@ -18,8 +18,16 @@ from .processors import PromptProcessors
 from .prompt_content import content_divergence, ids_without_content
 
 
+# So many shortened prompts' logits are kept while further prompts come: chats of one system prompt share theirs.
+_MOST_KEPT = 16
+
+
 class LocalMember(Member):
     """A [`Member`] whose model runs in this process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._logits_after: dict[tuple[int, ...], torch.Tensor] = {}  # by the ids of a shortened prompt
 
     @property
     def device_key(self) -> str:
@@ -30,14 +38,18 @@ class LocalMember(Member):
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
-        shortened = [ids_without_content(self.vocabulary, self._prompts[index]) for index in prompt_indices]
+        prompts = [self._prompts[index] for index in prompt_indices]
+        shortened = [ids_without_content(self.vocabulary, self.chat_turns, ids) for ids in prompts]
         limit = math.inf if self.max_length is None else self.max_length
         read = [ids if ids is not None and len(ids) <= limit else None for ids in shortened]
-        after: dict[tuple[int, ...], torch.Tensor] = {}
+        after = self._logits_after
+        for ids in [*after][: max(len(after) - _MOST_KEPT, 0)]:
+            del after[ids]
         # The prompts have been read, so that the model is set up.
         call = ModelCall(self.model, is_set_up=True)
         try:
-            for rows, logits in next_token_logits(call, self.device, [ids for ids in read if ids is not None]):
+            unread = [ids for ids in read if ids is not None and tuple(ids) not in after]
+            for rows, logits in next_token_logits(call, self.device, unread):
                 after |= dict(zip(rows, logits, strict=True))
                 self.backend.num_forwards += 1
                 self.backend.num_tokens += sum(map(len, rows))

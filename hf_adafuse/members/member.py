@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +19,7 @@ from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import room_in_tree
+from .chat_turn import ChatTurn, chat_turns
 from .ngram_drafts import NgramDrafts
 from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
@@ -58,7 +59,8 @@ class Member(ABC):
     Args:
         name (`str`): its name in errors and traces.
         model (`PreTrainedModel`): the model. Nothing of it is changed.
-        vocabulary (`Vocabulary`): what its tokenizer makes of text.
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        vocabulary (`Vocabulary`): what that makes of text.
         has_main_tokenizer (`bool`): whether that gives the same ids as the main model's tokenizer for every text, so
             that the member takes the main model's ids as they are. `True` for the main model itself.
         eos_ids (`list[int]`): its end-of-sequence ids. A member without any gives the end of the text no probability.
@@ -84,6 +86,7 @@ class Member(ABC):
         self,
         name: str,
         model: Any,
+        tokenizer: Any,
         vocabulary: Vocabulary,
         has_main_tokenizer: bool,
         eos_ids: Iterable[int],
@@ -94,6 +97,7 @@ class Member(ABC):
     ) -> None:
         self.name = name
         self.model = model
+        self.tokenizer = tokenizer
         self.vocabulary = vocabulary
         self.has_main_tokenizer = has_main_tokenizer
         self.eos_ids = sorted(set(eos_ids))
@@ -159,7 +163,7 @@ class Member(ABC):
         )
         pairs = list(zip(prompts, backend.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
-            nlls = [prompt_nll(self.vocabulary, ids, values, weighting) for ids, values in pairs]
+            nlls = [prompt_nll(self.vocabulary, ids, values, weighting, self.chat_turns) for ids, values in pairs]
             unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
             divergences = [math.nan] * len(nlls)
             if weighting == "examples_or_content":
@@ -175,6 +179,11 @@ class Member(ABC):
         """How far the content of each of these prompts, which have been read, moves the member's next token, in bits;
         see [`content_divergence`]. NaN where that is not known."""
         return [math.nan] * len(prompt_indices)
+
+    @cached_property
+    def chat_turns(self) -> list[ChatTurn]:
+        """What its chat template puts around a message."""
+        return chat_turns(self.tokenizer, self.vocabulary)
 
     @property
     def num_active(self) -> int:

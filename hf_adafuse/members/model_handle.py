@@ -215,6 +215,7 @@ class ModelHandle:
         return (LocalMember if self.is_local else ServedMember)(
             name=self.name,
             model=self.model,
+            tokenizer=self.tokenizer,
             vocabulary=self.vocabulary,
             has_main_tokenizer=self.has_main_tokenizer,
             eos_ids=eos_ids,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from .chat_turn import ChatTurn
 from .prompt_nll import is_chat
 from .vocabulary import Vocabulary
 
@@ -56,15 +57,20 @@ def _shortened(line: str, left_out: Sequence[str], end: Sequence[str] = ()) -> s
     return " ".join([line.split()[0], "...", *end]) if left_out else line
 
 
-def ids_without_content(vocabulary: Vocabulary, ids: list[int]) -> list[int] | None:
+def ids_without_content(vocabulary: Vocabulary, turns: Sequence[ChatTurn], ids: list[int]) -> list[int] | None:
     """
     A member's ids of a prompt whose content is left out, with the special tokens that the prompt begins with; `None`
-    where the prompt is a chat, or has no content.
+    where the prompt has no content, or is a chat of another form than those that are known.
 
     Args:
         vocabulary (`Vocabulary`): the member's.
+        turns (`list[ChatTurn]`): what the member's chat template puts around a message.
         ids (`list[int]`): the member's ids of the whole prompt.
     """
+    for turn in turns:
+        without = turn.without_content(ids)
+        if without is not None:
+            return None if without == ids else without
     if is_chat([vocabulary.piece(token) for token in ids], ids, vocabulary.unknown_id):
         return None
     text = vocabulary.prompt_text(ids)

@@ -84,6 +84,10 @@ class Vocabulary:
             piece = self._pieces[token] = self._read_piece(token)
         return piece
 
+    def is_space(self, token: int) -> bool:
+        """Whether a token is white space alone."""
+        return self.piece(token) != b"" and not self.piece(token).strip()
+
     def all_pieces(self) -> list[bytes]:
         """The bytes of every token, by id; empty for special tokens and gaps."""
         size = self.vocab_size or self._ids[-1] + 1

@@ -9,14 +9,18 @@ import random
 
 import pytest
 import torch
+from support.chats import CHATS, LONGER, MARKED, PLAIN, PREFILLED, QUESTION, members, templated
+from support.chats import by_hand as rendered
 from support.hosts import TWO, ensemble
 from support.reference import RefMember
+from support.reference_rules import decode_by_rule
 from support.reference_rules import information as by_hand
 from support.tiny import TOKENIZERS, tiny_model
 
-from hf_adafuse import AdaFuseConfig
+from hf_adafuse import AdaFuseConfig, chat_inputs, enable_adafuse
 from hf_adafuse.decoding import member_weights
 from hf_adafuse.decoding.member_weights import MemberWeights
+from hf_adafuse.members.chat_turn import chat_turns
 from hf_adafuse.members.prompt_content import PromptEvidence, content_divergence, ids_without_content, without_content
 from hf_adafuse.members.vocabulary import Vocabulary
 
@@ -59,7 +63,7 @@ def test_random_prompts_equal_what_is_computed_by_hand(kind):
     for _ in range(60):
         text = "".join(rng.choice(["Q:", " the cat", " tree", "\n", " ", "it was", " A:"]) for _ in range(8))
         ids = tokenizer(text).input_ids
-        expected, shortened = by_hand(slow, ids), ids_without_content(vocabulary, ids)
+        expected, shortened = by_hand(slow, ids), ids_without_content(vocabulary, [], ids)
         assert (expected is None) == (shortened is None)
         if expected is not None:
             logits = [model(torch.tensor([each])).logits[0, -1].detach() for each in (ids, shortened)]
@@ -95,6 +99,7 @@ def test_weights_follow_from_what_all_members_tell():
 )
 def test_each_member_reads_a_shortened_prompt_once(weighting, prompts, num_reads):
     case = ensemble(*TWO, n=4, prompts=prompts, model_weights=weighting)
+    case.max_batch_size = 1  # they come one after the other
     case.models = [copy.deepcopy(model) for model in case.models]
     read = [[], []]
     for model, ids in zip(case.models, read, strict=True):
@@ -142,4 +147,84 @@ def test_a_shortened_prompt_begins_as_the_prompt_does(added):
         tokenizer(text, add_special_tokens=added).input_ids for text in ("Q: the tree is big\nA:", "Q: ...\nA:")
     )
     assert (long[0] == tokenizer.bos_token_id) == added
-    assert ids_without_content(vocabulary, long) == short
+    assert ids_without_content(vocabulary, [], long) == short
+
+
+SYSTEM = [{"role": "system", "content": "she was there"}, *LONGER]
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "expected"),
+    [
+        (MARKED, QUESTION, "<|eot|>user: ...<|end|><|eot|>assistant: "),
+        (MARKED, LONGER, "<|eot|>user: ...<|end|><|eot|>assistant: "),
+        (MARKED, SYSTEM, "<|eot|>system: she was there<|end|><|eot|>user: ...<|end|><|eot|>assistant: "),
+        (MARKED, PREFILLED, "<|eot|>user: ...<|end|><|eot|>assistant: The capital of Peru is"),
+        (PLAIN, QUESTION, "<s>[ask] ... [/ask]"),
+        (PLAIN, LONGER, "<s>[ask] ... [/ask]"),
+        (PLAIN, PREFILLED, "<s>[ask] ... [/ask] The capital of Peru is"),
+    ],
+)
+def test_what_is_left_of_a_chat(template, chat, expected):
+    """The system prompt, "..." as the message, and the beginning of the answer."""
+    tokenizer = templated("byte_level" if template is MARKED else "sentencepiece", template)
+    vocabulary = Vocabulary(tokenizer)
+    turns = chat_turns(tokenizer, vocabulary)
+    continues = chat is PREFILLED
+    text = tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
+    )
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    shortened = ids_without_content(vocabulary, turns, ids)
+    assert shortened == tokenizer(expected, add_special_tokens=False).input_ids
+    assert ids_without_content(vocabulary, turns, shortened) is None  # nothing is left to leave out
+    others = chat_turns(templated("byte_level", PLAIN), vocabulary)
+    assert template is PLAIN or ids_without_content(vocabulary, others, ids) is None  # a chat of another form
+
+
+def test_a_chat_of_a_model_without_a_template():
+    """Its plain rendering is a chat, too: "### User:" stays."""
+    pair = [TOKENIZERS["sentencepiece"](), templated("byte_level", MARKED)]
+    vocabulary, ids = Vocabulary(pair[0]), chat_inputs(LONGER, pair)["input_ids"][0].tolist()
+    expected = pair[0]("### User:\n...\n\n### Assistant:\n").input_ids
+    assert ids_without_content(vocabulary, chat_turns(pair[0], vocabulary), ids) == expected
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
+def test_templates_that_say_nothing_of_turns(template):
+    """Such a member tells nothing of a chat, and all count alike."""
+    tokenizer = templated("byte_level", template)
+    assert chat_turns(tokenizer, Vocabulary(tokenizer)) == []
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("main", ["byte_level", "sentencepiece"])
+def test_chats_equal_the_oracle(main, number):
+    """The weights follow from what a chat moves, as the oracle finds it by the members' templates."""
+    pair, chat = members(main), [*CHATS, SYSTEM, PREFILLED, LONGER[:1]][number]
+    prefill = {"add_generation_prompt": False, "continue_final_message": True} if chat is PREFILLED else {}
+    inputs = rendered(pair, chat, **prefill)
+    config = AdaFuseConfig(max_word_tokens=4, model_weights="examples_or_content")
+    (model, tokenizer), (other, other_tokenizer) = pair
+    output = enable_adafuse(copy.copy(model)).generate(
+        **inputs, assistant_models=[other], assistant_tokenizers=[other_tokenizer], tokenizer=tokenizer,
+        adafuse_config=config, max_new_tokens=10, do_sample=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    prompts = [inputs["input_ids"][0].tolist(), inputs["assistant_inputs"][0]["input_ids"][0].tolist()]
+    slow = [RefMember(*one, eos) for one, eos in zip(pair, ([tokenizer.eos_token_id], [other_tokenizer.eos_token_id]))]
+    assert None not in [by_hand(member, ids) for member, ids in zip(slow, prompts, strict=True)]
+    expected = decode_by_rule(slow, prompts, config, 10)[0]
+    assert output.sequences[0, len(prompts[0]) :].tolist()[: len(expected)] == expected
+
+
+BASE_CHAT = "### User:\nwas there a cat\n\n### Assistant:\na big cat\n\n### User:\nshe was there\n\n### Assistant:\n"
+
+
+@pytest.mark.parametrize("weighting", ["examples_or_content", "examples"])
+def test_a_conversation_of_base_models_has_no_examples(weighting):
+    case = ensemble(*TWO, n=8, prompts=[BASE_CHAT], model_weights=weighting)
+    prompts = case.member_prompts(case.main_ids()[0][0])
+    expected = decode_by_rule(case.ref_members(), prompts, case.config, 8)[0]
+    output = case.fast()
+    assert output.sequences[0, len(prompts[0]) :].tolist()[: len(expected)] == expected
+    assert output.rounds[0][0].weights == [0.5, 0.5]  # these make enough of it

@@ -254,7 +254,7 @@ def prompt_nll(m, ids, weights):
         unknown = [m.tokenizer.unk_token_id] if m.tokenizer.unk_token_id not in others else []
         texts = [token in unknown or m.token_bytes(token) != b"" for token in ids]
         begun = next((i for i, token in enumerate(ids) if m.token_bytes(token)), len(ids))
-        if not all(texts[begun:]):  # of a chat nothing counts
+        if not all(texts[begun:]) or bare_chat(m, list(ids)) is not None:  # of a chat nothing counts
             marks = [False] * len(marks)
     at = len(m.token_bytes(ids[0]))
     m.logits(tuple(ids[:-1]) or tuple(ids))
@@ -268,8 +268,48 @@ def prompt_nll(m, ids, weights):
     return total / size if size else None
 
 
+PLAIN_CHAT = (
+    "{% for m in messages %}### {{ m.role | capitalize }}:\n{{ m.content }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}### Assistant:\n{% endif %}"
+)
+
+
+def bare_chat(m, ids):
+    """The ids of a chat with "..." in place of all its turns, as the member's template writes it; `None` of no chat."""
+    own = {} if m.tokenizer.chat_template else {"chat_template": PLAIN_CHAT}
+    for asked in ({"enable_thinking": False}, {}):
+
+        def render(*texts, asked=asked):
+            turns = [{"role": role, "content": text} for role, text in zip(["user", "assistant", "user"], texts)]
+            options = {"add_generation_prompt": True, "tokenize": False, **own, **asked}
+            return m.tokenizer(
+                m.tokenizer.apply_chat_template(turns, **options), add_special_tokens=bool(own)
+            ).input_ids
+
+        try:
+            one, other, dots, later = render("word"), render("other"), render("..."), render("other", "yes", "word")
+        except Exception:
+            continue
+        before, after = shared(shared(one, other), dots), shared(one[::-1], other[::-1])[::-1]
+        opening = shared(before[::-1], later[: len(before) - len(one)][::-1])[::-1]
+        while after and m.token_bytes(after[0]).isspace():
+            after = after[1:]
+        starts = [at for at in range(len(ids)) if opening and ids[at:][: len(opening)] == opening]
+        ends = [at for at in range(len(ids)) if after and ids[at:][: len(after)] == after]
+        if starts and ends and starts[-1] + len(opening) <= ends[-1]:
+            return ids[: starts[0] + len(opening)] + dots[len(before) :] + ids[ends[-1] + len(after) :]
+    return None
+
+
+def shared(one, other):
+    return [a for at, (a, b) in enumerate(zip(one, other)) if one[: at + 1] == other[: at + 1]]
+
+
 def information(m, ids):
-    """Bits: how far the middle of a prompt's lines moves the next token. `None` of a chat, and where there is none."""
+    """Bits: how far a chat, or the middle of a prompt's lines, moves the next token. `None` where there is neither."""
+    bare = bare_chat(m, list(ids))
+    if bare is not None:
+        return None if bare == list(ids) else divergence(m, ids, bare)
     others = (m.tokenizer.bos_token_id, m.tokenizer.eos_token_id, m.tokenizer.pad_token_id)
     unknown = [m.tokenizer.unk_token_id] if m.tokenizer.unk_token_id not in others else []
     has_text = [token in unknown or m.token_bytes(token) != b"" for token in ids]
@@ -286,7 +326,11 @@ def information(m, ids):
     bare = "\n".join(lines) + end
     if bare == text or not bare:
         return None
-    p, q = (m.logits(tuple(each)).log_softmax(-1).tolist() for each in (ids, m.tokenizer(bare).input_ids))
+    return divergence(m, ids, m.tokenizer(bare).input_ids)
+
+
+def divergence(m, ids, bare):
+    p, q = (m.logits(tuple(each)).log_softmax(-1).tolist() for each in (ids, bare))
     both = [(math.exp(a), math.exp(b)) for a, b in zip(p, q)]
     return sum((x and x * math.log2(2 * x / (x + y))) + (y and y * math.log2(2 * y / (x + y))) for x, y in both) / 2
 

@@ -41,6 +41,7 @@ from ...decoding.strategies.adafuse import AdaFuse
 from ...decoding.strategies.adaptive_spans import AdaptiveSpans
 from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
 from ...decoding.word_splitter import WordSplitter
+from ...members.chat_turn import chat_turns
 from ...members.model_handle import ModelHandle
 from ...members.prompt_content import PromptEvidence, content_divergence, ids_without_content
 from ...members.prompt_nll import prompt_nll
@@ -176,15 +177,16 @@ def context_evidence(
     limit = handle.trained_length or sys.maxsize
     rows = [context_ids(context, handle.tokenizer)[-limit:] for context in contexts]
     readings = read(handle, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
+    turns = chat_turns(handle.tokenizer, handle.vocabulary)
     nlls = [
-        prompt_nll(handle.vocabulary, ids, reading.log_probs, weighting) if ids else math.nan
+        prompt_nll(handle.vocabulary, ids, reading.log_probs, weighting, turns) if ids else math.nan
         for ids, reading in zip(rows, readings, strict=True)
     ]
     if weighting != "examples_or_content" or not handle.is_local:
         return list(map(PromptEvidence, nlls))
     pairs: dict[int, tuple[list[int], list[int]]] = {}
     for row, (ids, nll) in enumerate(zip(rows, nlls, strict=True)):
-        shortened = ids_without_content(handle.vocabulary, ids) if ids and math.isnan(nll) else None
+        shortened = ids_without_content(handle.vocabulary, turns, ids) if ids and math.isnan(nll) else None
         if shortened is not None and len(shortened) <= (handle.max_length or sys.maxsize):
             pairs[row] = ids, shortened
     logits: dict[tuple[int, ...], torch.Tensor] = {}
