@@ -73,8 +73,8 @@ class AdaFuseConfig:
             - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples, members count by how far its
               content moves their next token. The weights are the 12th powers of the Jensen-Shannon divergence, of at
               most 0.6 bit, between that token's distribution and the one behind the prompt without its content. Of a
-              text the first word of each line, and the last word, are left; of a chat the system prompt, and "..." as
-              the user's message. Where that divergence is not known of a member, as of one behind a server, all members
+              text the first word of each line, and the last word, are left; instead of a chat it is one whose only
+              message is "...". Where that divergence is not known of a member, as of one behind a server, all members
               count alike.
 
             A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`

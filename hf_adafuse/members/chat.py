@@ -176,25 +176,6 @@ def rendered_turn(tokenizer: Any, content: str, **variables: Any) -> tuple[str, 
     return str(text), has_template
 
 
-def rendered_ids(tokenizer: Any, messages: Sequence[str], **variables: Any) -> list[int]:
-    """
-    The ids of a chat in which the user and the assistant take turns, with an answer opened behind it.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`), messages (`list[str]`): whose template it is, and the messages; the first
-            and the last one are the user's.
-        variables (*optional*): of the template.
-
-    Raises:
-        ValueError: the template refuses the messages.
-    """
-    tokenizer = fast_interface(tokenizer)
-    options = variables if _template(tokenizer) else {"chat_template": PLAIN_TEMPLATE}
-    roles = ("user", "assistant")
-    chat = [{"role": roles[turn % 2], "content": content} for turn, content in enumerate(messages)]
-    return _render(tokenizer, 0, chat, True, False, options)
-
-
 def takes_system(tokenizers: Sequence[Any]) -> bool:
     """Whether the chat templates of all members take a message of the system's: Gemma's of 2024 refuse it."""
     try:

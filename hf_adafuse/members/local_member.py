@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +18,8 @@ from .member import Member, MemberError
 from .processors import PromptProcessors
 from .prompt_content import content_divergence, ids_without_content
 
-
-# So many shortened prompts' logits are kept while further prompts come: chats of one system prompt share theirs.
-_MOST_KEPT = 16
+# The logits after so many shortened prompts are kept for further prompts: all chats of a member have the same one.
+_MOST_KEPT = 4
 
 
 class LocalMember(Member):
@@ -43,14 +43,12 @@ class LocalMember(Member):
         limit = math.inf if self.max_length is None else self.max_length
         read = [ids if ids is not None and len(ids) <= limit else None for ids in shortened]
         after = self._logits_after
-        for ids in [*after][: max(len(after) - _MOST_KEPT, 0)]:
-            del after[ids]
+        unread = [ids for ids in read if ids is not None and tuple(ids) not in after]
         # The prompts have been read, so that the model is set up.
         call = ModelCall(self.model, is_set_up=True)
         try:
-            unread = [ids for ids in read if ids is not None and tuple(ids) not in after]
             for rows, logits in next_token_logits(call, self.device, unread):
-                after |= dict(zip(rows, logits, strict=True))
+                after |= {ids: row.clone() for ids, row in zip(rows, logits, strict=True)}
                 self.backend.num_forwards += 1
                 self.backend.num_tokens += sum(map(len, rows))
         except ForwardError as error:
@@ -60,6 +58,8 @@ class LocalMember(Member):
             own = self.root(index).logits  # as the model gave them: no processor has been here
             assert own is not None
             divergences.append(math.nan if ids is None else content_divergence(own, after[tuple(ids)]))
+        last_used = dict.fromkeys([tuple(ids) for ids in read if ids is not None] + [*after])
+        self._logits_after = {ids: after[ids] for ids in itertools.islice(last_used, _MOST_KEPT)}
         return divergences
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:

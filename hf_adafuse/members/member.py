@@ -19,7 +19,7 @@ from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import room_in_tree
-from .chat_turn import ChatTurn, chat_turns
+from .chat_turn import ChatTurn, chat_like, chat_turns
 from .ngram_drafts import NgramDrafts
 from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
@@ -163,14 +163,19 @@ class Member(ABC):
         )
         pairs = list(zip(prompts, backend.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
-            nlls = [prompt_nll(self.vocabulary, ids, values, weighting, self.chat_turns) for ids, values in pairs]
+            turns = self.chat_turns if weighting.startswith("examples") else []
+            are_chats = [chat_like(ids, turns) is not None for ids in prompts]
+            nlls = [
+                prompt_nll(self.vocabulary, *pair, weighting, is_known_chat)
+                for pair, is_known_chat in zip(pairs, are_chats, strict=True)
+            ]
             unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
             divergences = [math.nan] * len(nlls)
             if weighting == "examples_or_content":
                 found = self._content_divergences([first + row for row in unknown])
                 for row, divergence in zip(unknown, found, strict=True):
                     divergences[row] = divergence
-            self.prompt_evidence += map(PromptEvidence, nlls, divergences)
+            self.prompt_evidence += map(PromptEvidence, nlls, divergences, are_chats)
         if self._with_facts:
             nll = partial(prompt_nll, self.vocabulary)
             self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
@@ -182,7 +187,7 @@ class Member(ABC):
 
     @cached_property
     def chat_turns(self) -> list[ChatTurn]:
-        """What its chat template puts around a message."""
+        """How chats end under its template."""
         return chat_turns(self.tokenizer, self.vocabulary)
 
     @property

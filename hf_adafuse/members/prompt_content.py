@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .chat_turn import ChatTurn
+from .chat_turn import ChatTurn, chat_like
 from .prompt_nll import is_chat
 from .vocabulary import Vocabulary
 
@@ -26,10 +26,12 @@ class PromptEvidence(NamedTuple):
             where there is no such text.
         divergence (`float`): how far the prompt's content moves the member's next token, in bits; see
             [`content_divergence`]. NaN where it was not asked for, or is not known.
+        is_chat (`bool`): whether the prompt ends as the chats of its template do.
     """
 
     nll: float = math.nan
     divergence: float = math.nan
+    is_chat: bool = False
 
 
 def without_content(text: str) -> str:
@@ -59,18 +61,20 @@ def _shortened(line: str, left_out: Sequence[str], end: Sequence[str] = ()) -> s
 
 def ids_without_content(vocabulary: Vocabulary, turns: Sequence[ChatTurn], ids: list[int]) -> list[int] | None:
     """
-    A member's ids of a prompt whose content is left out, with the special tokens that the prompt begins with; `None`
-    where the prompt has no content, or is a chat of another form than those that are known.
+    A member's ids of a prompt whose content is left out. `None` where the prompt has none, or has special tokens behind
+    its beginning and does not end as chats do: where an answer is begun in it, say.
+
+    Of a chat that is one with the message `"..."`: nothing that was said is left, not even by a system prompt. Of
+    another text it is [`without_content`], with the special tokens that the prompt begins with.
 
     Args:
         vocabulary (`Vocabulary`): the member's.
-        turns (`list[ChatTurn]`): what the member's chat template puts around a message.
+        turns (`list[ChatTurn]`): how chats end under the member's template.
         ids (`list[int]`): the member's ids of the whole prompt.
     """
-    for turn in turns:
-        without = turn.without_content(ids)
-        if without is not None:
-            return None if without == ids else without
+    turn = chat_like(ids, turns)
+    if turn is not None:
+        return None if ids == turn.empty_chat else turn.empty_chat
     if is_chat([vocabulary.piece(token) for token in ids], ids, vocabulary.unknown_id):
         return None
     text = vocabulary.prompt_text(ids)

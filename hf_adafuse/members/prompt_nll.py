@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from .chat_turn import ChatTurn
 from .vocabulary import Vocabulary
 
 
@@ -18,7 +17,7 @@ def prompt_nll(
     ids: list[int],
     log_probs: list[float],
     weighting: str,
-    turns: Sequence[ChatTurn] = (),
+    is_known_chat: bool = False,
 ) -> float:
     """
     The NLL of a prompt's text in nats per byte, without special tokens, or of the answers in it; NaN where there is no
@@ -35,7 +34,8 @@ def prompt_nll(
             - `"examples"` or `"examples_or_content"`: those of the answers of its worked examples. A chat has none:
               earlier answers in it are most often the ensemble's own.
             - `"question"`: those after its last empty line; all where it has no empty line.
-        turns (`list[ChatTurn]`, *optional*): by what else than special tokens a chat is known.
+        is_known_chat (`bool`, *optional*, defaults to `False`): whether the prompt is a chat. One with special tokens
+            behind its beginning is one anyway.
     """
     pieces = [vocabulary.piece(token) for token in ids]
     ends = list(itertools.accumulate(map(len, pieces)))
@@ -43,7 +43,6 @@ def prompt_nll(
     start = _question_start(text) if weighting == "question" else 0
     spans = [(start, ends[-1])]
     if weighting in ("examples", "examples_or_content"):
-        is_known_chat = any(turn.without_content(ids) is not None for turn in turns)
         spans = [] if is_known_chat or is_chat(pieces, ids, vocabulary.unknown_id) else answer_spans(text)
     first = len(ids) - len(log_probs)
     read = [

@@ -130,9 +130,9 @@ class RatingPrompts:
 def question_of(tokenizer: Any, vocabulary: Vocabulary, text: str) -> str:
     """What a prompt asks: the text of a single turn without what the chat template has put around it (`"user\\nWho
     wrote Faust?\\nassistant\\n"` is `"Who wrote Faust?"`), any other text as it is."""
-    for variables in ({"enable_thinking": False}, {}):
+    for thinks in (False, True):
         try:
-            turn, has_template = rendered_turn(tokenizer, _PROBE, **variables)
+            turn, has_template = rendered_turn(tokenizer, _PROBE, enable_thinking=thinks)
         except ValueError:
             return text
         shown = vocabulary.prompt_text(encode_marks(tokenizer, turn)) if has_template else turn

@@ -17,7 +17,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from ..trees.model_facts import cached_while_unchanged
-from .mistral_tokenizers import MistralTokenizer, fast_interface
+from .mistral_tokenizers import MistralTokenizer, encode_marks, fast_interface
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Texts before which a span is put to be encoded, so that a tokenizer treats it as a continuation and not as the start
@@ -150,6 +150,11 @@ class Vocabulary:
         """
         ids = self._with_special_tokens(text)
         return ids[: len(ids) - self._count_appended(text, ids)]
+
+    def encode_marks(self, text: str) -> list[int]:
+        """The ids of a text in which special tokens are spelled out; no beginning or end of a sequence is added."""
+        with _ENCODING:
+            return encode_marks(self.tokenizer, text)
 
     def num_appended(self, text: str) -> int:
         """How many special tokens the tokenizer puts behind a text that is to go on, which [`encode_prompt`] omits."""

@@ -9,7 +9,7 @@ import random
 
 import pytest
 import torch
-from support.chats import CHATS, LONGER, MARKED, PLAIN, PREFILLED, QUESTION, members, templated
+from support.chats import CHATS, LONGER, MARKED, PLAIN, QUESTION, members, templated
 from support.chats import by_hand as rendered
 from support.hosts import TWO, ensemble
 from support.reference import RefMember
@@ -85,6 +85,7 @@ def test_weights_follow_from_what_all_members_tell():
     assert weights((nan, 0.9), (nan, 0.0)) == pytest.approx([1.0, (0.001 / 0.6) ** 12])
     assert weights((nan, 0.8), (nan, nan)) == [1.0, 1.0]  # one does not tell
     assert weights((1.0, nan), (nan, 0.4)) == [1.0, 1.0]  # one found examples where the other found none
+    assert weights((nan, 0.5, True), (nan, 0.2, False)) == [1.0, 1.0]  # a chat for one of them only
     assert weights((1.0, 0.9), (2.0, 0.4), prompt_sharpness=3.0) == pytest.approx([1.0, math.exp(-3)])
 
 
@@ -151,46 +152,71 @@ def test_a_shortened_prompt_begins_as_the_prompt_does(added):
 
 
 SYSTEM = [{"role": "system", "content": "she was there"}, *LONGER]
+SPACED = [{"role": "user", "content": "\n the cat \n"}]
 
 
-@pytest.mark.parametrize(
-    ("template", "chat", "expected"),
-    [
-        (MARKED, QUESTION, "<|eot|>user: ...<|end|><|eot|>assistant: "),
-        (MARKED, LONGER, "<|eot|>user: ...<|end|><|eot|>assistant: "),
-        (MARKED, SYSTEM, "<|eot|>system: she was there<|end|><|eot|>user: ...<|end|><|eot|>assistant: "),
-        (MARKED, PREFILLED, "<|eot|>user: ...<|end|><|eot|>assistant: The capital of Peru is"),
-        (PLAIN, QUESTION, "<s>[ask] ... [/ask]"),
-        (PLAIN, LONGER, "<s>[ask] ... [/ask]"),
-        (PLAIN, PREFILLED, "<s>[ask] ... [/ask] The capital of Peru is"),
-    ],
-)
-def test_what_is_left_of_a_chat(template, chat, expected):
-    """The system prompt, "..." as the message, and the beginning of the answer."""
-    tokenizer = templated("byte_level" if template is MARKED else "sentencepiece", template)
+@pytest.mark.parametrize("chat", [QUESTION, LONGER, SYSTEM, SPACED])
+@pytest.mark.parametrize("template", [MARKED, PLAIN])
+def test_what_is_left_of_a_chat(template, chat):
+    """Nothing that was said, by whomsoever."""
+    if template == PLAIN and chat == SYSTEM:
+        chat = LONGER  # it has no message of the system's
+    tokenizer = templated("byte_level" if template == MARKED else "sentencepiece", template)
     vocabulary = Vocabulary(tokenizer)
     turns = chat_turns(tokenizer, vocabulary)
-    continues = chat is PREFILLED
-    text = tokenizer.apply_chat_template(
-        chat, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
+    ids, empty = (
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        for messages in (chat, [{"role": "user", "content": "..."}])
     )
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    shortened = ids_without_content(vocabulary, turns, ids)
-    assert shortened == tokenizer(expected, add_special_tokens=False).input_ids
-    assert ids_without_content(vocabulary, turns, shortened) is None  # nothing is left to leave out
-    others = chat_turns(templated("byte_level", PLAIN), vocabulary)
-    assert template is PLAIN or ids_without_content(vocabulary, others, ids) is None  # a chat of another form
+    assert ids_without_content(vocabulary, turns, ids) == empty
+    assert ids_without_content(vocabulary, turns, empty) is None
+    begun = ids + tokenizer(" it was", add_special_tokens=False).input_ids
+    if template == MARKED:
+        assert ids_without_content(vocabulary, turns, begun) is None  # what is begun says more of the next token
 
 
-def test_a_chat_of_a_model_without_a_template():
-    """Its plain rendering is a chat, too: "### User:" stays."""
+def test_a_chat_of_another_template_tells_nothing():
+    tokenizer, other = templated("byte_level", MARKED), templated("byte_level", PLAIN)
+    vocabulary = Vocabulary(tokenizer)
+    ids = tokenizer.apply_chat_template(LONGER, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert ids_without_content(vocabulary, chat_turns(other, vocabulary), ids) is None
+
+
+@pytest.mark.parametrize("chat", [QUESTION, LONGER, SYSTEM, SPACED])
+def test_a_chat_of_a_model_without_a_template(chat):
+    """Its plain rendering is a chat, too."""
     pair = [TOKENIZERS["sentencepiece"](), templated("byte_level", MARKED)]
-    vocabulary, ids = Vocabulary(pair[0]), chat_inputs(LONGER, pair)["input_ids"][0].tolist()
+    vocabulary, ids = Vocabulary(pair[0]), chat_inputs(chat, pair)["input_ids"][0].tolist()
     expected = pair[0]("### User:\n...\n\n### Assistant:\n").input_ids
     assert ids_without_content(vocabulary, chat_turns(pair[0], vocabulary), ids) == expected
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
+def test_chats_without_and_with_thoughts_end_differently():
+    """As Qwen3's: an empty thought stands where the model is not to think."""
+    template = MARKED.replace("assistant: {%", "assistant: {% if not enable_thinking %}<think></think>{% endif %}{%")
+    tokenizer = templated("byte_level", template)
+    vocabulary, turns = Vocabulary(tokenizer), chat_turns(tokenizer, Vocabulary(tokenizer))
+    for thinks in (False, True):
+        ids, empty = (
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=True, enable_thinking=thinks
+            )["input_ids"]
+            for messages in (LONGER, [{"role": "user", "content": "..."}])
+        )
+        assert ids_without_content(vocabulary, turns, ids) == empty
+    thought = ids + tokenizer("<think>a cat</think>", add_special_tokens=False).input_ids
+    assert ids_without_content(vocabulary, turns, thought) is None
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content }}",
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{{ bos_token }}[ask]{% for part in messages[0].content %}{{ part.text }}{% endfor %}[/ask]",  # no texts
+    ],
+)
 def test_templates_that_say_nothing_of_turns(template):
     """Such a member tells nothing of a chat, and all count alike."""
     tokenizer = templated("byte_level", template)
@@ -201,9 +227,8 @@ def test_templates_that_say_nothing_of_turns(template):
 @pytest.mark.parametrize("main", ["byte_level", "sentencepiece"])
 def test_chats_equal_the_oracle(main, number):
     """The weights follow from what a chat moves, as the oracle finds it by the members' templates."""
-    pair, chat = members(main), [*CHATS, SYSTEM, PREFILLED, LONGER[:1]][number]
-    prefill = {"add_generation_prompt": False, "continue_final_message": True} if chat is PREFILLED else {}
-    inputs = rendered(pair, chat, **prefill)
+    pair, chat = members(main), [*CHATS, SYSTEM, SPACED, LONGER[:1]][number]
+    inputs = rendered(pair, chat)
     config = AdaFuseConfig(max_word_tokens=4, model_weights="examples_or_content")
     (model, tokenizer), (other, other_tokenizer) = pair
     output = enable_adafuse(copy.copy(model)).generate(

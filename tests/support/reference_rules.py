@@ -275,38 +275,24 @@ PLAIN_CHAT = (
 
 
 def bare_chat(m, ids):
-    """The ids of a chat with "..." in place of all its turns, as the member's template writes it; `None` of no chat."""
+    """The ids of a chat that says "..." and nothing else, where `ids` are a chat by their end; else `None`."""
     own = {} if m.tokenizer.chat_template else {"chat_template": PLAIN_CHAT}
-    for asked in ({"enable_thinking": False}, {}):
-
-        def render(*texts, asked=asked):
-            turns = [{"role": role, "content": text} for role, text in zip(["user", "assistant", "user"], texts)]
-            options = {"add_generation_prompt": True, "tokenize": False, **own, **asked}
-            return m.tokenizer(
-                m.tokenizer.apply_chat_template(turns, **options), add_special_tokens=bool(own)
-            ).input_ids
-
+    whole = m.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    for thinks in (False, True):
+        options = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": thinks, **own}
         try:
-            one, other, dots, later = render("word"), render("other"), render("..."), render("other", "yes", "word")
+            text = m.tokenizer.apply_chat_template([{"role": "user", "content": "..."}], **options)
         except Exception:
             continue
-        before, after = shared(shared(one, other), dots), shared(one[::-1], other[::-1])[::-1]
-        opening = shared(before[::-1], later[: len(before) - len(one)][::-1])[::-1]
-        while after and m.token_bytes(after[0]).isspace():
-            after = after[1:]
-        starts = [at for at in range(len(ids)) if opening and ids[at:][: len(opening)] == opening]
-        ends = [at for at in range(len(ids)) if after and ids[at:][: len(after)] == after]
-        if starts and ends and starts[-1] + len(opening) <= ends[-1]:
-            return ids[: starts[0] + len(opening)] + dots[len(before) :] + ids[ends[-1] + len(after) :]
+        bare = m.tokenizer(text, add_special_tokens=bool(own)).input_ids
+        end = m.tokenizer.decode(bare, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if text.partition("...")[2].strip() and whole.endswith(end.rpartition("...")[2].lstrip()):
+            return bare
     return None
 
 
-def shared(one, other):
-    return [a for at, (a, b) in enumerate(zip(one, other)) if one[: at + 1] == other[: at + 1]]
-
-
 def information(m, ids):
-    """Bits: how far a chat, or the middle of a prompt's lines, moves the next token. `None` where there is neither."""
+    """Bits: how far what a chat says, or the middle of a prompt's lines, moves the next token; `None` without these."""
     bare = bare_chat(m, list(ids))
     if bare is not None:
         return None if bare == list(ids) else divergence(m, ids, bare)

@@ -41,7 +41,7 @@ from ...decoding.strategies.adafuse import AdaFuse
 from ...decoding.strategies.adaptive_spans import AdaptiveSpans
 from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
 from ...decoding.word_splitter import WordSplitter
-from ...members.chat_turn import chat_turns
+from ...members.chat_turn import chat_like, chat_turns
 from ...members.model_handle import ModelHandle
 from ...members.prompt_content import PromptEvidence, content_divergence, ids_without_content
 from ...members.prompt_nll import prompt_nll
@@ -177,10 +177,11 @@ def context_evidence(
     limit = handle.trained_length or sys.maxsize
     rows = [context_ids(context, handle.tokenizer)[-limit:] for context in contexts]
     readings = read(handle, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
-    turns = chat_turns(handle.tokenizer, handle.vocabulary)
+    turns = chat_turns(handle.tokenizer, handle.vocabulary) if weighting.startswith("examples") else []
+    are_chats = [chat_like(ids, turns) is not None for ids in rows]
     nlls = [
-        prompt_nll(handle.vocabulary, ids, reading.log_probs, weighting, turns) if ids else math.nan
-        for ids, reading in zip(rows, readings, strict=True)
+        prompt_nll(handle.vocabulary, ids, reading.log_probs, weighting, is_known_chat) if ids else math.nan
+        for ids, reading, is_known_chat in zip(rows, readings, are_chats, strict=True)
     ]
     if weighting != "examples_or_content" or not handle.is_local:
         return list(map(PromptEvidence, nlls))
@@ -195,7 +196,7 @@ def context_evidence(
     divergences = [math.nan] * len(rows)
     for row, pair in pairs.items():
         divergences[row] = content_divergence(*(logits[tuple(ids)] for ids in pair))
-    return list(map(PromptEvidence, nlls, divergences))
+    return list(map(PromptEvidence, nlls, divergences, are_chats))
 
 
 def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:
