@@ -181,7 +181,7 @@ class Member(ABC):
             self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
 
     def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
-        """How far the content of each of these prompts, which have been read, moves the member's next token, in bits;
+        """How far the content of each of these prompts, which have been read, moves the member's next token, in nats;
         see [`content_divergence`]. NaN where that is not known."""
         return [math.nan] * len(prompt_indices)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.distributions import Categorical, kl_divergence
 
 from .chat_turn import ChatTurn, chat_like
 from .prompt_nll import is_chat
@@ -24,7 +25,7 @@ class PromptEvidence(NamedTuple):
     Attributes:
         nll (`float`): the member's NLL (nats per byte) of the prompt, or of the answers in it; see [`prompt_nll`]. NaN
             where there is no such text.
-        divergence (`float`): how far the prompt's content moves the member's next token, in bits; see
+        divergence (`float`): how far the prompt's content moves the member's next token, in nats; see
             [`content_divergence`]. NaN where it was not asked for, or is not known.
         is_chat (`bool`): whether the prompt ends as the chats of its template do.
     """
@@ -91,15 +92,16 @@ def _text_start(vocabulary: Vocabulary, ids: list[int]) -> int:
 
 def content_divergence(logits: torch.Tensor, logits_without_content: torch.Tensor) -> float:
     """
-    How far a prompt's content moves the next token: the Jensen-Shannon divergence, in bits, between a member's
-    next-token distributions behind the prompt and behind the prompt without its content. It is from 0, where both are
-    the same, to 1, where one can tell from every token which of the two prompts was before it. How much of an input a
-    model uses is measured in this way by Ethayarajh et al. (arXiv 2110.08420), with another divergence.
+    How far a prompt's content moves the next token: the Kullback-Leibler divergence, in nats, of a member's next-token
+    distribution behind the prompt from the one behind the prompt without its content. It is 0 where both are the same,
+    and infinite where a token is possible behind the prompt only. It is the mean, over the tokens that the member
+    expects, of the pointwise V-information of Ethayarajh et al. (arXiv 2110.08420).
 
     Args:
         logits, logits_without_content (`torch.Tensor` of shape `(vocab_size,)`): behind both, as the model gives them.
     """
-    found = logits.double().softmax(-1)
-    other = logits_without_content.to(found.device).double().softmax(-1)
-    entropies = [torch.special.entr(each).sum() for each in ((found + other) / 2, found, other)]
-    return min(max(float(entropies[0] - (entropies[1] + entropies[2]) / 2) / math.log(2), 0.0), 1.0)
+    found, other = (
+        Categorical(logits=each.to(logits.device).double(), validate_args=False)
+        for each in (logits, logits_without_content)
+    )
+    return max(float(kl_divergence(found, other)), 0.0)

@@ -49,11 +49,11 @@ def test_what_is_left_of_a_prompt(text, expected):
 
 
 def test_the_divergence_is_that_of_a_coin():
-    """Half of the tokens tell which prompt was before, the other half nothing: half a bit."""
-    scores = torch.tensor([[0.0, 0.0, -math.inf], [0.0, -math.inf, 0.0]])
-    assert content_divergence(scores[0], scores[1]) == pytest.approx(0.5)
-    assert content_divergence(scores[0], scores[0] + 3) == 0.0  # logits are known but for a constant
-    assert content_divergence(torch.tensor([0.0, -math.inf]), torch.tensor([-math.inf, 0.0])) == 1.0
+    """Of two tokens that were equally likely one is left: the logarithm of 2."""
+    both, one = torch.tensor([0.0, 0.0, -math.inf]), torch.tensor([0.0, -math.inf, -math.inf])
+    assert content_divergence(one, both) == pytest.approx(math.log(2))
+    assert content_divergence(both, both + 3) == pytest.approx(0.0, abs=1e-12)  # logits are known but for a constant
+    assert content_divergence(both, one) == math.inf
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "characters"])
@@ -67,7 +67,7 @@ def test_random_prompts_equal_what_is_computed_by_hand(kind):
         assert (expected is None) == (shortened is None)
         if expected is not None:
             logits = [model(torch.tensor([each])).logits[0, -1].detach() for each in (ids, shortened)]
-            assert content_divergence(*logits) == pytest.approx(expected, abs=1e-6)
+            assert content_divergence(*logits) == pytest.approx(expected, rel=1e-6)
             num_found += 1
     assert num_found > 20
 
@@ -80,9 +80,10 @@ def weights(*evidence, **config):
 
 def test_weights_follow_from_what_all_members_tell():
     nan = math.nan
-    assert weights((nan, 0.5), (nan, 0.25)) == pytest.approx([1.0, 0.5**12])
-    assert weights((nan, 0.61), (nan, 0.99)) == [1.0, 1.0]  # both make enough of it
-    assert weights((nan, 0.9), (nan, 0.0)) == pytest.approx([1.0, (0.001 / 0.6) ** 12])
+    assert weights((nan, 2.0), (nan, 1.0)) == pytest.approx([1.0, 0.5**12])
+    assert weights((nan, 6.0), (nan, 4.0), (nan, 1.5)) == pytest.approx([1.0, (4 / 6) ** 2, (3 / 6) ** 2 * 0.5**12])
+    assert weights((nan, 8.1), (nan, math.inf)) == [1.0, 1.0]  # both make enough of it
+    assert weights((nan, 9.0), (nan, 0.0)) == pytest.approx([1.0, (3 / 8) ** 2 * (0.001 / 3) ** 12])
     assert weights((nan, 0.8), (nan, nan)) == [1.0, 1.0]  # one does not tell
     assert weights((1.0, nan), (nan, 0.4)) == [1.0, 1.0]  # one found examples where the other found none
     assert weights((nan, 0.5, True), (nan, 0.2, False)) == [1.0, 1.0]  # a chat for one of them only
@@ -128,7 +129,7 @@ def test_processors_do_not_change_whom_the_content_moves(monkeypatch):
     case.fast()
     allowed = case.tokenizers[0](" the", add_special_tokens=False).input_ids[0]
     case.fast(suppress_tokens=[token for token in range(len(case.tokenizers[0])) if token != allowed])
-    assert found[0] == found[1] and 0 < found[0][0].divergence < 1
+    assert found[0] == found[1] and 0 < found[0][0].divergence < math.inf
 
 
 def test_nobody_reads_more_where_nothing_follows_from_it():

@@ -292,7 +292,7 @@ def bare_chat(m, ids):
 
 
 def information(m, ids):
-    """Bits: how far what a chat says, or the middle of a prompt's lines, moves the next token; `None` without these."""
+    """Nats: how far what a chat says, or the middle of a prompt's lines, moves the next token; `None` without these."""
     bare = bare_chat(m, list(ids))
     if bare is not None:
         return None if bare == list(ids) else divergence(m, ids, bare)
@@ -316,9 +316,8 @@ def information(m, ids):
 
 
 def divergence(m, ids, bare):
-    p, q = (m.logits(tuple(each)).log_softmax(-1).tolist() for each in (ids, bare))
-    both = [(math.exp(a), math.exp(b)) for a, b in zip(p, q)]
-    return sum((x and x * math.log2(2 * x / (x + y))) + (y and y * math.log2(2 * y / (x + y))) for x, y in both) / 2
+    p, q = (m.logits(tuple(each)).double().log_softmax(-1).tolist() for each in (ids, bare))
+    return sum(math.exp(a) * (a - b) for a, b in zip(p, q))
 
 
 def certain_words(m, prefix, config):
@@ -350,7 +349,9 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
             logs = [-config.prompt_sharpness * nll for nll in nlls]
         elif config.model_weights == "examples_or_content" and all(nll is None for nll in nlls):
             told = [information(m, ids) for m, ids in zip(members, prompts)]
-            logs = logs if None in told else [12 * math.log(min(max(value, 0.001), 0.6)) for value in told]
+            logs = (
+                logs if None in told else [math.log(min(max(v, 0.001), 3) ** 12 * max(min(v, 8), 3) ** 2) for v in told]
+            )
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:
