@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from ..config import AdaFuseConfig
 from ..members.prompt_content import PromptEvidence
 
-# By the measurements of docs/quality.md, in nats: below the first a member makes nothing of a prompt's content, below
-# the second little, from the last one on enough.
-_NOTHING, _LITTLE, _ENOUGH = 1e-3, 3.0, 8.0
-_POWER_BELOW, _POWER_ABOVE = 12, 2  # of the divergence, below and above `_LITTLE`
+# By the measurements of docs/quality.md. In nats: members for which it is more all make enough of the prompt.
+_ENOUGH_DIVERGENCE = 4.0
+_DIVERGENCE_POWER = 8.0
+# In nats: a member for which it is less makes nothing of the prompt.
+_LEAST_DIVERGENCE = 1e-3
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -31,9 +32,8 @@ class MemberWeights:
         prompt_evidence (`list[PromptEvidence]`): per member, what the prompt says about it. Used where `model_weights`
             is a name like `"prompt"`. Where all members have an NLL, the weights are the softmax of minus these NLLs
             times `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). Else, where all have a
-            divergence, of chats or of other texts, the weights grow with its 12th power up to 3 nats,
-            from there to 8 nats with its square (this project).
-            Else all members count alike.
+            divergence, of chats or of other texts, the weights are its 8th powers, of at most 4 nats (this
+            project). Else all members count alike.
         num_members (`int`): the number of members.
     """
 
@@ -78,14 +78,9 @@ def _log_weights(prompt_evidence: Sequence[PromptEvidence], sharpness: float) ->
         return [-sharpness * one.nll for one in prompt_evidence]
     is_of_one_kind = len({one.is_chat for one in prompt_evidence}) == 1  # else divergences cannot be compared
     if is_of_one_kind and not any(math.isnan(one.divergence) for one in prompt_evidence):
-        return [_log_weight(one.divergence) for one in prompt_evidence]
+        bounded = [min(max(one.divergence, _LEAST_DIVERGENCE), _ENOUGH_DIVERGENCE) for one in prompt_evidence]
+        return [_DIVERGENCE_POWER * math.log(nats) for nats in bounded]
     return [0.0] * len(prompt_evidence)
-
-
-def _log_weight(divergence: float) -> float:
-    below = min(max(divergence, _NOTHING), _LITTLE)
-    above = min(max(divergence, _LITTLE), _ENOUGH)
-    return _POWER_BELOW * math.log(below / _LITTLE) + _POWER_ABOVE * math.log(above / _LITTLE)
 
 
 class PromptWeights:

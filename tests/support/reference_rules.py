@@ -349,9 +349,8 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
             logs = [-config.prompt_sharpness * nll for nll in nlls]
         elif config.model_weights == "examples_or_content" and all(nll is None for nll in nlls):
             told = [information(m, ids) for m, ids in zip(members, prompts)]
-            logs = (
-                logs if None in told else [math.log(min(max(v, 0.001), 3) ** 12 * max(min(v, 8), 3) ** 2) for v in told]
-            )
+            if None not in told and len({bare_chat(m, list(ids)) is None for m, ids in zip(members, prompts)}) == 1:
+                logs = [8 * math.log(min(max(value, 0.001), 4)) for value in told]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:
