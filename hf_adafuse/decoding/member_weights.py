@@ -32,8 +32,8 @@ class MemberWeights:
         prompt_evidence (`list[PromptEvidence]`): per member, what the prompt says about it. Used where `model_weights`
             is a name like `"prompt"`. Where all members have an NLL, the weights are the softmax of minus these NLLs
             times `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). Else, where all have a
-            divergence, of chats or of other texts, the weights are its 8th powers, of at most 4 nats (this
-            project). Else all members count alike.
+            divergence, and the prompt is a chat for all or for none, the weights are its 8th powers, of at most 4 nats
+            (this project). Else all members count alike.
         num_members (`int`): the number of members.
     """
 
@@ -76,7 +76,7 @@ class MemberWeights:
 def _log_weights(prompt_evidence: Sequence[PromptEvidence], sharpness: float) -> list[float]:
     if not any(math.isnan(one.nll) for one in prompt_evidence):
         return [-sharpness * one.nll for one in prompt_evidence]
-    is_of_one_kind = len({one.is_chat for one in prompt_evidence}) == 1  # else divergences cannot be compared
+    is_of_one_kind = len({one.ends_as_chat for one in prompt_evidence}) == 1  # else divergences cannot be compared
     if is_of_one_kind and not any(math.isnan(one.divergence) for one in prompt_evidence):
         bounded = [min(max(one.divergence, _LEAST_DIVERGENCE), _ENOUGH_DIVERGENCE) for one in prompt_evidence]
         return [_DIVERGENCE_POWER * math.log(nats) for nats in bounded]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch.distributions import Categorical, kl_divergence
 
 from .chat_turn import ChatTurn, chat_like
 from .prompt_nll import is_chat
@@ -27,12 +26,12 @@ class PromptEvidence(NamedTuple):
             where there is no such text.
         divergence (`float`): how far the prompt's content moves the member's next token, in nats; see
             [`content_divergence`]. NaN where it was not asked for, or is not known.
-        is_chat (`bool`): whether the prompt ends as the chats of its template do.
+        ends_as_chat (`bool`): whether the prompt ends as chats do under the member's template.
     """
 
     nll: float = math.nan
     divergence: float = math.nan
-    is_chat: bool = False
+    ends_as_chat: bool = False
 
 
 def without_content(text: str) -> str:
@@ -100,8 +99,7 @@ def content_divergence(logits: torch.Tensor, logits_without_content: torch.Tenso
     Args:
         logits, logits_without_content (`torch.Tensor` of shape `(vocab_size,)`): behind both, as the model gives them.
     """
-    found, other = (
-        Categorical(logits=each.to(logits.device).double(), validate_args=False)
-        for each in (logits, logits_without_content)
-    )
-    return max(float(kl_divergence(found, other)), 0.0)
+    found, other = (each.to(logits.device).double().log_softmax(-1) for each in (logits, logits_without_content))
+    probabilities = found.exp()
+    terms = torch.where(probabilities > 0, probabilities * (found - other), 0.0)
+    return max(float(terms.sum()), 0.0)

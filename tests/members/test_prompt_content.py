@@ -20,7 +20,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from hf_adafuse import AdaFuseConfig, chat_inputs, enable_adafuse
 from hf_adafuse.decoding import member_weights
 from hf_adafuse.decoding.member_weights import MemberWeights
-from hf_adafuse.members.chat_turn import chat_turns
+from hf_adafuse.members.chat_turn import chat_like, chat_turns
 from hf_adafuse.members.prompt_content import PromptEvidence, content_divergence, ids_without_content, without_content
 from hf_adafuse.members.vocabulary import Vocabulary
 
@@ -54,6 +54,7 @@ def test_the_divergence_is_that_of_a_coin():
     assert content_divergence(one, both) == pytest.approx(math.log(2))
     assert content_divergence(both, both + 3) == pytest.approx(0.0, abs=1e-12)  # logits are known but for a constant
     assert content_divergence(both, one) == math.inf
+    assert content_divergence(torch.tensor([0.0, -740.0]), torch.tensor([0.0, -800.0])) == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "characters"])
@@ -204,6 +205,11 @@ def test_chats_without_and_with_thoughts_end_differently():
             for messages in (LONGER, [{"role": "user", "content": "..."}])
         )
         assert ids_without_content(vocabulary, turns, ids) == empty
+    asked = tokenizer.apply_chat_template(
+        LONGER, add_generation_prompt=True, return_dict=True, chat_template="[think]" + MARKED
+    )["input_ids"]
+    other = [turns[0], turns[1]._replace(empty_chat=tokenizer("[think]").input_ids + turns[1].empty_chat)]
+    assert chat_like(asked, [turns[1], other[1]]) == other[1]  # of two that end alike
     thought = ids + tokenizer("<think>a cat</think>", add_special_tokens=False).input_ids
     assert ids_without_content(vocabulary, turns, thought) is None
 
@@ -214,6 +220,7 @@ def test_chats_without_and_with_thoughts_end_differently():
         "{{ messages[0].content }}",
         "{{ raise_exception('no') }}",
         "{{ 1 / 0 }}",
+        "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",  # any text may end so
         "{{ bos_token }}[ask]{% for part in messages[0].content %}{{ part.text }}{% endfor %}[/ask]",  # no texts
     ],
 )

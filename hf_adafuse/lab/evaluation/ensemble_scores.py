@@ -120,6 +120,8 @@ class EnsembleScorer:
         if len(self._context_evidence) > _MOST_CONTEXTS:
             self._context_evidence.clear()
         new = [context for context in dict.fromkeys(contexts) if context not in self._context_evidence]
+        if not new:
+            return
         by_member = [
             context_evidence(handle, call, new, self._weighting)
             for handle, call in zip(self._handles, self._calls, strict=True)
