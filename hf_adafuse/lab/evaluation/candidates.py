@@ -101,9 +101,9 @@ def rules_named(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
     from ...decoding.strategies.registry import STRATEGIES, make_strategy
 
-    methods = {name: values for name, values in PRESETS.items() if values}
+    methods = {name: values for name, values in PRESETS.items() if values}  # the preset "paper" is the method "adafuse"
     methods |= {name: {"method": name} if name != "adafuse" else {} for name in STRATEGIES}
-    known = RULES | methods
+    known = RULES | PRESETS | methods
     groups = {"all": list(methods), "rules": list(RULES)}
     wrong = [name for name in names if name not in {**known, **groups}]
     if wrong:

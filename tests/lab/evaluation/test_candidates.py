@@ -14,6 +14,7 @@ def test_rules_by_name():
     found = rules_named(["unite", "word 3:1", "robust"])
     assert found == {"unite": {"method": "unite"}, "word 3:1": RULES["word 3:1"], "robust": PRESETS["robust"]}
     assert rules_named(["rules"]) == RULES
+    assert rules_named(["paper", "robust"]) == PRESETS
     assert list(rules_named(["all"])) == ["robust", *STRATEGIES]
     with pytest.raises(ValueError, match=r"`--methods` must be all, rules, or of \[.+\], but has \['unit'\]"):
         rules_named(["unit", "unite"])
