@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,16 +17,14 @@ from .member import Member, MemberError
 from .processors import PromptProcessors
 from .prompt_content import content_divergence, ids_without_content
 
-# The logits after so many shortened prompts are kept for further prompts: all chats of a member have the same one.
-_MOST_KEPT = 4
-
 
 class LocalMember(Member):
     """A [`Member`] whose model runs in this process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._logits_after: dict[tuple[int, ...], torch.Tensor] = {}  # by the ids of a shortened prompt
+        # Of the last shortened prompt only: all chats of a member have the same one.
+        self._logits_after: dict[tuple[int, ...], torch.Tensor] = {}
 
     @property
     def device_key(self) -> str:
@@ -58,8 +55,8 @@ class LocalMember(Member):
             own = self.root(index).logits  # as the model gave them: no processor has been here
             assert own is not None
             divergences.append(math.nan if ids is None else content_divergence(own, after[tuple(ids)]))
-        last_used = dict.fromkeys([tuple(ids) for ids in read if ids is not None] + [*after])
-        self._logits_after = {ids: after[ids] for ids in itertools.islice(last_used, _MOST_KEPT)}
+        last_used = [tuple(ids) for ids in read if ids is not None][-1:]
+        self._logits_after = {ids: after[ids] for ids in last_used or after}
         return divergences
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:

@@ -127,7 +127,8 @@ def test_what_the_caller_asks_for_is_a_row_a_token(watched):
 
 def assert_bounded(seen, per_node, per_token=0):
     assert len(seen) >= 4 and max(num_held for _, num_held, _ in seen) > 1
-    assert all(size <= per_node * num_held + per_token * num_new for size, num_held, num_new in seen), seen
+    kept = 4 * 2  # each of two members keeps the row after the last prompt without its content
+    assert all(size <= per_node * num_held + per_token * num_new + kept for size, num_held, num_new in seen), seen
 
 
 @pytest.mark.slow
