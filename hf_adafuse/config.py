@@ -73,7 +73,7 @@ class AdaFuseConfig:
             - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples, members count by how far its
               content moves their next token. The weights are the 8th powers of the Kullback-Leibler divergence, of at
               most 4 nats, of that token's distribution from the one behind the prompt without its content. Of a text
-              the first word of each line, and the last word, are left; instead of a chat it is one whose only message
+              the first word of each line, and the last word, are left. A chat is replaced by a chat whose only message
               is "...". Where that divergence is not known of a member, as of one behind a server, all members count
               alike.
 

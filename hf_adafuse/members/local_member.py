@@ -36,7 +36,7 @@ class LocalMember(Member):
 
     def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
         prompts = [self._prompts[index] for index in prompt_indices]
-        shortened = [ids_without_content(self.vocabulary, self.chat_turns, ids) for ids in prompts]
+        shortened = [ids_without_content(self.vocabulary, self.chat_endings, ids) for ids in prompts]
         limit = math.inf if self.max_length is None else self.max_length
         read = [ids if ids is not None and len(ids) <= limit else None for ids in shortened]
         after = self._logits_after

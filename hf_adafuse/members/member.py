@@ -19,13 +19,13 @@ from ..trees.backend import Backend, ForwardError
 from ..trees.nodes import Node
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import room_in_tree
-from .chat_turn import ChatTurn, chat_like, chat_turns
+from .chat_ending import ChatEnding, chat_endings, ending_of
 from .ngram_drafts import NgramDrafts
 from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_content import PromptEvidence
-from .prompt_nll import prompt_nll
+from .prompt_nll import asks_for_examples, prompt_nll
 from .vocabulary import Vocabulary
 
 
@@ -163,22 +163,26 @@ class Member(ABC):
         )
         pairs = list(zip(prompts, backend.prompt_log_probs, strict=True)) if with_log_probs else []
         if weighting is not None:
-            turns = self.chat_turns if weighting.startswith("examples") else []
-            are_chats = [chat_like(ids, turns) is not None for ids in prompts]
-            nlls = [
-                prompt_nll(self.vocabulary, *pair, weighting, is_known_chat)
-                for pair, is_known_chat in zip(pairs, are_chats, strict=True)
-            ]
-            unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
-            divergences = [math.nan] * len(nlls)
-            if weighting == "examples_or_content":
-                found = self._content_divergences([first + row for row in unknown])
-                for row, divergence in zip(unknown, found, strict=True):
-                    divergences[row] = divergence
-            self.prompt_evidence += map(PromptEvidence, nlls, divergences, are_chats)
+            self._note_evidence(first, pairs, weighting)
         if self._with_facts:
             nll = partial(prompt_nll, self.vocabulary)
             self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
+
+    def _note_evidence(self, first: int, pairs: list[tuple[list[int], list[float]]], weighting: str) -> None:
+        """Note what prompts say about this member: those from number `first` on, by their ids and log-probabilities."""
+        endings = self.chat_endings if asks_for_examples(weighting) else []
+        are_chats = [ending_of(ids, endings) is not None for ids, _ in pairs]
+        nlls = [
+            prompt_nll(self.vocabulary, *pair, weighting, is_known_chat)
+            for pair, is_known_chat in zip(pairs, are_chats, strict=True)
+        ]
+        unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
+        divergences = [math.nan] * len(nlls)
+        if weighting == "examples_or_content":
+            found = self._content_divergences([first + row for row in unknown])
+            for row, divergence in zip(unknown, found, strict=True):
+                divergences[row] = divergence
+        self.prompt_evidence += map(PromptEvidence, nlls, divergences, are_chats)
 
     def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
         """How far the content of each of these prompts, which have been read, moves the member's next token, in nats;
@@ -186,9 +190,9 @@ class Member(ABC):
         return [math.nan] * len(prompt_indices)
 
     @cached_property
-    def chat_turns(self) -> list[ChatTurn]:
+    def chat_endings(self) -> list[ChatEnding]:
         """How chats end under its template."""
-        return chat_turns(self.tokenizer, self.vocabulary)
+        return chat_endings(self.tokenizer, self.vocabulary)
 
     @property
     def num_active(self) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .chat_turn import ChatTurn, chat_like
+from .chat_ending import ChatEnding, ending_of
 from .prompt_nll import is_chat
 from .vocabulary import Vocabulary
 
@@ -59,7 +59,7 @@ def _shortened(line: str, left_out: Sequence[str], end: Sequence[str] = ()) -> s
     return " ".join([line.split()[0], "...", *end]) if left_out else line
 
 
-def ids_without_content(vocabulary: Vocabulary, turns: Sequence[ChatTurn], ids: list[int]) -> list[int] | None:
+def ids_without_content(vocabulary: Vocabulary, endings: Sequence[ChatEnding], ids: list[int]) -> list[int] | None:
     """
     A member's ids of a prompt whose content is left out. `None` where the prompt has none, or has special tokens behind
     its beginning and does not end as chats do: where an answer is begun in it, say.
@@ -69,12 +69,12 @@ def ids_without_content(vocabulary: Vocabulary, turns: Sequence[ChatTurn], ids: 
 
     Args:
         vocabulary (`Vocabulary`): the member's.
-        turns (`list[ChatTurn]`): how chats end under the member's template.
+        endings (`list[ChatEnding]`): how chats end under the member's template.
         ids (`list[int]`): the member's ids of the whole prompt.
     """
-    turn = chat_like(ids, turns)
-    if turn is not None:
-        return None if ids == turn.empty_chat else turn.empty_chat
+    ending = ending_of(ids, endings)
+    if ending is not None:
+        return None if ids == ending.empty_chat else ending.empty_chat
     if is_chat([vocabulary.piece(token) for token in ids], ids, vocabulary.unknown_id):
         return None
     text = vocabulary.prompt_text(ids)

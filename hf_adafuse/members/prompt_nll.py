@@ -42,7 +42,7 @@ def prompt_nll(
     text = b"".join(pieces)
     start = _question_start(text) if weighting == "question" else 0
     spans = [(start, ends[-1])]
-    if weighting in ("examples", "examples_or_content"):
+    if asks_for_examples(weighting):
         spans = [] if is_known_chat or is_chat(pieces, ids, vocabulary.unknown_id) else answer_spans(text)
     first = len(ids) - len(log_probs)
     read = [
@@ -52,6 +52,11 @@ def prompt_nll(
     ]
     num_bytes = sum(size for _, size in read)
     return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan
+
+
+def asks_for_examples(weighting: str) -> bool:
+    """Whether a value of `model_weights` asks for the worked examples of prompts; chats have none."""
+    return weighting in ("examples", "examples_or_content")
 
 
 def _question_start(text: bytes) -> int:

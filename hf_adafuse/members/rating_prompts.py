@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat import rendered_turn
-from .mistral_tokenizers import encode_marks
 from .vocabulary import Vocabulary
 
 _RUBRIC = (
@@ -96,10 +95,10 @@ class RatingPrompts:
         text, has_template = rendered_turn(tokenizer, f"{_PROBE}{request}")
         before, _, after = text.rpartition(request)
         if has_template:
-            whole = encode_marks(tokenizer, text)
-            start = encode_marks(tokenizer, before + request)
+            whole = vocabulary.encode_marks(text)
+            start = vocabulary.encode_marks(before + request)
             is_start = whole[: len(start)] == start
-            self._closing = whole[len(start) :] if is_start else encode_marks(tokenizer, after)
+            self._closing = whole[len(start) :] if is_start else vocabulary.encode_marks(after)
         else:
             self._closing = vocabulary.encode(after).ids
 
@@ -108,7 +107,7 @@ class RatingPrompts:
         content = _HEAD.format(rubric=self._rubric, question=question)
         text, has_template = rendered_turn(self._tokenizer, f"{content}{_PROBE}")
         before = text.rpartition(_PROBE)[0]
-        return encode_marks(self._tokenizer, before) if has_template else self._vocabulary.encode_prompt(before)
+        return (self._vocabulary.encode_marks if has_template else self._vocabulary.encode_prompt)(before)
 
     def suffix(self, answers: Sequence[str], rated: int) -> list[int]:
         """
@@ -135,7 +134,7 @@ def question_of(tokenizer: Any, vocabulary: Vocabulary, text: str) -> str:
             turn, has_template = rendered_turn(tokenizer, _PROBE, enable_thinking=thinks)
         except ValueError:
             return text
-        shown = vocabulary.prompt_text(encode_marks(tokenizer, turn)) if has_template else turn
+        shown = vocabulary.prompt_text(vocabulary.encode_marks(turn)) if has_template else turn
         before, _, after = shown.partition(_PROBE)
         is_turn = text.startswith(before) and text.endswith(after) and len(text) > len(before) + len(after)
         if (before or after) and is_turn:

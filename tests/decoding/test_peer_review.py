@@ -272,7 +272,10 @@ def test_every_way_to_write_a_digit_counts_once(name):
 
 
 def test_the_template_around_a_question_is_left_out():
-    for template in (MARKED, PLAIN):
+    no_thought = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    thinking = MARKED.replace("assistant: {%", f"assistant: {no_thought}{{%")
+    assert no_thought in thinking
+    for template in (MARKED, PLAIN, thinking):
         tokenizer = templated("byte_level", template)
         vocabulary = vocabulary_of(tokenizer)
 

@@ -20,7 +20,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from hf_adafuse import AdaFuseConfig, chat_inputs, enable_adafuse
 from hf_adafuse.decoding import member_weights
 from hf_adafuse.decoding.member_weights import MemberWeights
-from hf_adafuse.members.chat_turn import chat_like, chat_turns
+from hf_adafuse.members.chat_ending import chat_endings, ending_of
 from hf_adafuse.members.prompt_content import PromptEvidence, content_divergence, ids_without_content, without_content
 from hf_adafuse.members.vocabulary import Vocabulary
 
@@ -164,23 +164,23 @@ def test_what_is_left_of_a_chat(template, chat):
         chat = LONGER  # it has no message of the system's
     tokenizer = templated("byte_level" if template == MARKED else "sentencepiece", template)
     vocabulary = Vocabulary(tokenizer)
-    turns = chat_turns(tokenizer, vocabulary)
+    endings = chat_endings(tokenizer, vocabulary)
     ids, empty = (
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
         for messages in (chat, [{"role": "user", "content": "..."}])
     )
-    assert ids_without_content(vocabulary, turns, ids) == empty
-    assert ids_without_content(vocabulary, turns, empty) is None
+    assert ids_without_content(vocabulary, endings, ids) == empty
+    assert ids_without_content(vocabulary, endings, empty) is None
     begun = ids + tokenizer(" it was", add_special_tokens=False).input_ids
     if template == MARKED:
-        assert ids_without_content(vocabulary, turns, begun) is None  # what is begun says more of the next token
+        assert ids_without_content(vocabulary, endings, begun) is None  # what is begun says more of the next token
 
 
 def test_a_chat_of_another_template_tells_nothing():
     tokenizer, other = templated("byte_level", MARKED), templated("byte_level", PLAIN)
     vocabulary = Vocabulary(tokenizer)
     ids = tokenizer.apply_chat_template(LONGER, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert ids_without_content(vocabulary, chat_turns(other, vocabulary), ids) is None
+    assert ids_without_content(vocabulary, chat_endings(other, vocabulary), ids) is None
 
 
 @pytest.mark.parametrize("chat", [QUESTION, LONGER, SYSTEM, SPACED])
@@ -189,14 +189,14 @@ def test_a_chat_of_a_model_without_a_template(chat):
     pair = [TOKENIZERS["sentencepiece"](), templated("byte_level", MARKED)]
     vocabulary, ids = Vocabulary(pair[0]), chat_inputs(chat, pair)["input_ids"][0].tolist()
     expected = pair[0]("### User:\n...\n\n### Assistant:\n").input_ids
-    assert ids_without_content(vocabulary, chat_turns(pair[0], vocabulary), ids) == expected
+    assert ids_without_content(vocabulary, chat_endings(pair[0], vocabulary), ids) == expected
 
 
 def test_chats_without_and_with_thoughts_end_differently():
     """As Qwen3's: an empty thought stands where the model is not to think."""
     template = MARKED.replace("assistant: {%", "assistant: {% if not enable_thinking %}<think></think>{% endif %}{%")
     tokenizer = templated("byte_level", template)
-    vocabulary, turns = Vocabulary(tokenizer), chat_turns(tokenizer, Vocabulary(tokenizer))
+    vocabulary, endings = Vocabulary(tokenizer), chat_endings(tokenizer, Vocabulary(tokenizer))
     for thinks in (False, True):
         ids, empty = (
             tokenizer.apply_chat_template(
@@ -204,14 +204,14 @@ def test_chats_without_and_with_thoughts_end_differently():
             )["input_ids"]
             for messages in (LONGER, [{"role": "user", "content": "..."}])
         )
-        assert ids_without_content(vocabulary, turns, ids) == empty
+        assert ids_without_content(vocabulary, endings, ids) == empty
     asked = tokenizer.apply_chat_template(
         LONGER, add_generation_prompt=True, return_dict=True, chat_template="[think]" + MARKED
     )["input_ids"]
-    other = [turns[0], turns[1]._replace(empty_chat=tokenizer("[think]").input_ids + turns[1].empty_chat)]
-    assert chat_like(asked, [turns[1], other[1]]) == other[1]  # of two that end alike
+    other = [endings[0], endings[1]._replace(empty_chat=tokenizer("[think]").input_ids + endings[1].empty_chat)]
+    assert ending_of(asked, [endings[1], other[1]]) == other[1]  # of two that end alike
     thought = ids + tokenizer("<think>a cat</think>", add_special_tokens=False).input_ids
-    assert ids_without_content(vocabulary, turns, thought) is None
+    assert ids_without_content(vocabulary, endings, thought) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_chats_without_and_with_thoughts_end_differently():
 def test_templates_that_say_nothing_of_turns(template):
     """Such a member tells nothing of a chat, and all count alike."""
     tokenizer = templated("byte_level", template)
-    assert chat_turns(tokenizer, Vocabulary(tokenizer)) == []
+    assert chat_endings(tokenizer, Vocabulary(tokenizer)) == []
 
 
 @pytest.mark.parametrize("number", range(6))

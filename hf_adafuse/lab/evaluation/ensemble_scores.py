@@ -41,10 +41,10 @@ from ...decoding.strategies.adafuse import AdaFuse
 from ...decoding.strategies.adaptive_spans import AdaptiveSpans
 from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
 from ...decoding.word_splitter import WordSplitter
-from ...members.chat_turn import chat_like, chat_turns
+from ...members.chat_ending import chat_endings, ending_of
 from ...members.model_handle import ModelHandle
 from ...members.prompt_content import PromptEvidence, content_divergence, ids_without_content
-from ...members.prompt_nll import prompt_nll
+from ...members.prompt_nll import asks_for_examples, prompt_nll
 from ...trees.model_call import ModelCall
 from ...trees.next_token import next_token_logits
 from .contexts import context_ids, continued_text, pair_ids, prefix_id, text_ids
@@ -179,8 +179,8 @@ def context_evidence(
     limit = handle.trained_length or sys.maxsize
     rows = [context_ids(context, handle.tokenizer)[-limit:] for context in contexts]
     readings = read(handle, call, [(ids[:1], ids[1:]) for ids in rows], with_greedy=False)
-    turns = chat_turns(handle.tokenizer, handle.vocabulary) if weighting.startswith("examples") else []
-    are_chats = [chat_like(ids, turns) is not None for ids in rows]
+    endings = chat_endings(handle.tokenizer, handle.vocabulary) if asks_for_examples(weighting) else []
+    are_chats = [ending_of(ids, endings) is not None for ids in rows]
     nlls = [
         prompt_nll(handle.vocabulary, ids, reading.log_probs, weighting, is_known_chat) if ids else math.nan
         for ids, reading, is_known_chat in zip(rows, readings, are_chats, strict=True)
@@ -189,7 +189,7 @@ def context_evidence(
         return list(map(PromptEvidence, nlls))
     pairs: dict[int, tuple[list[int], list[int]]] = {}
     for row, (ids, nll) in enumerate(zip(rows, nlls, strict=True)):
-        shortened = ids_without_content(handle.vocabulary, turns, ids) if ids and math.isnan(nll) else None
+        shortened = ids_without_content(handle.vocabulary, endings, ids) if ids and math.isnan(nll) else None
         if shortened is not None and len(shortened) <= (handle.max_length or sys.maxsize):
             pairs[row] = ids, shortened
     logits: dict[tuple[int, ...], torch.Tensor] = {}

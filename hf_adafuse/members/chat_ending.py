@@ -1,4 +1,6 @@
-"""What a member's chat template puts behind a message of the user's: by it a prompt is known for a chat."""
+"""How chats end under a member's template: with what it puts behind the user's last message. By its end a prompt is
+known for a chat.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from .vocabulary import Vocabulary
 _MESSAGES = ("word", "other")  # two that no tokenizer ends alike
 
 
-class ChatTurn(NamedTuple):
+class ChatEnding(NamedTuple):
     """
-    How a chat ends in which the model is to answer.
+    How a chat ends in which the model is to answer next.
 
     Attributes:
         closing (`list[int]`): the ids behind the user's last message, from the first that is no white space on.
@@ -25,23 +27,25 @@ class ChatTurn(NamedTuple):
     empty_chat: list[int]
 
 
-def chat_like(ids: list[int], turns: Sequence[ChatTurn]) -> ChatTurn | None:
-    """How a prompt ends, where it ends as a chat does: of several ways the one whose chats begin as the prompt does."""
-    ending_so = [turn for turn in turns if ids[-len(turn.closing) :] == turn.closing]
-    return max(ending_so, key=lambda turn: len(_shared(turn.empty_chat, ids)), default=None)
+def ending_of(ids: list[int], endings: Sequence[ChatEnding]) -> ChatEnding | None:
+    """Which of these endings a prompt has; `None` where it is no chat. Two of them may have one closing: then it is the
+    one whose empty chat begins as the prompt does."""
+    found = [ending for ending in endings if ids[-len(ending.closing) :] == ending.closing]
+    return max(found, key=lambda ending: len(_shared(ending.empty_chat, ids)), default=None)
 
 
-def chat_turns(tokenizer: Any, vocabulary: Vocabulary) -> list[ChatTurn]:
+def chat_endings(tokenizer: Any, vocabulary: Vocabulary) -> list[ChatEnding]:
     """
-    How chats end that a member's template, or the plain rendering, has made: without thinking and with it, where the
-    template can say so. Empty where the template takes no message, or puts nothing behind it that tells a chat.
+    The endings of chats that a member's template has made, or the plain rendering, where there is no template.
+
+    There are two where the template can ask the model to think, and not to. There is none where the template refuses a
+    message, or puts nothing behind it but tokens that may end any text.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`), vocabulary (`Vocabulary`): the member's.
     """
-    # With these alone any text may end.
-    ordinary = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-    turns: list[ChatTurn] = []
+    ends_of_any_text = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    endings: list[ChatEnding] = []
     for thinks in (False, True):
         try:
             one, other, empty_chat = (
@@ -50,10 +54,10 @@ def chat_turns(tokenizer: Any, vocabulary: Vocabulary) -> list[ChatTurn]:
         except (ValueError, ImportError):  # of a template that refuses the message, and without a template engine
             continue
         behind = _shared(one[::-1], other[::-1])[::-1]
-        turn = ChatTurn(list(itertools.dropwhile(vocabulary.is_space, behind)), empty_chat)
-        if one != other and not ordinary.issuperset(turn.closing) and turn not in turns:
-            turns.append(turn)
-    return turns
+        ending = ChatEnding(list(itertools.dropwhile(vocabulary.is_space, behind)), empty_chat)
+        if one != other and not ends_of_any_text.issuperset(ending.closing) and ending not in endings:
+            endings.append(ending)
+    return endings
 
 
 def _shared(one: list[int], other: list[int]) -> list[int]:
