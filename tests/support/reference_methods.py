@@ -108,10 +108,18 @@ def answer(m, prefix, config, left, others):
         return len(ids) >= left
 
     words, ends = words_until(m, prefix, config, is_over)
-    own = m.tokenizer is others[0].tokenizer
-    text, ids = text_of(m, words), [token for word in words for token in word]
-    kept = kept_text(others[0], text, ids if own else others[0].encode(text)[0], left)
+    main, text, ids = others[0], text_of(m, words), [token for word in words for token in word]
+    if m.tokenizer is main.tokenizer:
+        kept = kept_text(main, main.text(ids), ids, left)
+        return (words, ends) if kept is None else (first_ids(words, len(own_ids(m, ids, kept))), False)
+    kept = kept_text(main, text, main.encode(text)[0], left)
     return (words, ends) if kept is None else (Cut(own_ids(m, ids, kept), kept), False)
+
+
+def first_ids(words, count):
+    """Words up to an id, which may be inside one."""
+    starts = [sum(map(len, words[:i])) for i in range(len(words))]
+    return [word[: count - start] for word, start in zip(words, starts) if start < count]
 
 
 def kept_text(main, text, main_ids, left):

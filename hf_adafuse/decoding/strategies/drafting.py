@@ -204,14 +204,30 @@ class AnswerProposer(DraftedText):
     def finished(self, text: tuple[int, int], words: list[GrowingWord]) -> Proposal:
         """The answer up to where a stopping criterion ends it: nobody judges what the caller does not get."""
         answer = self.proposal(words)
-        kept = self.stops.cut(text[0], answer.text, self._main_ids(answer), number=text[1])
+        vocabulary = self.member.vocabulary
+        if self.member.has_main_tokenizer:  # whole ids, because words with broken characters may decode otherwise
+            kept = self.stops.cut(text[0], vocabulary.text(list(answer.ids)), answer.ids, number=text[1])
+            count = None if kept is None else len(ids_up_to(vocabulary, answer.ids, kept))
+            return answer if count is None else self.proposal(_first_tokens(words, count))
+        kept = self.stops.cut(text[0], answer.text, number=text[1])
         if kept is None:
             return answer
-        ids = ids_up_to(self.member.vocabulary, answer.ids, kept)
+        ids = ids_up_to(vocabulary, answer.ids, kept)
         return Proposal(tuple(cut_words(list(answer.words), kept)), tuple(ids), ends=False)
 
     def _main_ids(self, answer: Proposal) -> tuple[int, ...] | None:
         return answer.ids if self.member.has_main_tokenizer else None
+
+
+def _first_tokens(words: Sequence[GrowingWord], count: int) -> list[GrowingWord]:
+    """The words of the first `count` tokens, which may end inside one."""
+    kept = list[GrowingWord]()
+    for word in words:
+        left = count - sum(len(earlier.nodes) for earlier in kept)
+        if left <= 0:
+            break
+        kept.append(GrowingWord(word.nodes[:left], is_done=True))
+    return kept
 
 
 class CommonBoundaries(Proposer):
