@@ -71,11 +71,12 @@ class AdaFuseConfig:
               text that follows, in an earlier line, the words with which the prompt ends (`Answer:`). Without examples
               all members count alike, and in chats, where earlier answers are most often the ensemble's own.
             - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples, members count by how far its
-              content moves their next token. The weights are the 8th powers of the Kullback-Leibler divergence, of at
-              most 4 nats, of that token's distribution from the one behind the prompt without its content. Of a text
-              the first word of each line, and the last word, are left. A chat is replaced by a chat whose only message
-              is "...". Where that divergence is not known of a member, as of one behind a server, all members count
-              alike.
+              content moves their next token: the Kullback-Leibler divergence, in nats, of that token's distribution
+              from the one behind the prompt without its content. Of a text the first word of each line, and the last
+              word, are left. A chat is replaced by a chat whose only message is "...". The weights are the 8th powers
+              of the divergences, of at most 4 nats. For content of more than 160 bytes both numbers grow, to the 16th
+              power of at most 8 nats for 320 bytes. Where the divergence is not known of a member, as of one behind a
+              server, all members count alike.
 
             A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
             the text is that member's own.

@@ -15,7 +15,7 @@ from ..trees.nodes import Node
 from .logits_reader import LogitsReader
 from .member import Member, MemberError
 from .processors import PromptProcessors
-from .prompt_content import content_divergence, ids_without_content
+from .prompt_content import content_bytes, content_divergence, ids_without_content
 
 
 class LocalMember(Member):
@@ -34,7 +34,7 @@ class LocalMember(Member):
     def _count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
+    def _content_divergences(self, prompt_indices: Sequence[int]) -> list[tuple[float, int]]:
         prompts = [self._prompts[index] for index in prompt_indices]
         shortened = [ids_without_content(self.vocabulary, self.chat_endings, ids) for ids in prompts]
         limit = math.inf if self.max_length is None else self.max_length
@@ -50,14 +50,18 @@ class LocalMember(Member):
                 self.backend.num_tokens += sum(map(len, rows))
         except ForwardError as error:
             raise MemberError(self, str(error)) from (error.__cause__ or error)
-        divergences = []
-        for index, ids in zip(prompt_indices, read, strict=True):
+        found = []
+        for index, prompt, ids in zip(prompt_indices, prompts, read, strict=True):
             own = self.root(index).logits  # as the model gave them: no processor has been here
             assert own is not None
-            divergences.append(math.nan if ids is None else content_divergence(own, after[tuple(ids)]))
+            if ids is None:
+                found.append((math.nan, 0))
+            else:
+                divergence = content_divergence(own, after[tuple(ids)])
+                found.append((divergence, content_bytes(self.vocabulary, prompt, ids)))
         last_used = [tuple(ids) for ids in read if ids is not None][-1:]
         self._logits_after = {ids: after[ids] for ids in last_used or after}
-        return divergences
+        return found
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         def ids_to(node: Node) -> list[int]:

@@ -177,17 +177,17 @@ class Member(ABC):
             for pair, is_known_chat in zip(pairs, are_chats, strict=True)
         ]
         unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
-        divergences = [math.nan] * len(nlls)
+        evidence = [PromptEvidence(nll, ends_as_chat=is_chat) for nll, is_chat in zip(nlls, are_chats, strict=True)]
         if weighting == "examples_or_content":
             found = self._content_divergences([first + row for row in unknown])
-            for row, divergence in zip(unknown, found, strict=True):
-                divergences[row] = divergence
-        self.prompt_evidence += map(PromptEvidence, nlls, divergences, are_chats)
+            for row, (divergence, num_bytes) in zip(unknown, found, strict=True):
+                evidence[row] = evidence[row]._replace(divergence=divergence, content_bytes=num_bytes)
+        self.prompt_evidence += evidence
 
-    def _content_divergences(self, prompt_indices: Sequence[int]) -> list[float]:
-        """How far the content of each of these prompts, which have been read, moves the member's next token, in nats;
-        see [`content_divergence`]. NaN where that is not known."""
-        return [math.nan] * len(prompt_indices)
+    def _content_divergences(self, prompt_indices: Sequence[int]) -> list[tuple[float, int]]:
+        """How far the content of each of these prompts, which have been read, moves the member's next token, in nats,
+        and how many bytes that content has; see [`PromptEvidence`]. NaN and 0 where that is not known."""
+        return [(math.nan, 0)] * len(prompt_indices)
 
     @cached_property
     def chat_endings(self) -> list[ChatEnding]:

@@ -26,11 +26,13 @@ class PromptEvidence(NamedTuple):
             where there is no such text.
         divergence (`float`): how far the prompt's content moves the member's next token, in nats; see
             [`content_divergence`]. NaN where it was not asked for, or is not known.
+        content_bytes (`int`): the length of that content in bytes. 0 where the divergence is NaN.
         ends_as_chat (`bool`): whether the prompt ends as chats do under the member's template.
     """
 
     nll: float = math.nan
     divergence: float = math.nan
+    content_bytes: int = 0
     ends_as_chat: bool = False
 
 
@@ -83,6 +85,12 @@ def ids_without_content(vocabulary: Vocabulary, endings: Sequence[ChatEnding], i
         return None
     shortened_ids = vocabulary.encode_prompt(shortened)
     return [*ids[: _text_start(vocabulary, ids)], *shortened_ids[_text_start(vocabulary, shortened_ids) :]] or None
+
+
+def content_bytes(vocabulary: Vocabulary, ids: Sequence[int], ids_without: Sequence[int]) -> int:
+    """How many bytes of text a prompt has more than the same prompt without its content; at least 0."""
+    with_content, without = (sum(len(vocabulary.piece(token)) for token in each) for each in (ids, ids_without))
+    return max(with_content - without, 0)
 
 
 def _text_start(vocabulary: Vocabulary, ids: list[int]) -> int:

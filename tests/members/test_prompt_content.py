@@ -21,7 +21,13 @@ from hf_adafuse import AdaFuseConfig, chat_inputs, enable_adafuse
 from hf_adafuse.decoding import member_weights
 from hf_adafuse.decoding.member_weights import MemberWeights
 from hf_adafuse.members.chat_ending import chat_endings, ending_of
-from hf_adafuse.members.prompt_content import PromptEvidence, content_divergence, ids_without_content, without_content
+from hf_adafuse.members.prompt_content import (
+    PromptEvidence,
+    content_bytes,
+    content_divergence,
+    ids_without_content,
+    without_content,
+)
 from hf_adafuse.members.vocabulary import Vocabulary
 
 FEW_SHOT = "Question: cat\nAnswer: it was\nQuestion: tree\nAnswer:"
@@ -68,7 +74,8 @@ def test_random_prompts_equal_what_is_computed_by_hand(kind):
         assert (expected is None) == (shortened is None)
         if expected is not None:
             logits = [model(torch.tensor([each])).logits[0, -1].detach() for each in (ids, shortened)]
-            assert content_divergence(*logits) == pytest.approx(expected, rel=1e-6)
+            assert content_divergence(*logits) == pytest.approx(expected[0], rel=1e-6)
+            assert content_bytes(vocabulary, ids, shortened) == expected[1]
             num_found += 1
     assert num_found > 20
 
@@ -86,8 +93,36 @@ def test_weights_follow_from_what_all_members_tell():
     assert weights((nan, 9.0), (nan, 0.0)) == pytest.approx([1.0, (0.001 / 4.0) ** 8])
     assert weights((nan, 0.8), (nan, nan)) == [1.0, 1.0]  # one does not tell
     assert weights((1.0, nan), (nan, 0.4)) == [1.0, 1.0]  # one found examples where the other found none
-    assert weights((nan, 0.5, True), (nan, 0.2, False)) == [1.0, 1.0]  # a chat for one of them only
+    assert weights((nan, 0.5, 20, True), (nan, 0.2, 20, False)) == [1.0, 1.0]  # a chat for one of them only
     assert weights((1.0, 0.9), (2.0, 0.4), prompt_sharpness=3.0) == pytest.approx([1.0, math.exp(-3)])
+
+
+def test_of_long_content_more_is_enough():
+    """A nat for 40 bytes, from 4 to 8, and twice the power; by the member in whose text the content is shortest."""
+    nan = math.nan
+    assert weights((nan, 9.0, 160), (nan, 4.5, 160)) == [1.0, 1.0]
+    assert weights((nan, 9.0, 200), (nan, 4.5, 200)) == pytest.approx([1.0, (4.5 / 5) ** 10])
+    assert weights((nan, 9.0, 200), (nan, 4.5, 2000)) == pytest.approx([1.0, (4.5 / 5) ** 10])
+    assert weights((nan, 9.0, 5000), (nan, 7.0, 5000)) == pytest.approx([1.0, (7 / 8) ** 16])
+    assert weights((nan, 9.0, 5000), (nan, math.inf, 5000)) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_long_prompts_equal_the_oracle(number):
+    """Their content moves the next token by more than is enough for short ones."""
+    rng = random.Random(number)
+    words = " ".join(rng.choice(["the cat", "tree", "was there", "it was", "She"]) for _ in range(30))
+    case = ensemble(*TWO, n=8, prompts=[f"Text: {words}\nQuestion: cat\nAnswer:"], model_weights="examples_or_content")
+    prompts, members = case.member_prompts(case.main_ids()[0][0]), case.ref_members()
+    told = [by_hand(member, ids) for member, ids in zip(members, prompts, strict=True)]
+    assert max(nats for nats, _ in told) > 4 and min(num_bytes for _, num_bytes in told) > 160, "choose another case"
+    expected = decode_by_rule(members, prompts, case.config, 8)[0]
+    output = case.fast()
+    assert output.sequences[0, len(prompts[0]) :].tolist()[: len(expected)] == expected
+    found = output.rounds[0][0].weights
+    enough = min(8, min(num_bytes for _, num_bytes in told) / 40)
+    logs = [2 * enough * math.log(min(nats, enough)) for nats, _ in told]
+    assert math.log(found[0] / found[1]) == pytest.approx(logs[0] - logs[1], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def agreed(entries, level, members):
 def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
-    members = {k for entry in entries for k in entry["greedy"]}
+    members = {k for entry in entries for k in entry["greedy"] if weights[k] >= 0.01 * max(weights)}
     if not config.method_options.get("allow_blank", True) and is_first:
         entries = outspoken(agreed(entries, 0, members), weights, config, own if config.switch_margin > 0 else None)
     if config.method != "words":
@@ -292,7 +292,10 @@ def bare_chat(m, ids):
 
 
 def information(m, ids):
-    """Nats: how far what a chat says, or the middle of a prompt's lines, moves the next token; `None` without these."""
+    """
+    How far what a chat says, or the middle of a prompt's lines, moves the next token, in nats, and how many bytes that
+    is; `None` without these.
+    """
     bare = bare_chat(m, list(ids))
     if bare is not None:
         return None if bare == list(ids) else divergence(m, ids, bare)
@@ -317,7 +320,8 @@ def information(m, ids):
 
 def divergence(m, ids, bare):
     p, q = (m.logits(tuple(each)).double().log_softmax(-1).tolist() for each in (ids, bare))
-    return sum(math.exp(a) * (a - b) for a, b in zip(p, q))
+    size = sum(len(m.token_bytes(token)) for token in ids) - sum(len(m.token_bytes(token)) for token in bare)
+    return sum(math.exp(a) * (a - b) for a, b in zip(p, q)), max(size, 0)
 
 
 def certain_words(m, prefix, config):
@@ -350,7 +354,8 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
         elif config.model_weights == "examples_or_content" and all(nll is None for nll in nlls):
             told = [information(m, ids) for m, ids in zip(members, prompts)]
             if None not in told and len({bare_chat(m, list(ids)) is None for m, ids in zip(members, prompts)}) == 1:
-                logs = [8 * math.log(min(max(value, 0.001), 4)) for value in told]
+                enough = min(8, max(4, min(size for _, size in told) / 40))
+                logs = [2 * enough * math.log(min(max(value, 0.001), enough)) for value, _ in told]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
     while len(new) < max_new_tokens:

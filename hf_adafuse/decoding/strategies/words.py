@@ -3,7 +3,8 @@ word. The preset `robust` uses it, with options of its own. It is this project's
 
 The words of all candidates make a trie. At each level of the trie the word of the largest mean probability is taken,
 and the candidates that have another word there are out. A word that every member writes greedily is taken at once: the
-others are branches that somebody tried. So copies of one model write the model's greedy text. If the members proposing
+others are branches that somebody tried. So copies of one model write the model's greedy text, and so does a member that
+counts more than a hundred times as much as any other, because nobody else is asked then. If the members proposing
 a longer span weigh less than those whose spans end here, the round ends here. The next word would be a choice among the
 longer spans alone.
 
@@ -26,6 +27,8 @@ from .word_parts import distinct_log_probs, uncontested_share
 # The means of probabilities as power means (sum w p^a)^(1 / a); the geometric one is the limit.
 _EXPONENTS = {"arithmetic": 1.0, "root": 0.5, "geometric": 0.0}
 PARTS = ("whole", "distinct", "weighted")
+# A member that counts less than this share of the one that counts most has no say in what every member writes.
+_LEAST_WEIGHT = 0.01
 
 
 @dataclass
@@ -107,7 +110,8 @@ class WordTrie:
         self._exponent = _EXPONENTS[mean]
         self._margin = margin
         self._share = {"whole": 1.0, "distinct": 0.0, "weighted": uncontested_share(weights)}[part]
-        self._members = {k for span in spans if span.is_possible for k in span.first_choice_of}
+        counts = [weight >= _LEAST_WEIGHT * max(weights) for weight in weights]
+        self._members = {k for span in spans if span.is_possible for k in span.first_choice_of if counts[k]}
         # What `descend` has compared: per candidate, the mean probability of each of its words.
         self.decided_by: list[list[float]] = [[] for _ in spans]
         self.notes: dict[int, str] = {}
@@ -153,13 +157,13 @@ class WordTrie:
             level += 1
 
     def _agreed(self, candidates: list[int], level: int) -> list[int]:
-        """The candidates with the word that every member writes greedily; all of them where members differ."""
-        greedy = [self._spans[index] for index in candidates if self._spans[index].first_choice_of]
+        """The candidates with the word that every member that counts writes greedily; all where these differ."""
+        greedy = [self._spans[index] for index in candidates if self._members & {*self._spans[index].first_choice_of}]
         words = {span.words[level] for span in greedy}
-        if len(words) != 1 or {k for span in greedy for k in span.first_choice_of} != self._members:
+        if len(words) != 1 or not self._members <= {k for span in greedy for k in span.first_choice_of}:
             return candidates
         agreed = [index for index in candidates if self._spans[index].words[level] in words]
-        self.notes |= dict.fromkeys(set(candidates) - set(agreed), "every member's own word is another")
+        self.notes |= dict.fromkeys(set(candidates) - set(agreed), "every member that counts writes another word")
         return agreed
 
     def score(self, index: int) -> float:

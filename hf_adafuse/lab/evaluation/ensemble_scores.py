@@ -43,7 +43,7 @@ from ...decoding.strategies.registry import has_adaptive_spans, make_strategy
 from ...decoding.word_splitter import WordSplitter
 from ...members.chat_ending import chat_endings, ending_of
 from ...members.model_handle import ModelHandle
-from ...members.prompt_content import PromptEvidence, content_divergence, ids_without_content
+from ...members.prompt_content import PromptEvidence, content_bytes, content_divergence, ids_without_content
 from ...members.prompt_nll import asks_for_examples, prompt_nll
 from ...trees.model_call import ModelCall
 from ...trees.next_token import next_token_logits
@@ -195,10 +195,12 @@ def context_evidence(
     logits: dict[tuple[int, ...], torch.Tensor] = {}
     for read_ids, found in next_token_logits(call, handle.device, [ids for pair in pairs.values() for ids in pair]):
         logits |= dict(zip(read_ids, found, strict=True))
-    divergences = [math.nan] * len(rows)
+    evidence = [PromptEvidence(nll, ends_as_chat=is_chat) for nll, is_chat in zip(nlls, are_chats, strict=True)]
     for row, pair in pairs.items():
-        divergences[row] = content_divergence(*(logits[tuple(ids)] for ids in pair))
-    return list(map(PromptEvidence, nlls, divergences, are_chats))
+        divergence = content_divergence(*(logits[tuple(ids)] for ids in pair))
+        num_bytes = content_bytes(handle.vocabulary, *pair)
+        evidence[row] = evidence[row]._replace(divergence=divergence, content_bytes=num_bytes)
+    return evidence
 
 
 def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:
