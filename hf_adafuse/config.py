@@ -73,13 +73,13 @@ class AdaFuseConfig:
             - `"examples_or_content"`: as `"examples"`. Where the prompt has no examples, members count by how far its
               content moves their next token: the Kullback-Leibler divergence, in nats, of that token's distribution
               from the one behind the prompt without its content. Of a text the first word of each line, and the last
-              word, are left. A chat is replaced by a chat whose only message is "...". The weights are the 8th powers
-              of the divergences, of at most 4 nats. For content of more than 160 bytes both numbers grow, to the 16th
-              power of at most 8 nats for 320 bytes. Where the divergence is not known of a member, as of one behind a
-              server, all members count alike.
+              word, are left. A chat is replaced by a chat whose only message is "...". The weights are
+              min(divergence, m) ** (2 m). Here m is the length of the content in bytes, divided by 40, but at least 4
+              and at most 8. Where the divergence is not known of a member, as of one behind a server, all members count
+              alike.
 
-            A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
-            the text is that member's own.
+            A member with nearly all the weight judges the proposals of all members. With `unite`, `gac`, `majority` and
+            `words` the text is that member's own; with `words` and an assistant of such weight, nearly so.
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             The unit of the mean NLL. `"token"`: nats per token of the member that scores. `"byte"`: nats per UTF-8 byte
             of the text, where the end of the text counts as one byte.

@@ -58,6 +58,14 @@ class AnswerStops:
         kept = self._vocabulary.text(ids[:taken])
         return kept if text.startswith(kept) else None
 
+    def num_kept(self, prompt_index: int, ids: Sequence[int], number: int = 0) -> int | None:
+        """How many ids of an answer the caller gets, where they are the main model's own; `None` as in `cut`."""
+        taken = self._num_taken(prompt_index, "", ids, number)
+        if taken is None:
+            return None
+        whole, kept = (self._vocabulary.text(list(each)) for each in (ids, ids[:taken]))
+        return taken if whole.startswith(kept) else None
+
     def _num_taken(self, prompt_index: int, text: str, ids: Sequence[int] | None, number: int) -> int | None:
         """How many of the main model's ids there are up to the one at which a criterion ends the answer; `None` where
         none does. Ids that have been asked about before are not asked about again."""

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from ..config import AdaFuseConfig
 from ..members.prompt_content import PromptEvidence
 
-# By the measurements of docs/quality.md. In nats: members for which it is more all make enough of the prompt. It is the
-# first for short content, the second for long content, and in between a nat for so many bytes.
-_ENOUGH_DIVERGENCE = 4.0, 8.0
+# By the measurements of docs/quality.md. Weights are min(divergence, m) ** (2 m). Here m is in nats: members whose
+# divergence is more all make enough of the prompt. It is a nat for so many bytes of content, and between these bounds.
 _BYTES_PER_NAT = 40
-# The weights are the divergences to the power of this times what is enough: what long content moves says more.
-_POWER_PER_NAT = 2.0
+_LEAST_NATS, _MOST_NATS = 4.0, 8.0
 # In nats: a member for which it is less makes nothing of the prompt.
 _LEAST_DIVERGENCE = 1e-3
 
@@ -35,9 +33,8 @@ class MemberWeights:
         prompt_evidence (`list[PromptEvidence]`): per member, what the prompt says about it. Used where `model_weights`
             is a name like `"prompt"`. Where all members have an NLL, the weights are the softmax of minus these NLLs
             times `prompt_sharpness` (PackLLM, arXiv 2404.11531; by the answers: this project). Else, where all have a
-            divergence, and the prompt is a chat for all or for none, the weights are powers of it (this project): the
-            8th of at most 4 nats for short content, the 16th of at most 8 nats for long content. Else all members count
-            alike.
+            divergence, and the prompt is a chat for all or for none, the weights are min(divergence, m) ** (2 m), where
+            m is the content's bytes / 40, but at least 4 and at most 8 (this project). Else all members count alike.
         num_members (`int`): the number of members.
     """
 
@@ -82,11 +79,10 @@ def _log_weights(prompt_evidence: Sequence[PromptEvidence], sharpness: float) ->
         return [-sharpness * one.nll for one in prompt_evidence]
     is_of_one_kind = len({one.ends_as_chat for one in prompt_evidence}) == 1  # else divergences cannot be compared
     if is_of_one_kind and not any(math.isnan(one.divergence) for one in prompt_evidence):
-        least, most = _ENOUGH_DIVERGENCE
         num_bytes = min(one.content_bytes for one in prompt_evidence)
-        enough = min(max(num_bytes / _BYTES_PER_NAT, least), most)
+        enough = min(max(num_bytes / _BYTES_PER_NAT, _LEAST_NATS), _MOST_NATS)
         bounded = [min(max(one.divergence, _LEAST_DIVERGENCE), enough) for one in prompt_evidence]
-        return [_POWER_PER_NAT * enough * math.log(nats) for nats in bounded]
+        return [2 * enough * math.log(nats) for nats in bounded]
     return [0.0] * len(prompt_evidence)
 
 

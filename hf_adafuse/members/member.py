@@ -177,12 +177,13 @@ class Member(ABC):
             for pair, is_known_chat in zip(pairs, are_chats, strict=True)
         ]
         unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
-        evidence = [PromptEvidence(nll, ends_as_chat=is_chat) for nll, is_chat in zip(nlls, are_chats, strict=True)]
+        of_content = [(math.nan, 0)] * len(nlls)
         if weighting == "examples_or_content":
             found = self._content_divergences([first + row for row in unknown])
-            for row, (divergence, num_bytes) in zip(unknown, found, strict=True):
-                evidence[row] = evidence[row]._replace(divergence=divergence, content_bytes=num_bytes)
-        self.prompt_evidence += evidence
+            for row, divergence_and_bytes in zip(unknown, found, strict=True):
+                of_content[row] = divergence_and_bytes
+        evidence = zip(nlls, of_content, are_chats, strict=True)
+        self.prompt_evidence += [PromptEvidence(nll, *of_prompt, is_chat) for nll, of_prompt, is_chat in evidence]
 
     def _content_divergences(self, prompt_indices: Sequence[int]) -> list[tuple[float, int]]:
         """How far the content of each of these prompts, which have been read, moves the member's next token, in nats,

@@ -26,7 +26,8 @@ class PromptEvidence(NamedTuple):
             where there is no such text.
         divergence (`float`): how far the prompt's content moves the member's next token, in nats; see
             [`content_divergence`]. NaN where it was not asked for, or is not known.
-        content_bytes (`int`): the length of that content in bytes. 0 where the divergence is NaN.
+        content_bytes (`int`): by how many bytes the prompt is longer than without that content; see [`content_bytes`].
+            0 where the divergence is NaN.
         ends_as_chat (`bool`): whether the prompt ends as chats do under the member's template.
     """
 
@@ -88,7 +89,14 @@ def ids_without_content(vocabulary: Vocabulary, endings: Sequence[ChatEnding], i
 
 
 def content_bytes(vocabulary: Vocabulary, ids: Sequence[int], ids_without: Sequence[int]) -> int:
-    """How many bytes of text a prompt has more than the same prompt without its content; at least 0."""
+    """
+    By how many bytes of text a prompt is longer than the same prompt without its content, at least 0. What stands in
+    place of the content, "..." or a chat with that message, counts: with each short line the difference is smaller.
+
+    Args:
+        vocabulary (`Vocabulary`): the member's.
+        ids, ids_without (`list[int]`): the member's ids of both.
+    """
     with_content, without = (sum(len(vocabulary.piece(token)) for token in each) for each in (ids, ids_without))
     return max(with_content - without, 0)
 

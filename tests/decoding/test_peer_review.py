@@ -75,6 +75,12 @@ def test_in_chat_templates_it_equals_the_oracle(method_number, look_ahead):
     assert_equals_the_oracle(with_templates(case_of("peer-review", 500 + method_number), method_number))
 
 
+@pytest.mark.slow
+def test_answers_that_are_cut_inside_broken_characters_equal_the_oracle():
+    """Where three members end so, and the words of an answer decode to more than all its ids do."""
+    assert_equals_the_oracle(with_templates(case_of("peer-review", 522), 22))
+
+
 def test_ratings_equal_the_oracle_s(method_number, monkeypatch):
     case = with_templates(case_of("peer-review", 900 + method_number), method_number)
     output, members = case.fast(), case.ref_members()

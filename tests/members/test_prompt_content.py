@@ -265,11 +265,12 @@ def test_templates_that_say_nothing_of_turns(template):
     assert chat_endings(tokenizer, Vocabulary(tokenizer)) == []
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 @pytest.mark.parametrize("main", ["byte_level", "sentencepiece"])
 def test_chats_equal_the_oracle(main, number):
     """The weights follow from what a chat moves, as the oracle finds it by the members' templates."""
-    pair, chat = members(main), [*CHATS, SYSTEM, SPACED, LONGER[:1]][number]
+    long = [{"role": "user", "content": "she was there in the park " * 11}]
+    pair, chat = members(main), [*CHATS, SYSTEM, SPACED, LONGER[:1], long][number]
     inputs = rendered(pair, chat)
     config = AdaFuseConfig(max_word_tokens=4, model_weights="examples_or_content")
     (model, tokenizer), (other, other_tokenizer) = pair

@@ -111,7 +111,7 @@ def answer(m, prefix, config, left, others):
     main, text, ids = others[0], text_of(m, words), [token for word in words for token in word]
     if m.tokenizer is main.tokenizer:
         kept = kept_text(main, main.text(ids), ids, left)
-        return (words, ends) if kept is None else (first_ids(words, len(own_ids(m, ids, kept))), False)
+        return (words, ends) if kept is None else (first_ids(words, left), False)
     kept = kept_text(main, text, main.encode(text)[0], left)
     return (words, ends) if kept is None else (Cut(own_ids(m, ids, kept), kept), False)
 

@@ -194,25 +194,20 @@ class AnswerProposer(DraftedText):
         index = last.prompt_index
         root = self.member.root(index)
         ids = [node.token for node in last.lineage() if node.position > root.position]
-        if self.member.has_main_tokenizer and not self.stops(index, "", ids, word.number):
-            return False
-        text = self.member.vocabulary.text(ids)
         if self.member.has_main_tokenizer:
-            return self.stops.cut(index, text, ids, word.number) is not None
-        return self.stops.surely_before(index, text, word.number)
+            return self.stops.num_kept(index, ids, word.number) is not None
+        return self.stops.surely_before(index, self.member.vocabulary.text(ids), word.number)
 
     def finished(self, text: tuple[int, int], words: list[GrowingWord]) -> Proposal:
         """The answer up to where a stopping criterion ends it: nobody judges what the caller does not get."""
         answer = self.proposal(words)
-        vocabulary = self.member.vocabulary
-        if self.member.has_main_tokenizer:  # whole ids, because words with broken characters may decode otherwise
-            kept = self.stops.cut(text[0], vocabulary.text(list(answer.ids)), answer.ids, number=text[1])
-            count = None if kept is None else len(ids_up_to(vocabulary, answer.ids, kept))
+        if self.member.has_main_tokenizer:  # by ids: words with broken characters may decode otherwise than all ids do
+            count = self.stops.num_kept(text[0], answer.ids, text[1])
             return answer if count is None else self.proposal(_first_tokens(words, count))
         kept = self.stops.cut(text[0], answer.text, number=text[1])
         if kept is None:
             return answer
-        ids = ids_up_to(vocabulary, answer.ids, kept)
+        ids = ids_up_to(self.member.vocabulary, answer.ids, kept)
         return Proposal(tuple(cut_words(list(answer.words), kept)), tuple(ids), ends=False)
 
     def _main_ids(self, answer: Proposal) -> tuple[int, ...] | None:

@@ -2,11 +2,11 @@
 word. The preset `robust` uses it, with options of its own. It is this project's own.
 
 The words of all candidates make a trie. At each level of the trie the word of the largest mean probability is taken,
-and the candidates that have another word there are out. A word that every member writes greedily is taken at once: the
-others are branches that somebody tried. So copies of one model write the model's greedy text, and so does a member that
-counts more than a hundred times as much as any other, because nobody else is asked then. If the members proposing
-a longer span weigh less than those whose spans end here, the round ends here. The next word would be a choice among the
-longer spans alone.
+and the candidates that have another word there are out. A word that every member writes greedily is taken at once. A
+member with less than a hundredth of the largest weight does not count here. So copies of one model write the model's
+greedy text, and so does a main model that has more than a hundred times the weight of any other member. If the members
+proposing a longer span weigh less than those whose spans end here, the round ends here. The next word would be a choice
+among the longer spans alone.
 
 In the trie a line break before a word is a word of its own. Whether a line ends is one question, and what the next line
 begins with another: a break would otherwise lose to a comma for all the words that may follow it.
@@ -43,11 +43,10 @@ class Words(AdaptiveSpans):
             reject it. `"root"`, (sum w p^0.5)^2: between the two.
         part (`str`, *optional*, defaults to `"whole"`): how much of a word a member judges it by. `"whole"`: the
             probability of all its tokens. `"distinct"`: of what sets it apart from the other words at its place. A word
-            of many tokens then does not pay for those that nobody contests, and a member that counts alone writes its
-            greedy text, or nearly so. `"weighted"` mixes both: whole words when members have equal weight, distinct
-            parts when one member has all the weight. With equal weights whole words say more of what the members know,
-            since a first token alone, like a quotation mark, may be habit. Scores in a trace are always those of whole
-            words.
+            of many tokens then does not pay for those that nobody contests. `"weighted"` mixes both: whole words when
+            members have equal weight, distinct parts when one member has all the weight. With equal weights whole words
+            say more of what the members know, since a first token alone, like a quotation mark, may be habit. Scores in
+            a trace are always those of whole words.
         allow_blank (`bool`, *optional*, defaults to `True`): whether a text that ends at once, or begins with a line
             break, wins as any word does. `False`: it wins only where all members that count (at least half as much as
             the one that counts most) find that likeliest, or where it is the main model's own word, kept by

@@ -195,12 +195,12 @@ def context_evidence(
     logits: dict[tuple[int, ...], torch.Tensor] = {}
     for read_ids, found in next_token_logits(call, handle.device, [ids for pair in pairs.values() for ids in pair]):
         logits |= dict(zip(read_ids, found, strict=True))
-    evidence = [PromptEvidence(nll, ends_as_chat=is_chat) for nll, is_chat in zip(nlls, are_chats, strict=True)]
+    of_content = [(math.nan, 0)] * len(rows)
     for row, pair in pairs.items():
         divergence = content_divergence(*(logits[tuple(ids)] for ids in pair))
-        num_bytes = content_bytes(handle.vocabulary, *pair)
-        evidence[row] = evidence[row]._replace(divergence=divergence, content_bytes=num_bytes)
-    return evidence
+        of_content[row] = divergence, content_bytes(handle.vocabulary, *pair)
+    evidence = zip(nlls, of_content, are_chats, strict=True)
+    return [PromptEvidence(nll, *of_prompt, is_chat) for nll, of_prompt, is_chat in evidence]
 
 
 def _windows(text: str, handle: ModelHandle) -> list[tuple[list[int], list[int]]]:

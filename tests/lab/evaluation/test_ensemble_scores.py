@@ -162,7 +162,13 @@ def test_trust_by_a_context_s_content_is_that_of_generate(monkeypatch):
         member_weights, "MemberWeights", lambda config, one, number: said.append(one) or trust(config, one, number)
     )
     lm = ensemble([("llama", "byte_level"), ("gpt2", "characters")], AdaFuseConfig.robust())
-    contexts = ["Question: where was she?\nAnswer:", "Question:", "a b\n" * 110 + "what:"]
+    passage = "Passage: " + "she was there in the park " * 9
+    contexts = [
+        "Question: where was she?\nAnswer:",
+        "Question:",
+        "a b\n" * 110 + "what:",
+        f"{passage}\nQuestion: cat\nA:",
+    ]
     asked = [(context, {"until": [], "max_gen_toks": 2}) for context in contexts]
     for request in asked:
         lm.generate_until(requests("generate_until", [request]))
@@ -171,8 +177,11 @@ def test_trust_by_a_context_s_content_is_that_of_generate(monkeypatch):
     for one, context in zip(said, contexts, strict=True):
         divergences = [[each.divergence for each in of_one] for of_one in (one, found._context_evidence[context])]
         assert divergences[0] == pytest.approx(divergences[1], rel=1e-5, nan_ok=True)
+        sizes = [[each.content_bytes for each in of_one] for of_one in (one, found._context_evidence[context])]
+        assert sizes[0] == sizes[1]
     assert all(0 < one.divergence < math.inf for one in said[0]) and all(math.isnan(one.divergence) for one in said[1])
     assert math.isnan(said[2][1].divergence)
+    assert [one.content_bytes for one in said[3]] == [len(passage) - len("Passage: ...") + len("cat") - len("...")] * 2
 
 
 @pytest.mark.parametrize("weighting", ["examples", "prompt"])
