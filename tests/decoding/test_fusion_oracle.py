@@ -132,8 +132,8 @@ def test_words_judged_by_what_sets_them_apart_equal_the_oracle(number):
 
 WEIGHTED = {
     "prompt": ({"model_weights": "prompt", "prompt_sharpness": 2.0}, [66042, 66059, 66079, 66085, 66093]),
-    "root": ({"mean": "root", "online_rate": 1.0}, [66546, 66623, 66631, 66658]),
-    "fixed": ({"model_weights": None, "online_rate": 1.0}, [66885, 66915, 66938]),
+    "root": ({"mean": "root", "online_rate": 1.0}, [66623, 66631, 66658]),
+    "fixed": ({"model_weights": None, "online_rate": 1.0}, [66915, 66938]),
 }
 
 
