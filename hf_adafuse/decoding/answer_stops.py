@@ -40,7 +40,8 @@ class AnswerStops:
             ids (`list[int]`, *optional*): the main model's own ids of it. By default its tokenization of the text.
             number (`int`, *optional*, defaults to 0): which answer it is, where a member writes several to one prompt.
         """
-        return self._num_taken(prompt_index, text, ids, number) is not None
+        ids = self._vocabulary.encode(text).ids if ids is None else ids
+        return self._num_taken(prompt_index, ids, number) is not None
 
     def surely_before(self, prompt_index: int, text: str, number: int = 0) -> bool:
         """Whether an answer ends before the end of its text so far, whatever text follows: a word of the main model's
@@ -51,25 +52,25 @@ class AnswerStops:
     def cut(self, prompt_index: int, text: str, ids: Sequence[int] | None = None, number: int = 0) -> str | None:
         """The text of an answer up to the token at which a criterion ends it, which is what the caller gets. `None`
         where no criterion ends it, or that token ends inside a character."""
-        taken = self._num_taken(prompt_index, text, ids, number)
+        ids = self._vocabulary.encode(text).ids if ids is None else ids
+        taken = self._num_taken(prompt_index, ids, number)
         if taken is None:
             return None
-        ids = self._vocabulary.encode(text).ids if ids is None else list(ids)
-        kept = self._vocabulary.text(ids[:taken])
+        kept = self._vocabulary.text(list(ids[:taken]))
         return kept if text.startswith(kept) else None
 
     def num_kept(self, prompt_index: int, ids: Sequence[int], number: int = 0) -> int | None:
         """How many ids of an answer the caller gets, where they are the main model's own; `None` as in `cut`."""
-        taken = self._num_taken(prompt_index, "", ids, number)
+        taken = self._num_taken(prompt_index, ids, number)
         if taken is None:
             return None
         whole, kept = (self._vocabulary.text(list(each)) for each in (ids, ids[:taken]))
         return taken if whole.startswith(kept) else None
 
-    def _num_taken(self, prompt_index: int, text: str, ids: Sequence[int] | None, number: int) -> int | None:
+    def _num_taken(self, prompt_index: int, ids: Sequence[int], number: int) -> int | None:
         """How many of the main model's ids there are up to the one at which a criterion ends the answer; `None` where
         none does. Ids that have been asked about before are not asked about again."""
-        ids = self._vocabulary.encode(text).ids if ids is None else list(ids)
+        ids = list(ids)
         begin = len(self._prompts[prompt_index].ids)
         known, asked = self._asked.get((prompt_index, number), (begin, []))
         asked = asked if known == begin else []

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from ..config import AdaFuseConfig
 from ..members.prompt_content import PromptEvidence
 
-# By the measurements of docs/quality.md. Weights are min(divergence, m) ** (2 m). Here m is in nats: members whose
-# divergence is more all make enough of the prompt. It is a nat for so many bytes of content, and between these bounds.
+# By the measurements of docs/quality.md. Weights are min(divergence, m) ** (2 m), both in nats: members whose
+# divergence is above m all make enough of the prompt. m is a nat for so many bytes of content, between these bounds.
 _BYTES_PER_NAT = 40
 _LEAST_NATS, _MOST_NATS = 4.0, 8.0
 # In nats: a member for which it is less makes nothing of the prompt.

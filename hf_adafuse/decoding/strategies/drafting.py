@@ -218,10 +218,10 @@ def _first_tokens(words: Sequence[GrowingWord], count: int) -> list[GrowingWord]
     """The words of the first `count` tokens, which may end inside one."""
     kept = list[GrowingWord]()
     for word in words:
-        left = count - sum(len(earlier.nodes) for earlier in kept)
-        if left <= 0:
+        if count <= 0:
             break
-        kept.append(GrowingWord(word.nodes[:left], is_done=True))
+        kept.append(GrowingWord(word.nodes[:count], is_done=True))
+        count -= len(word.nodes)
     return kept
 
 
