@@ -1,8 +1,8 @@
 """In what order the members propose, and what each of them reads before, so that few passes are needed.
 
-On one device members act in turn, the cheapest first (parameters times tokens of the prompt). Each scores what is in
-the pool, then proposes. So where it agrees with another member its tokens are already there, computed. None of it
-changes a result: [`SpanRound`] proposes the same without it.
+On one device the members that a round asks act in turn, the cheapest first (parameters times tokens of the prompt).
+Each scores what is in the pool, then proposes. So where it agrees with another member its tokens are already there,
+computed. None of it changes a result: [`SpanRound`] proposes the same without it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ class MemberTurns:
         self._devices = [member.device_key for member in members]
         self._acceptance = AcceptanceStats()  # of whoever goes first
 
-    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
-        """Pool every member's proposals, the cheapest member's first."""
+    def propose(self, text: WrittenText, pool: Pool, asked: Sequence[int]) -> Requests[None]:
+        """Pool the proposals of the members that are asked, the cheapest member's first."""
         index = text.prompt.index
-        first, *others = sorted(range(len(self._members)), key=lambda k: self._members[k].prefill_cost(index))
+        first, *others = sorted(asked, key=lambda k: self._members[k].prefill_cost(index))
         pool.first = first
+        if not others and len(self._members) > 1:
+            proposals = yield from self._proposers[first].propose_alone(text.node(first))
+            pool.add(first, proposals)
+            return
         if self._shall_propose_in_parallel([first, *others]):
             yield ParallelMembers([self._take_turn(k, text, pool, []) for k in (first, *others)])
             return
@@ -57,7 +61,10 @@ class MemberTurns:
             yield from self._take_turn(k, text, pool, later_ids)
 
     def note_winner(self, pool: Pool, winner: Candidate) -> None:
-        """Record whether the first member's best candidate has won. How far ahead it will propose follows from this."""
+        """Record whether the first member's best candidate has won. How far ahead it will propose follows from this.
+        One that is asked alone does not propose ahead."""
+        if not pool.margins[pool.first]:
+            return
         self._acceptance.add(pool.margins[pool.first][-1], winner is pool.best_of(pool.first))
 
     def _shall_propose_in_parallel(self, order: list[int]) -> bool:

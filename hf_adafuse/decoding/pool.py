@@ -147,9 +147,9 @@ class Pool:
                 candidate.lossy.append(member_index)
         return candidate.ids[member_index]
 
-    def best_of(self, member_index: int) -> Candidate:
-        """A member's best branch."""
-        return self._best[member_index]
+    def best_of(self, member_index: int) -> Candidate | None:
+        """A member's best branch; `None` where it has not been asked."""
+        return self._best.get(member_index)
 
     def members_whose_best_is(self, candidate: Candidate) -> tuple[int, ...]:
         """The members whose best branch a candidate is."""

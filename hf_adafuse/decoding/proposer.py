@@ -154,6 +154,12 @@ class Proposer:
         spans = [[*words, branch] for branch in branches] or [words]
         return Proposals([self.proposal(span) for span in spans], margins)
 
+    def propose_alone(self, root: Node) -> Requests[Proposals]:
+        """What it proposes where no other member is asked: greedy words without branches, since nobody would prefer
+        one of those."""
+        span = yield from self.propose_certain(root, least=0.0)
+        return Proposals([] if span is None else [span], [])
+
     def propose_certain(self, root: Node, least: float) -> Requests[Proposal | None]:
         """Greedy words, `max_words` at most, while the first token of each has at least this probability; `None` where
         the first word's has not."""

@@ -46,6 +46,17 @@ class Selector:
         self._splitter = splitter
         self._weights = weights
 
+    def asked_members(self, prompt: Prompt) -> list[int]:
+        """The numbers of the members that the method asks in the next round."""
+        strategy = self._strategies[prompt.index]
+        asked = list(strategy.asked_members(self._weights.of(prompt.index).weights))
+        if not asked or not {*asked} <= {*range(len(self._vocabularies))}:
+            raise IndexError(
+                f"What {type(strategy).__name__}.asked_members gives must be numbers of {len(self._vocabularies)} "
+                f"members, one at least, but is {asked}. Mend the method."
+            )
+        return asked
+
     def choose(self, prompt: Prompt, pool: Pool) -> Candidate | None:
         """The winner of a round, or `None` when every candidate is forbidden."""
         candidates = [candidate for candidate in pool.ranked() if candidate.dropped is None]
@@ -56,7 +67,7 @@ class Selector:
             for candidate in candidates
         ]
         best = pool.best_of(0)
-        main_index = candidates.index(best) if best in candidates else None
+        main_index = candidates.index(best) if best is not None and best in candidates else None
         weights = self._weights.of(prompt.index).weights
         choice = strategy.choose(spans, weights, main_index)
         if not isinstance(choice, Choice):
@@ -120,17 +131,19 @@ class Selector:
         is_first: bool = False,
         first_choice_of: tuple[int, ...] = (),
     ) -> ScoredSpan:
-        """A candidate that all members have scored, as the strategy sees it: its words or other units, and which of the
+        """A candidate that has been scored, as the strategy sees it: its words or other units, and which of the
         members' log-probabilities belong to each."""
         members = range(len(self._vocabularies))
         words = strategy.units(self._splitter.split(candidate.text)) if candidate.text else []
         log_probs = [
-            by_word(words, candidate.ids[k], candidate.log_probs[k], self._vocabularies[k]) if words else []
-            for k in members
+            by_word(words, candidate.ids.get(k, []), candidate.log_probs.get(k, []), one) if words else []
+            for k, one in enumerate(self._vocabularies)
         ]
         tokens = self._tokens(candidate, words) if strategy.needs_tokens else []
         if candidate.ends:  # tokens without text before the end belong to it
-            ends = [candidate.log_probs[k][len(candidate.ids[k]) if words else 0 :] for k in members]
+            ends = [
+                candidate.log_probs.get(k, [])[len(candidate.ids.get(k, [])) if words else 0 :] for k in members
+            ]
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         tokens = [of_words if any(of_words) else [] for of_words in tokens]

@@ -40,9 +40,12 @@ class SpanRound(Round[WrittenText]):
     needs_logits: bool
 
     def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
-        for proposer in self.proposers:
-            proposals = yield from proposer.propose(text.node(proposer.member_index))
-            pool.add(proposer.member_index, proposals)
+        asked = self.asked_members(text)
+        for k in asked:
+            proposer, end = self.proposers[k], text.node(k)
+            is_alone = len(asked) == 1 < len(self.members)
+            proposals = yield from proposer.propose_alone(end) if is_alone else proposer.propose(end)
+            pool.add(k, proposals)
 
     def score(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Give the candidates that could be appended their log-probabilities, by at most one pass of each member."""
@@ -53,14 +56,22 @@ class SpanRound(Round[WrittenText]):
         yield from ()
         return self.selector.choose(text.prompt, pool)
 
+    def asked_members(self, text: WrittenText) -> list[int]:
+        """The numbers of the members that propose and score in this round: those that the method asks, those that may
+        forbid a text, and the main model where the caller wants its scores."""
+        prompt = text.prompt
+        asked = {k for k, member in enumerate(self.members) if member.may_forbid(prompt.index)}
+        return sorted(asked.union(self.selector.asked_members(prompt), [0] if prompt.keeps_logits else []))
+
     def add_log_probs(self, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
-        """Give candidates their log-probabilities under every member, and their logits where these are needed."""
-        members, index = range(len(self.members)), text.prompt.index
-        parts = [self._read(k, text, pool, candidates) for k in members]
-        yield from run_on_each_member(parts, [member.device_key for member in self.members])
+        """Give candidates their log-probabilities under every member that is asked, and their logits where these are
+        needed."""
+        asked, index = self.asked_members(text), text.prompt.index
+        parts = [self._read(k, text, pool, candidates) for k in asked]
+        yield from run_on_each_member(parts, [self.members[k].device_key for k in asked])
         if self.needs_logits:
             for candidate in candidates:
-                spans = [text.span(k, pool, candidate) for k in members]
+                spans = [text.span(k, pool, candidate) for k in range(len(self.members))]
                 pairs = zip(self.members, spans, strict=True)
                 candidate.logits = [member.logits(index, span)[span.start :] for member, span in pairs]
 
@@ -109,7 +120,7 @@ class CommittedSpanRound(SpanRound):
 
     def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Each member in its turn; then, where the method asks for it, all of them together."""
-        yield from self.turns.propose(text, pool)
+        yield from self.turns.propose(text, pool, self.asked_members(text))
         if self.joint_round is not None:
             answer = JointAnswer(self.members, text.prompt, self.stops)
             yield from write(self.joint_round, answer)
@@ -131,9 +142,18 @@ class CommittedSpanRound(SpanRound):
         else:
             winner = yield from self._write_fused_answer(text, pool, chosen)
         if winner.dropped is None:
+            if winner.ends:
+                yield from self._read_end(text, pool, winner)
             self.turns.note_winner(pool, winner)
             self.selector.learn(prompt, winner)
         return winner
+
+    def _read_end(self, text: WrittenText, pool: Pool, winner: Candidate) -> Requests[None]:
+        """The main model reads a winner that ends the text, where it has not been asked and has several end-of-sequence
+        ids: the likeliest of them comes next."""
+        main, index, ids = self.members[0], text.prompt.index, pool.encode_for(0, winner)
+        if len(main.eos_ids) > 1 and (needed := main.needed_to_score(index, [Span(ids, ends=True, start=len(ids))])):
+            yield ForwardRequest(0, needed)
 
     def _tell_facts(self, prompt: Prompt) -> None:
         """The method of a prompt that asks for it is told what the prompt says to each member."""

@@ -75,6 +75,10 @@ class LogitsReader:
                 known=found.known,
             )
 
+    def may_forbid(self, prompt_index: int) -> bool:
+        """Whether a prompt has processors: they may forbid a token."""
+        return bool(self._processors[prompt_index])
+
     def add_prompts(self, processors: Sequence[PromptProcessors]) -> None:
         """Take the processors of further prompts."""
         self._processors = [*self._processors, *processors]

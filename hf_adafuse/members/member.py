@@ -205,6 +205,11 @@ class Member(ABC):
         """Whether logits processors act on this member. They may forbid a text."""
         return bool(self._reader.has_processors)
 
+    def may_forbid(self, prompt_index: int) -> bool:
+        """Whether it may forbid what others propose for a prompt: by logits processors, or since it has no token for
+        the end of the text."""
+        return not self.eos_ids or bool(self._reader.may_forbid(prompt_index))
+
     @property
     @abstractmethod
     def device_key(self) -> Any:
@@ -299,7 +304,10 @@ class Member(ABC):
             self.backend.forget(node)
 
     def best_end(self, prompt_index: int, ids: list[int]) -> int:
-        """The most likely end-of-sequence id after these ids, which have been scored with the end of the text."""
+        """The most likely end-of-sequence id after these ids, which have been scored with the end of the text unless
+        there is only one."""
+        if len(self.eos_ids) == 1:
+            return self.eos_ids[0]
         return int(self._reader.best_of(self.path(prompt_index, ids)[-1], self.eos_ids))
 
     def logits(self, prompt_index: int, span: Span) -> list[float]:

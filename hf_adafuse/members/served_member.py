@@ -81,6 +81,10 @@ class ServedLogprobsReader:
     def drop(self, prompts: Iterable[int]) -> None:
         """Nothing to do: nothing is kept for a prompt."""
 
+    def may_forbid(self, prompt_index: int) -> bool:
+        """`False`: no logits processor acts on a member behind a server."""
+        return False
+
     def add_prompts(self, processors: Sequence[Any]) -> None:
         """Nothing to do: no logits processor acts on a member behind a server."""
 

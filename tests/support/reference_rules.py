@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from support.reference import TIE, fit, greedy_word, propose
+
+LEAST_WEIGHT = 0.01  # with `words` who has a smaller share of the largest weight is not asked
 
 
 def token_log_probs(m, prefix, ids, ends):
@@ -69,6 +72,8 @@ def without_break(word):
 def by_word(m, words, ids, values, ends):
     """Per word, the log-probabilities of the tokens that begin in it; the end is a word, with all before it that has no
     text."""
+    if not values:  # nothing to score, or not asked
+        return [[] for _ in range(len(words) + ends)]
     if not words:
         return [list(values)] if ends else []
     groups = [[] for _ in words]
@@ -188,7 +193,7 @@ def agreed(entries, level, members):
 def choose(entries, weights, config, own, is_first):
     """The winner among the entries that are possible; `own`: the main model's best candidate."""
     own = own if own in entries else None
-    members = {k for entry in entries for k in entry["greedy"] if weights[k] >= 0.01 * max(weights)}
+    members = {k for entry in entries for k in entry["greedy"] if weights[k] >= LEAST_WEIGHT * max(weights)}
     if not config.method_options.get("allow_blank", True) and is_first:
         entries = outspoken(agreed(entries, 0, members), weights, config, own if config.switch_margin > 0 else None)
     if config.method != "words":
@@ -386,10 +391,28 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
     return new[:max_new_tokens], spans
 
 
+def asked_of(members, weights, config):
+    """The members that propose and score: with `words` those with a hundredth of the largest weight, those whose
+    processors may forbid a text, those that cannot end it, and the main model where its own words are kept."""
+    if config.method != "words":
+        return range(len(members))
+    is_kept = config.switch_margin > 0
+    return [
+        k
+        for k, (m, weight) in enumerate(zip(members, weights))
+        if weight >= LEAST_WEIGHT * max(weights) or m.process is not None or not m.eos or (k == 0 and is_kept)
+    ]
+
+
 def one_round(members, prefixes, logs, config, is_first):
     pool, greedy = {}, {}
+    weights = [math.exp(log - max(logs)) for log in logs]
+    asked = asked_of(members, weights, config)
     for k, (m, prefix) in enumerate(zip(members, prefixes)):
-        for words, ends in propose(m, prefix, config):
+        if k not in asked:
+            continue
+        rule = config if len(asked) > 1 or len(members) == 1 else replace(config, num_branches=1, margin_threshold=0.0)
+        for words, ends in propose(m, prefix, rule):
             text = "".join(m.text(word) for word in words)
             greedy.setdefault(k, (text, ends))
             pool.setdefault((text, ends), {}).setdefault(k, [token for word in words for token in word])
@@ -404,6 +427,7 @@ def one_round(members, prefixes, logs, config, is_first):
         if not exact or not fit(members, prefixes, encoded) or not (text or ends):
             continue
         values = [token_log_probs(m, p, e, ends) for m, p, e in zip(members, prefixes, encoded)]
+        values = [own if k in asked else [] for k, own in enumerate(values)]
         if any(-math.inf in of_member for of_member in values) or not any(values):
             continue
         words = words_of(text, config) if text else []
@@ -414,8 +438,7 @@ def one_round(members, prefixes, logs, config, is_first):
         entry["tokens"] = [by_word(m, words, e, [*e, -1], ends) for m, e in zip(members, encoded)]
         entries.append(entry)
     if entries:
-        top = max(logs)
-        return choose(entries, [math.exp(log - top) for log in logs], config, own, is_first)
+        return choose(entries, weights, config, own, is_first)
     word, ends = greedy_word(members[0], prefixes[0], members[0].best(prefixes[0], 1)[0][0], config)
     text = members[0].text(word)
     encoded = [word, *[m.encode(text)[0] for m in members[1:]]]

@@ -91,6 +91,7 @@ def _called_with(cls: type[Any]) -> dict[str, tuple[str, ...]]:
     return {
         "choose": ("candidates", "weights", "main_index"),
         "make_proposer": ("member_index", "members", "splitter"),
+        "asked_members": ("weights",),
         "propose_alone": ("main", "root"),
         "fuse": ("texts",),
         "draft_method": (),

@@ -178,6 +178,21 @@ class SpanStrategy(Strategy):
         """
         return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), splitter)
 
+    def asked_members(self, weights: Sequence[float]) -> list[int]:
+        """
+        The members that propose and score in a round. The others read what is committed when they are asked again. A
+        member that is asked alone proposes greedy words, without branches. Beside these the decoder asks each member
+        that may forbid a text, by its logits processors or for want of an end-of-sequence token, and the main model
+        where the caller wants its scores.
+
+        Args:
+            weights (`list[float]`): how much each member counts, the main model first.
+
+        Returns:
+            the members' numbers, at least one. By default all.
+        """
+        return list(range(len(weights)))
+
     def propose_alone(self, main: Proposer, root: Node) -> Requests[Proposal | None]:
         """
         A text of the main model that is committed without asking the other members. They read it later. It is a

@@ -2,11 +2,12 @@
 word. The preset `robust` uses it, with options of its own. It is this project's own.
 
 The words of all candidates make a trie. At each level of the trie the word of the largest mean probability is taken,
-and the candidates that have another word there are out. A word that every member writes greedily is taken at once. A
-member with less than a hundredth of the largest weight does not count here. So copies of one model write the model's
-greedy text, and so does a main model that has more than a hundred times the weight of any other member. If the members
-proposing a longer span weigh less than those whose spans end here, the round ends here. The next word would be a choice
-among the longer spans alone.
+and the candidates that have another word there are out. A word that every member writes greedily is taken at once. So
+copies of one model write the model's greedy text. If the members proposing a longer span weigh less than those whose
+spans end here, the round ends here. The next word would be a choice among the longer spans alone.
+
+A member with less than a hundredth of the largest weight is not asked. So a main model that has more than a hundred
+times the weight of any other member writes its greedy text, in as many passes as alone.
 
 In the trie a line break before a word is a word of its own. Whether a line ends is one question, and what the next line
 begins with another: a break would otherwise lose to a comma for all the words that may follow it.
@@ -27,8 +28,13 @@ from .word_parts import distinct_log_probs, uncontested_share
 # The means of probabilities as power means (sum w p^a)^(1 / a); the geometric one is the limit.
 _EXPONENTS = {"arithmetic": 1.0, "root": 0.5, "geometric": 0.0}
 PARTS = ("whole", "distinct", "weighted")
-# A member that counts less than this share of the one that counts most has no say in what every member writes.
+# A member that counts less than this share of the one that counts most is not asked.
 _LEAST_WEIGHT = 0.01
+
+
+def members_that_count(weights: Sequence[float]) -> list[int]:
+    """The numbers of the members whose share of the largest weight is not too small to ask them."""
+    return [k for k, weight in enumerate(weights) if weight >= _LEAST_WEIGHT * max(weights)]
 
 
 @dataclass
@@ -73,6 +79,11 @@ class Words(AdaptiveSpans):
     def needs_tokens(self) -> bool:  # type: ignore[override]
         return self.part != "whole"
 
+    def asked_members(self, weights: Sequence[float]) -> list[int]:
+        """The members that count; and the main model where its own words are to be kept by `switch_margin`."""
+        counts = members_that_count(weights)
+        return counts if self.config.switch_margin == 0 else sorted({0, *counts})
+
     def units(self, words: Sequence[str]) -> list[str]:
         """Line breaks before words are apart: `"\\n\\nThe"` is `"\\n\\n"` and `"The"`."""
         ends = [word[: len(word) - len(word.lstrip())].rfind("\n") + 1 for word in words]
@@ -109,8 +120,8 @@ class WordTrie:
         self._exponent = _EXPONENTS[mean]
         self._margin = margin
         self._share = {"whole": 1.0, "distinct": 0.0, "weighted": uncontested_share(weights)}[part]
-        counts = [weight >= _LEAST_WEIGHT * max(weights) for weight in weights]
-        self._members = {k for span in spans if span.is_possible for k in span.first_choice_of if counts[k]}
+        counts = members_that_count(weights)
+        self._members = {k for span in spans if span.is_possible for k in span.first_choice_of if k in counts}
         # What `descend` has compared: per candidate, the mean probability of each of its words.
         self.decided_by: list[list[float]] = [[] for _ in spans]
         self.notes: dict[int, str] = {}

@@ -1,0 +1,175 @@
+"""Members that hardly count are not asked: what that saves, what it must not change, and who is asked all the same."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import pytest
+import support.reference_rules as oracle
+from support.cases import PROMPTS, Case, counts, random_case
+from support.hosts import Forbid, new_ids
+from support.releases import cache_of
+from support.tiny import ARCHITECTURES, TOKENIZERS, tiny_model
+from support.toys import run, texts, toy, word_tokenizer
+
+import hf_adafuse.decoding.strategies.words as words
+from hf_adafuse import AdaFuseConfig, SpanStrategy, register_strategy
+from hf_adafuse.decoding.strategies.registry import STRATEGIES
+from hf_adafuse.trees.pass_policy import Policy
+
+LIGHT = 0.005
+
+
+def pair(number, weights, prompts=PROMPTS[:1], length=12, **rule):
+    """Two members with other tokenizers, and the method `words` with these weights."""
+    rng = random.Random(number)
+    names = rng.sample(list(TOKENIZERS), 2)
+    models = [tiny_model(rng.choice(ARCHITECTURES), name, number, peak=4.0) for name in names]
+    settings = {"method": "words", "model_weights": weights, **rule}
+    tokenizers = [TOKENIZERS[name]() for name in names]
+    return Case(models, tokenizers, AdaFuseConfig.from_dict(settings), list(prompts), length)
+
+
+def expected_of(case, process=None):
+    """The oracle's new ids of each row; `process(ids, logits)` is the main model's processor."""
+    found = []
+    for row in case.main_ids()[0]:
+        members = case.ref_members()
+        members[0].process = process
+        found.append(oracle.decode_by_rule(members, case.member_prompts(row), case.config, case.max_new_tokens)[0])
+    return found
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("heavy", [0, 1])
+def test_a_member_that_hardly_counts_reads_its_prompt_and_no_more(heavy, number, monkeypatch):
+    monkeypatch.setattr(Policy, "longest_draft", 0)
+    case = pair(number, [1.0, LIGHT] if heavy == 0 else [LIGHT, 1.0], num_branches=3, margin_threshold=0.9)
+    output = case.fast()
+    asked, unasked = counts(output)[heavy], counts(output)[1 - heavy]
+    prompts = [len(ids) for ids in case.member_prompts(case.main_ids()[0][0])]
+    assert unasked == (1, prompts[1 - heavy])
+    assert asked[0] - 1 == asked[1] - prompts[heavy]  # a token a pass: no branch is read
+    for committed in output.rounds[0]:
+        assert committed.proposer == heavy and len(committed.candidates) == 1
+        assert committed.candidates[0].nlls[1 - heavy] is None and committed.candidates[0].nlls[heavy] is not None
+
+
+@pytest.mark.fast
+def test_who_has_a_hundredth_of_the_largest_weight_is_asked():
+    for least, is_asked in [(0.0101, True), (0.0099, False)]:
+        output = pair(1, [2.0, 2 * least]).fast()
+        assert all((one.candidates[0].nlls[1] is not None) == is_asked for one in output.rounds[0])
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_members_that_come_and_go_equal_the_oracle(number, monkeypatch):
+    """The least share is so large here that weights, which follow the text, cross it again and again."""
+    least = random.Random(number).choice([0.5, 0.8, 0.95])
+    monkeypatch.setattr(words, "_LEAST_WEIGHT", least)
+    monkeypatch.setattr(oracle, "LEAST_WEIGHT", least)
+    case = random_case(83000 + 4 * number + 1 + number % 3)
+    rule = {"method": "words", "model_weights": None, "online_rate": 2.0, "nll_normalization": "token"}
+    rule |= {"mean": random.Random(number).choice(["root", "arithmetic"])}
+    case.config = AdaFuseConfig.from_dict(case.config.to_dict() | rule)
+    output = case.fast()
+    assert new_ids(case, output) == expected_of(case)
+    numbers = {
+        sum(nll is not None for nll in one.candidates[one.winner].nlls)
+        for row in output.rounds
+        for one in row
+        if one.winner is not None
+    }
+    assert number or len(numbers) > 1
+
+
+def test_batches_of_prompts_that_ask_other_members_equal_single_prompts(monkeypatch):
+    monkeypatch.setattr(words, "_LEAST_WEIGHT", 0.8)
+    case = pair(5, None, PROMPTS[:4], online_rate=3.0)
+    together, alone = new_ids(case, case.fast()), []
+    for prompt in PROMPTS[:4]:
+        case.prompts = [prompt]
+        alone += new_ids(case, case.fast())
+    assert together == alone
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_processors_of_a_member_that_hardly_counts_forbid_all_the_same(number):
+    case = pair(number, [LIGHT, 1.0])
+    usual = new_ids(case, case.fast())
+    forbidden = sorted({*usual[0][:3]})
+    processor = Forbid(forbidden)
+    got = new_ids(case, case.fast(logits_processor=[processor]))
+
+    def process(ids, logits):
+        logits = logits.clone()
+        logits[:, forbidden] = -math.inf
+        return logits
+
+    assert got == expected_of(case, process)
+    assert not {*got[0]} & {*forbidden}
+
+
+@pytest.mark.fast
+def test_the_main_model_is_asked_where_its_scores_are_wanted():
+    case = pair(2, [LIGHT, 1.0])
+    output = case.fast(output_scores=True)
+    assert len(output.scores) == len(new_ids(case, output)[0])
+    assert all(committed.candidates[0].nlls[0] is not None for committed in output.rounds[0])
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("num_ends", [1, 2])
+def test_a_main_model_that_is_not_asked_ends_its_text_by_its_likeliest_end(num_ends):
+    tokenizer = word_tokenizer(["So", "It", "red", "stop"])
+    main = toy(tokenizer, {"red": {"stop": 0.6, "</s>": 0.3}})
+    main.generation_config.eos_token_id = [tokenizer.eos_token_id, 5][:num_ends]
+    other = toy(tokenizer, {"It": {"red": 0.99}, "red": {"</s>": 0.99}})
+    output = run([(main, tokenizer), (other, tokenizer)], {"method": "words", "model_weights": [LIGHT, 1.0]})
+    assert output.sequences[0, -2:].tolist() == [4, [1, 5][num_ends - 1]]
+    assert counts(output)[0][0] == num_ends  # the prompt, and the text where it has to choose
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("has_end", [True, False])
+def test_a_member_without_an_end_is_asked_and_rules_it_out(has_end):
+    tokenizer = word_tokenizer(["So", "It", "red"])
+    main = toy(tokenizer, {"It": {"</s>": 0.6, "red": 0.35}, "red": {"red": 0.9}})
+    other = toy(tokenizer, {})
+    other_tokenizer = copy.deepcopy(tokenizer)
+    if not has_end:
+        other_tokenizer.eos_token = other.generation_config.eos_token_id = None
+    settings = {"method": "words", "model_weights": [1.0, LIGHT]}
+    found = run([(main, tokenizer), (other, other_tokenizer)], settings, max_new_tokens=3)
+    assert texts(found) == ([""] if has_end else [" red", " red red"])
+
+
+@pytest.mark.fast
+def test_a_method_of_ones_own_says_whom_it_asks(monkeypatch):
+    class Second(SpanStrategy):
+        asked = (1,)
+
+        def asked_members(self, weights):
+            return self.asked
+
+    monkeypatch.delitem(STRATEGIES, "second", raising=False)
+    register_strategy("second", Second)
+    case = pair(4, None)
+    case.config = AdaFuseConfig.from_dict({"method": "second"})
+    assert {committed.proposer for committed in case.fast().rounds[0]} == {1}
+    for wrong in ((), (2,), (-1,)):
+        monkeypatch.setattr(Second, "asked", wrong)
+        with pytest.raises(IndexError, match=r"Second\.asked_members gives must be numbers of 2 members"):
+            case.fast()
+    del STRATEGIES["second"]
+
+
+@pytest.mark.fast
+def test_the_cache_of_a_main_model_that_is_not_asked_has_all_of_the_text():
+    case = pair(1, [LIGHT, 1.0])
+    output = case.fast()
+    assert counts(output)[0][0] == 1
+    assert cache_of(output).get_seq_length() == output.sequences.shape[1] - 1
