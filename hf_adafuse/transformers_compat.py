@@ -164,6 +164,11 @@ def has_device_map(model: Any) -> bool:
     return hasattr(model, "hf_device_map")
 
 
+def is_spread_out(model: Any) -> bool:
+    """Whether accelerate has placed the parts of a model on several devices."""
+    return len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+
+
 def hooks_of(module: torch.nn.Module) -> list[Any]:
     """The forward hooks on a module: torch has no public list of them."""
     return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]

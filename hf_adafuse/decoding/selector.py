@@ -141,9 +141,7 @@ class Selector:
         ]
         tokens = self._tokens(candidate, words) if strategy.needs_tokens else []
         if candidate.ends:  # tokens without text before the end belong to it
-            ends = [
-                candidate.log_probs.get(k, [])[len(candidate.ids.get(k, [])) if words else 0 :] for k in members
-            ]
+            ends = [candidate.log_probs.get(k, [])[len(candidate.ids.get(k, [])) if words else 0 :] for k in members]
             log_probs = [[*of_words, end] for of_words, end in zip(log_probs, ends, strict=True)]
         log_probs = [of_words if any(of_words) else [] for of_words in log_probs]
         tokens = [of_words if any(of_words) else [] for of_words in tokens]

@@ -27,7 +27,7 @@ def prompt_nll(
         vocabulary (`Vocabulary`): the member's.
         ids (`list[int]`): the member's ids of the whole prompt.
         log_probs (`list[float]`): the log-probability (nats) of each of the last ids; those of the first ids may be
-            unknown.
+            unknown, and those that are NaN are.
         weighting (`str`): which tokens of the prompt count:
 
             - `"prompt"`: all.
@@ -37,6 +37,11 @@ def prompt_nll(
         is_known_chat (`bool`, *optional*, defaults to `False`): whether the prompt is a chat. One with special tokens
             behind its beginning is one anyway.
     """
+    return nll_at(vocabulary, ids, log_probs, counted_positions(vocabulary, ids, weighting, is_known_chat))
+
+
+def counted_positions(vocabulary: Vocabulary, ids: list[int], weighting: str, is_known_chat: bool = False) -> list[int]:
+    """The positions of the tokens of a prompt that count; the arguments are those of [`prompt_nll`]."""
     pieces = [vocabulary.piece(token) for token in ids]
     ends = list(itertools.accumulate(map(len, pieces)))
     text = b"".join(pieces)
@@ -44,14 +49,27 @@ def prompt_nll(
     spans = [(start, ends[-1])]
     if asks_for_examples(weighting):
         spans = [] if is_known_chat or is_chat(pieces, ids, vocabulary.unknown_id) else answer_spans(text)
-    first = len(ids) - len(log_probs)
-    read = [
-        (value, len(piece))
-        for value, piece, end in zip(log_probs, pieces[first:], ends[first:], strict=True)
-        if piece and not math.isnan(value) and any(end > start and end - len(piece) < stop for start, stop in spans)
+    return [
+        position
+        for position, (piece, end) in enumerate(zip(pieces, ends, strict=True))
+        if piece and any(end > start and end - len(piece) < stop for start, stop in spans)
     ]
-    num_bytes = sum(size for _, size in read)
-    return -math.fsum(value for value, _ in read) / num_bytes if num_bytes else math.nan
+
+
+def nll_at(vocabulary: Vocabulary, ids: list[int], log_probs: list[float], positions: Sequence[int]) -> float:
+    """
+    The NLL of tokens of a prompt in nats per byte of their text; NaN where none of their log-probabilities is known.
+
+    Args:
+        vocabulary (`Vocabulary`), ids (`list[int]`), log_probs (`list[float]`): as of [`prompt_nll`]. NaN stands for a
+            log-probability that is not known.
+        positions (`list[int]`): the positions of the tokens.
+    """
+    first = len(ids) - len(log_probs)
+    read = [(log_probs[at - first], len(vocabulary.piece(ids[at]))) for at in positions if at >= first]
+    known = [(value, size) for value, size in read if not math.isnan(value)]
+    num_bytes = sum(size for _, size in known)
+    return -math.fsum(value for value, _ in known) / num_bytes if num_bytes else math.nan
 
 
 def asks_for_examples(weighting: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..servers.queries import Query, ServerError
-from ..trees.backend import Backend, ForwardError
+from ..trees.backend import Backend, Counted, ForwardError
 from ..trees.kv_cache import KeysValues
 from ..trees.nodes import Node
 
@@ -41,17 +41,18 @@ class ServedBackend(Backend):
         self,
         prompts: list[list[int]],
         cache: KeysValues | None = None,
-        with_log_probs: bool = False,
+        counted: Counted = (),
         can_share: bool = True,
     ) -> list[Node]:
         """Plant the trees. The server reads the prompts with the first request."""
         self._plant(prompts)
-        if with_log_probs:
+        if any(counted):
+            asked = [ids if positions else [] for ids, positions in zip(prompts, counted, strict=True)]
             try:
-                self.prompt_log_probs = self.model.prompt_log_probs(prompts)
+                self.prompt_log_probs = self.model.prompt_log_probs(asked)
             except ServerError as error:
                 raise ForwardError(str(error)) from error
-            self.num_forwards += len(prompts)
+            self.num_forwards += sum(map(bool, asked))
         return []
 
     def run(self, nodes: Iterable[Node]) -> list[Node]:

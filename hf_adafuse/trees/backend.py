@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,10 @@ Self = TypeVar("Self", bound="Backend")
 
 class ForwardError(Exception):
     """A model raised an error, ran out of memory or returned NaN. The reason is its `__cause__` or its text."""
+
+
+# Per prompt, the positions of the ids whose log-probabilities are asked for.
+Counted = Sequence[Collection[int]]
 
 
 class Backend:
@@ -34,8 +38,9 @@ class Backend:
         active (`list[int]`): the indices of the prompts that still need passes.
         num_forwards (`int`), num_tokens (`int`): how many forward passes have been run so far, over how many tokens.
         prompt_log_probs (`list[list[float]]`): per prompt of the last call of `prefill` or `admit`, the log-probability
-            (nats) of each id given those before it. It is kept with `with_log_probs`, and begins where the model's own
-            reading began.
+            (nats) of each id given those before it, beginning where the model's own reading began. NaN stands for one
+            that is not known. Those are kept for which `counted` asks, and others as it comes; none where it asks for
+            none.
         policy (`type[Policy]`): the constants for its device.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.
@@ -64,7 +69,7 @@ class Backend:
         self,
         prompts: list[list[int]],
         cache: KeysValues | None = None,
-        with_log_probs: bool = False,
+        counted: Counted = (),
         can_share: bool = True,
     ) -> list[Node]:
         """
@@ -73,7 +78,8 @@ class Backend:
         Args:
             prompts (`list[list[int]]`): ids per prompt, unpadded, at least one each.
             cache (`KeysValues`, *optional*): keys and values of the first columns of the left-padded prompts.
-            with_log_probs (`bool`, *optional*, defaults to `False`): whether to keep `prompt_log_probs`.
+            counted (`list[list[int]]`, *optional*): per prompt, the positions of the ids whose log-probabilities are
+                kept in `prompt_log_probs`. By default none.
             can_share (`bool`, *optional*, defaults to `True`): whether what all prompts begin with may be read apart.
 
         Returns:
@@ -81,13 +87,13 @@ class Backend:
         """
         raise NotImplementedError
 
-    def admit(self, prompts: list[list[int]], with_log_probs: bool = False, can_share: bool = True) -> list[Node]:
+    def admit(self, prompts: list[list[int]], counted: Counted = (), can_share: bool = True) -> list[Node]:
         """Read further prompts while others are being decoded, like `prefill`. Their indices follow the earlier
         ones."""
         newcomers = copy.copy(self)
         newcomers.first_index = len(self.trees)
         newcomers.prompt_log_probs = []
-        roots = newcomers.prefill(prompts, None, with_log_probs, can_share)
+        roots = newcomers.prefill(prompts, None, counted, can_share)
         self.num_forwards = newcomers.num_forwards
         self.num_tokens = newcomers.num_tokens
         self.trees = [*self.trees, *newcomers.trees]

@@ -9,13 +9,13 @@ a row of its own. A prefix that all prompts share is read once, and in one share
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from .backend import Backend, ForwardError, log_probs_of, to_device
+from .backend import Backend, Counted, ForwardError, log_probs_of, to_device
 from .kv_cache import KeysValues, common_length, join_rows
 from .kv_slots import KVSlots
 from .model_call import ModelCall, frequency_switch
@@ -44,7 +44,7 @@ class KVCacheBackend(Backend):
         self,
         prompts: list[list[int]],
         cache: KeysValues | None = None,
-        with_log_probs: bool = False,
+        counted: Counted = (),
         can_share: bool = True,
     ) -> list[Node]:
         """Read what the prompts share, and then the prompts: each in one forward pass, or in several where one would
@@ -52,23 +52,23 @@ class KVCacheBackend(Backend):
         width = max(map(len, prompts))
         pads = [width - len(ids) for ids in prompts]
         self._can_share = can_share and cache is None  # what a caller's cache holds is not all read here
-        shared = self._shared_prefix(prompts, with_log_probs) if self._can_share else None
+        counted = counted or [()] * len(prompts)
+        of_any = {position for of_prompt in counted for position in of_prompt}
+        shared = self._shared_prefix(prompts, of_any) if self._can_share else None
         num_shared = 0 if shared is None else len(shared.ids)
         num_known = cache[0][0].shape[2] if cache else 0  # of the columns of the left-padded prompts, from the first on
         known: Layers = cache or []
         if shared is not None:
-            # The logits after the last shared token are not kept: for the log-probability of the next one it is reread.
-            num_reread = 1 if with_log_probs else 0
-            num_known = num_shared - num_reread
+            num_known = num_shared - _num_reread(num_shared, of_any)
             known = _left_padded(shared, pads, num_known) if num_known else []
         self._lay_out(prompts, pads, known, num_shared)
-        logits = self._read_padded(prompts, pads, num_known, with_log_probs)
-        if with_log_probs:
-            shared_log_probs = [] if shared is None else shared.log_probs or []
-            self.prompt_log_probs = _unpadded(self.prompt_log_probs, pads, shared_log_probs, num_known)
+        columns = {pad + at for pad, of_prompt in zip(pads, counted, strict=True) for at in of_prompt}
+        logits = self._read_padded(prompts, pads, num_known, columns)
+        log_probs_of_shared = [] if shared is None else list(shared.log_probs)
+        self.prompt_log_probs = _unpadded(self.prompt_log_probs, pads, log_probs_of_shared, num_known)
         self.num_tokens += sum(width - pad - max(num_shared, num_known - pad) for pad in pads)
         if self._can_share:
-            self._keep(prompts[0], pads[0], with_log_probs)
+            self._keep(prompts[0], pads[0], of_any)
         if len(prompts) > 1 and self._shares_row(self.slots.num_distinct):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
@@ -93,13 +93,13 @@ class KVCacheBackend(Backend):
             self.slots.add_prompt(prompt_index, row, columns[pad:])
             self.slots.free_columns(row, columns[:pad])
 
-    def _read_padded(self, prompts: list[list[int]], pads: list[int], start: int, with_log_probs: bool) -> torch.Tensor:
+    def _read_padded(self, prompts: list[list[int]], pads: list[int], start: int, counted: Set[int]) -> torch.Tensor:
         """Left-pad the prompts and read their columns from `start` on; returns what `_read_prompts` does."""
         rows = list(zip(pads, prompts, strict=True))
         ids = to_device([[0] * pad + row for pad, row in rows], self.device)
         mask = to_device([[0] * pad + [1] * len(row) for pad, row in rows], self.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        return self._read_prompts(ids, positions, mask if any(pads) else None, start, with_log_probs)
+        return self._read_prompts(ids, positions, mask if any(pads) else None, start, counted)
 
     def _take_in(self, newcomers: KVCacheBackend) -> None:
         if not self.active:
@@ -111,14 +111,11 @@ class KVCacheBackend(Backend):
         self.cache.append_rows(newcomers.cache)
         self._rearrange([*self.active, *newcomers.active])
 
-    def _shared_prefix(self, prompts: list[list[int]], with_log_probs: bool) -> SharedPrefix | None:
+    def _shared_prefix(self, prompts: list[list[int]], counted: Set[int]) -> SharedPrefix | None:
         """What all prompts begin with, read; `None` where that is not worth it."""
-        usable = [one for one in kept_prefixes(self.model) if one.log_probs is not None or not with_log_probs]
-        known = max(usable, key=lambda one: common_length([*prompts, one.ids]), default=SharedPrefix([], [], []))
-        known_ids = known.ids
-        if with_log_probs and known.log_probs is not None:  # as far as its log-probabilities are known
-            known_ids = known_ids[: len(known.log_probs) + 1]
-        num_known = min(common_length([*prompts, known_ids]), min(map(len, prompts)) - 1)
+        usable = [(one.num_usable(prompts, counted), one) for one in kept_prefixes(self.model)]
+        num_known, known = max(usable, key=lambda pair: pair[0], default=(0, SharedPrefix([], [])))
+        num_known = min(num_known, min(map(len, prompts)) - 1)
         number = worth_sharing(prompts, num_known, self.policy)
         num_known = min(num_known, number)
         if number == 0:
@@ -126,39 +123,34 @@ class KVCacheBackend(Backend):
         if num_known and (kept := kept_now()) is not None:
             kept.use(known, num_known * len(prompts))
         ids = prompts[0][:number]
-        log_probs = known.log_probs or []
+        log_probs = list(known.log_probs[: max(0, num_known - 1)])
+        log_probs += [math.nan] * (number - 1 - len(log_probs))
         layers = _first_columns(known.memory, num_known)
         if num_known < number:
-            # The logits after the last known token are not kept: for the log-probability of the next one it is reread.
-            num_reread = 1 if with_log_probs else 0
-            start = max(0, num_known - num_reread)
+            start = max(0, num_known - _num_reread(num_known, counted))
             self.cache = TreeCache(1)
             self.cache.fill(_first_columns(layers, start) if start else [])
             inputs = torch.tensor([ids], device=self.device)
-            self._read_prompts(inputs, torch.arange(number, device=self.device)[None], None, start, with_log_probs)
+            self._read_prompts(inputs, torch.arange(number, device=self.device)[None], None, start, counted)
             self.num_tokens += number - num_known
             layers = _first_columns([(layer.keys, layer.values) for layer in self.cache.layers], number)
-            if with_log_probs:
-                log_probs = [*log_probs[:start], *self.prompt_log_probs[0][start:]]
-        return SharedPrefix(ids, layers, log_probs[: number - 1] if with_log_probs else None)
+            first_new = max(0, num_known - 1)
+            log_probs[first_new:] = self.prompt_log_probs[0][first_new:]
+        return SharedPrefix(ids, layers, log_probs)
 
-    def _keep(self, ids: list[int], pad: int, with_log_probs: bool) -> None:
+    def _keep(self, ids: list[int], pad: int, counted: Set[int]) -> None:
         """Keep what has been read of the first prompt for later calls, where it is much that was not kept before."""
         kept = kept_now()
         if kept is None:
             return
-        known = [
-            one
-            for one in kept.of(self.model, None if kept.keeps_many else False)
-            if one.log_probs is not None or not with_log_probs
-        ]
-        num_new = len(ids) - max((common_length([ids, one.ids]) for one in known), default=0)
+        known = kept.of(self.model, None if kept.keeps_many else False)
+        num_new = len(ids) - max((one.num_usable([ids], counted) for one in known), default=0)
         if num_new >= self.policy.least_shared_tokens:
             layers = [
                 (layer.keys[:1, :, pad : pad + len(ids)].clone(), layer.values[:1, :, pad : pad + len(ids)].clone())
                 for layer in self.cache.layers
             ]
-            kept.add(self.model, SharedPrefix(list(ids), layers, self.prompt_log_probs[0] if with_log_probs else None))
+            kept.add(self.model, SharedPrefix(list(ids), layers, self.prompt_log_probs[0]))
 
     def _keep_text(self, prompt_index: int) -> None:
         """Keep all of a text that has ended: a conversation may go on with it."""
@@ -167,7 +159,7 @@ class KVCacheBackend(Backend):
         if kept is None or not (is_alone or kept.keeps_many):
             return
         ids = self.trees[prompt_index].ids[: len(self.slots.prefix[prompt_index])]
-        log_probs = self.prompt_log_probs[0] if is_alone and self.prompt_log_probs else None
+        log_probs = self.prompt_log_probs[0] if is_alone else []
         is_known = kept.keeps_many and any(
             one.covers(SharedPrefix(ids, None, log_probs)) for one in kept.of(self.model)
         )
@@ -175,35 +167,45 @@ class KVCacheBackend(Backend):
             kept.add(self.model, SharedPrefix(ids, self.keys_values(prompt_index), log_probs), is_text=True)
 
     def _read_prompts(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, with_log_probs: bool
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, start: int, counted: Set[int]
     ) -> torch.Tensor:
         """
-        Read the columns of the prompts from `start` on; returns the logits after the last one. A pass reads at most
-        `most_prompt_tokens` tokens, and with log-probabilities at most as many as `_MOST_PROMPT_LOGITS` allows; but at
-        least `_LEAST_PROMPT_COLUMNS` of each prompt, and with LongRoPE at first all to which short frequencies apply.
+        Read the columns of the prompts from `start` on, and keep the log-probabilities of the ids in the columns
+        `counted`; returns the logits after the last column. A pass reads at most `most_prompt_tokens` tokens, and as
+        many as give the logits that `_MOST_PROMPT_LOGITS` allows; but at least `_LEAST_PROMPT_COLUMNS` of each prompt,
+        and with LongRoPE at first all to which short frequencies apply.
         """
         batch_size, width = ids.shape
-        most = self.policy.most_prompt_tokens
-        if with_log_probs:
-            most = min(most, _MOST_PROMPT_LOGITS // _vocab_size(self.model))
-        step = max(_LEAST_PROMPT_COLUMNS, most // batch_size)
+        before = sorted(column - 1 for column in counted if start < column < width)
+        if before and not self._call.can_leave_out_logits:
+            before = list(range(start, width - 1))
+        step = max(_LEAST_PROMPT_COLUMNS, self.policy.most_prompt_tokens // batch_size)
+        most_counted = max(_LEAST_PROMPT_COLUMNS, _MOST_PROMPT_LOGITS // _vocab_size(self.model) // batch_size)
         switch = frequency_switch(self.model.config.get_text_config()) or 0
         first_end = switch + 1 if width > switch else 0  # the first pass, too, reads by the frequencies for long texts
-        found: list[torch.Tensor] = []
+        found = torch.full((batch_size, width - 1), math.nan)
         while True:
-            end = min(width, max(start + step, first_end))
+            left = [column for column in before if column >= start]
+            end = min(start + step, left[most_counted] if len(left) > most_counted else width)
+            end = min(width, max(end, first_end))
+            read = [column for column in left if column < end]
             self.cache.open([list(range(start, end))] * batch_size, end)
             part = None if mask is None else mask[:, :end]
             with uncompiled if self._call.is_compiled else nullcontext():
-                logits = self._forward(ids[:, start:end], positions[:, start:end], part, self.cache, not with_log_probs)
-            if with_log_probs:
-                found.append(log_probs_of(logits[:, : min(end, width - 1) - start], ids[:, start + 1 : end + 1]).cpu())
+                logits = self._forward(
+                    ids[:, start:end],
+                    positions[:, start:end],
+                    part,
+                    self.cache,
+                    [*(column - start for column in read if column < end - 1), end - 1 - start],
+                )
+            if read:
+                after = [column + 1 for column in read]  # the last column of the pass may be one of them
+                found[:, read] = log_probs_of(logits[:, : len(read)], ids[:, after]).cpu()
             if end == width:
                 break
             start = end
-        if with_log_probs:
-            first = [math.nan] * (width - 1 - sum(part.shape[1] for part in found))  # of what the cache held
-            self.prompt_log_probs = [[*first, *row] for row in torch.cat(found, dim=1).tolist()]
+        self.prompt_log_probs = found.tolist()
         return logits
 
     def forget(self, node: Node) -> None:
@@ -260,15 +262,22 @@ class KVCacheBackend(Backend):
         self.cache.rearrange(sources)
 
     def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, last_only: bool = False
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, columns: list[int] | None = None
     ) -> torch.Tensor:
+        """The logits after these columns of the ids, the last one among them; by default after all."""
         length = cache.get_seq_length()
         self.num_forwards += 1
-        logits, _ = self._call(ids, positions, mask, cache, last_only=last_only)
+        logits, _ = self._call(ids, positions, mask, cache, columns=columns)
         is_kept = cache.is_written if isinstance(cache, TreeCache) else cache.get_seq_length() > length
         if not is_kept:
             raise ForwardError("it does not keep its keys and values in the cache that it is given")
         return logits
+
+
+def _num_reread(num_known: int, counted: Set[int]) -> int:
+    """How many of the known tokens are read again: the last one, where the log-probability of the id after it counts.
+    The logits after known tokens are not kept."""
+    return int(num_known > 0 and num_known in counted)
 
 
 def _unpadded(rows: list[list[float]], pads: list[int], shared: list[float], num_known: int) -> list[list[float]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..kernels.small_batch_linear import with_small_batch_linears
-from ..transformers_compat import cache_argument, execution_device, has_compiled_parts, returned_cache
+from ..transformers_compat import cache_argument, execution_device, has_compiled_parts, is_spread_out, returned_cache
 from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
 from .model_facts import cached_while_unchanged
@@ -84,6 +85,13 @@ def has_dropout(model: Any) -> bool:
     return bool(model.training) and any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
+def _takes_columns(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a `forward` with these parameters takes the columns after which it shall give logits. Of an integer all
+    know what it means; who takes columns says so."""
+    parameter = parameters.get("logits_to_keep")
+    return parameter is not None and "Tensor" in str(parameter.annotation)
+
+
 class ModelCall:
     """
     Calls a model with the arguments that its `forward` takes, and leaves out those that it does not.
@@ -97,6 +105,8 @@ class ModelCall:
         is_compiled (`bool`): whether torch compiles the model or a part of it.
         cache_argument (`str`, *optional*): the name of the argument that takes the cache or the recurrent state; `None`
             where there is none.
+        can_leave_out_logits (`bool`): whether the model computes logits after some columns alone. Not where its parts
+            are on several devices, since the columns would come to the wrong one.
     """
 
     def __init__(self, model: Any, is_set_up: bool = False) -> None:
@@ -108,6 +118,7 @@ class ModelCall:
         self._names = set(parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._names |= set(inspect.signature(getattr(base, "base_model", base).forward).parameters)
+        self.can_leave_out_logits = _takes_columns(parameters) and not is_spread_out(base)
         self.cache_argument = cache_argument(parameters) or cache_argument(self._names)
         self.offset = position_offset(model.config.get_text_config())
 
@@ -123,12 +134,11 @@ class ModelCall:
         mask: torch.Tensor | None = None,
         memory: Any = None,
         use_memory: bool = True,
-        last_only: bool = False,
-        keep: torch.Tensor | None = None,
+        columns: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, Any]:
         """
-        The logits after `ids`, and the memory that holds them too; the model makes its own where it is given none.
-        A model that can leaves out the logits of all but the last column (`last_only`), or of all but some (`keep`).
+        The logits after `ids`, and the memory that holds them too; the model makes its own where it is given none. With
+        `columns` the logits are those after these columns of `ids`. A model that can does not compute the others.
 
         Raises:
             ForwardError: whatever the model raises.
@@ -140,10 +150,11 @@ class ModelCall:
             given["position_ids"] = positions + self.offset
         if use_memory:
             given[self.cache_argument or ""] = memory
-        if last_only:
+        is_last = columns is not None and list(columns) == [ids.shape[1] - 1]
+        if is_last:
             given["logits_to_keep"] = 1
-        elif keep is not None:
-            given["logits_to_keep"] = keep
+        elif columns is not None and self.can_leave_out_logits:
+            given["logits_to_keep"] = torch.tensor(columns, device="cpu")
         given = {name: value for name, value in given.items() if name in self._names and value is not None}
         if self.is_compiled and (ids.is_cuda or "torch._inductor.cudagraph_trees" in sys.modules):
             # Else each compiled part might free what the one before it gave. All threads have this mark in common: a
@@ -155,6 +166,8 @@ class ModelCall:
         except Exception as error:
             raise ForwardError(f"{type(error).__name__}: {error}") from error
         self._is_set_up = True
+        if columns is not None and logits.shape[1] != len(columns):  # the model gives all
+            logits = logits[:, torch.tensor(columns, device=logits.device)]
         if self.is_compiled:
             logits = logits.clone()  # a CUDA graph writes those of its next run over them
         returned = returned_cache(output, self.cache_argument) if self.cache_argument else None

@@ -36,5 +36,5 @@ def next_token_logits(
         ids = to_device([list(row) for row in rows], device)
         positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
         with uncompiled if call.is_compiled else nullcontext():
-            logits, _ = call(ids, positions, use_memory=False, last_only=True)
+            logits, _ = call(ids, positions, use_memory=False, columns=[ids.shape[1] - 1])
         yield rows, logits[:, -1].float()

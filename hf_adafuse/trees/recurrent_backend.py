@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend, log_probs_of, to_device
+from .backend import Backend, Counted, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, TokenTree, missing_nodes
@@ -103,11 +103,12 @@ class RecurrentBackend(Backend):
         self,
         prompts: list[list[int]],
         cache: KeysValues | None = None,
-        with_log_probs: bool = False,
+        counted: Counted = (),
         can_share: bool = True,
     ) -> list[Node]:
         """Read the prompts, those of one length in one pass, and what all begin with in one before; returns the roots,
         one per prompt. There is no `cache`."""
+        with_log_probs = any(counted)
         # Several tokens after others are needed; and no log-probabilities, of which one would be between two passes.
         can_share = can_share and not with_log_probs and self._max_tokens is None
         shared = self._shared_prefix(prompts) if can_share else None
@@ -118,7 +119,7 @@ class RecurrentBackend(Backend):
             batch = [index for index in waiting if len(prompts[index]) == len(prompts[waiting[0]])][: self._max_rows]
             rows = [prompts[index][num_shared:] for index in batch]
             memory = None if shared is None else join([shared.memory] * len(batch))
-            logits, parts = self._forward(rows, [num_shared] * len(batch), memory, last_only=not with_log_probs)
+            logits, parts = self._forward(rows, [num_shared] * len(batch), memory, is_last=not with_log_probs)
             if with_log_probs:
                 values = log_probs_of(logits[:, :-1], torch.tensor(rows, device="cpu")[:, 1:]).tolist()
                 log_probs.update(zip(batch, values, strict=True))
@@ -144,7 +145,7 @@ class RecurrentBackend(Backend):
         ids = prompts[0][:number]
         start = 0 if known is None else len(known.ids)
         before = None if known is None else fork_state(known.memory)
-        _, (memory,) = self._forward([ids[start:]], [start], before, last_only=True)
+        _, (memory,) = self._forward([ids[start:]], [start], before, is_last=True)
         shared = SharedPrefix(ids, memory, can_be_cut=False)
         if kept is not None:
             kept.add(self.model, shared)
@@ -210,12 +211,14 @@ class RecurrentBackend(Backend):
             self._store([node for node, _, _ in new], logits[entries, offsets])
 
     def _forward(
-        self, tokens: list[list[int]], starts: list[int], memory: Any, last_only: bool = False
+        self, tokens: list[list[int]], starts: list[int], memory: Any, is_last: bool = False
     ) -> tuple[torch.Tensor, list[Any]]:
-        """The logits of rows of tokens of one length, and what the model remembers of each row after them."""
+        """The logits of rows of tokens of one length, of the last one alone with `is_last`, and what the model
+        remembers of each row after them."""
         ids = to_device(tokens, self.device)
         positions = to_device(starts, self.device)[:, None] + torch.arange(ids.shape[1], device=self.device)
-        logits, memory = self._call(ids, positions, memory=memory, last_only=last_only)
+        columns = [ids.shape[1] - 1] if is_last else None
+        logits, memory = self._call(ids, positions, memory=memory, columns=columns)
         self.num_forwards += 1
         self.num_tokens += ids.numel()
         return logits, split(memory, len(tokens))

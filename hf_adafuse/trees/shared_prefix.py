@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,20 +26,34 @@ class SharedPrefix:
     Args:
         ids (`list[int]`): the tokens.
         memory (`KeysValues` or a recurrent state): what the model remembers of them, as a batch of one.
-        log_probs (`list[float]`, *optional*): of those after the first (nats), as far as they are known; `None` where
-            nobody asked.
+        log_probs (`list[float]`): of those after the first (nats), as far as they are known; NaN stands for one that is
+            not.
         can_be_cut (`bool`, *optional*, defaults to `True`): whether the memory of its first ids is a part of it.
     """
 
     ids: list[int]
     memory: Any
-    log_probs: list[float] | None = None
+    log_probs: Sequence[float] = ()
     can_be_cut: bool = True
 
     def covers(self, other: SharedPrefix) -> bool:
         """Whether this prefix serves wherever the other one does."""
         begins = self.ids[: len(other.ids)] == other.ids if self.can_be_cut else self.ids == other.ids
-        return begins and (self.log_probs is not None or other.log_probs is None)
+        return begins and all(map(self.knows, other.known_positions()))
+
+    def known_positions(self) -> list[int]:
+        """The positions of the ids whose log-probabilities are known."""
+        return [at for at, value in enumerate(self.log_probs, 1) if not math.isnan(value)]
+
+    def knows(self, position: int) -> bool:
+        """Whether the log-probability of the id at a position is known."""
+        return position <= len(self.log_probs) and not math.isnan(self.log_probs[position - 1])
+
+    def num_usable(self, prompts: Sequence[list[int]], counted: Collection[int]) -> int:
+        """How many of the first ids of all prompts need not be read again where the log-probabilities at the positions
+        `counted` are needed."""
+        number = common_length([*prompts, self.ids])
+        return min((at for at in counted if 0 < at < number and not self.knows(at)), default=number)
 
 
 @dataclass(frozen=True, eq=False)

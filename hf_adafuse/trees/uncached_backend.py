@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .backend import Backend, log_probs_of, to_device
+from .backend import Backend, Counted, log_probs_of, to_device
 from .kv_cache import KeysValues
 from .model_call import ModelCall
 from .nodes import Node, leaves_of, missing_nodes
@@ -28,13 +28,13 @@ class UncachedBackend(Backend):
         self,
         prompts: list[list[int]],
         cache: KeysValues | None = None,
-        with_log_probs: bool = False,
+        counted: Counted = (),
         can_share: bool = True,
     ) -> list[Node]:
         """Read the prompts in one forward pass; returns the roots, one per prompt. There is no `cache`."""
         self._plant(prompts)
         roots = [tree.root for tree in self.trees]
-        self._keeps_log_probs = with_log_probs
+        self._keeps_log_probs = any(counted)
         try:
             return self._read(roots, roots)
         finally:

@@ -86,9 +86,9 @@ def test_examples_that_all_prompts_begin_with_are_read_once(job, monkeypatch):
     columns = []
     read = KVCacheBackend._read_prompts
 
-    def counted(self, ids, positions, mask, start, with_log_probs):
+    def counted(self, ids, positions, mask, start, counted):
         columns.append((ids.shape[0], ids.shape[1] - start))
-        return read(self, ids, positions, mask, start, with_log_probs)
+        return read(self, ids, positions, mask, start, counted)
 
     monkeypatch.setattr(KVCacheBackend, "_read_prompts", counted)
     assert job("--template", template, "--batch-size", "4", "--overwrite") == 0

@@ -28,9 +28,10 @@ pytestmark = PEFT_WARNINGS
 def test_adapters_of_one_model_are_members_of_their_own(kind, native):
     model = with_adapters(kind, native)
     main, before = enable_adafuse(base_of(model)), switches(model)
-    output = call(main, [(model, "tales"), (main, None)])
+    alike = {"adafuse_config": {"preset": "robust", "model_weights": None, "online_rate": 0.0}}  # all are asked
+    output = call(main, [(model, "tales"), (main, None)], **alike)
     assert switches(model) == before
-    same(output, call(enable_adafuse(merged(kind, "law")), [merged(kind, "tales"), own()]))
+    same(output, call(enable_adafuse(merged(kind, "law")), [merged(kind, "tales"), own()], **alike))
     # Three members of three opinions.
     for nlls in (candidate.nlls for committed in output.rounds[0] for candidate in committed.candidates):
         assert min(abs(nlls[0] - nlls[1]), abs(nlls[0] - nlls[2]), abs(nlls[1] - nlls[2])) > 1e-3

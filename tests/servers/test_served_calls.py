@@ -347,9 +347,11 @@ def test_arguments_are_checked(wrong):
 
 
 @pytest.mark.slow
-def test_scoring_asks_for_what_is_scored_and_nothing_else(pair, servers):
+@pytest.mark.parametrize("config", [AdaFuseConfig(num_branches=3), AdaFuseConfig.robust()], ids=["adafuse", "robust"])
+def test_scoring_asks_for_what_is_scored_and_nothing_else(config, pair, servers):
+    """The preset `robust` asks for no log-probabilities of a prompt without examples."""
     members, stand_ins = servers
-    case_of([pair[0], members[1]], AdaFuseConfig(num_branches=3)).fast()
+    case_of([pair[0], members[1]], config).fast()
     bodies = [body for path, body, _ in stand_ins[1].requests if path == "/v1/completions"]
     named = [body for body in bodies if "logprob_token_ids" in body]
     assert named and all(body["max_tokens"] == 1 for body in named)

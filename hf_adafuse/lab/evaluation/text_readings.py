@@ -90,8 +90,7 @@ def _run(handle: ModelHandle, call: ModelCall, rows: Sequence[tuple[list[int], i
     width = max(map(len, inputs))
     batch = torch.tensor([ids + [0] * (width - len(ids)) for ids in inputs], device=handle.device)
     first = min(len(ids) - 1 - count for ids, count in rows)
-    logits, _ = call(batch, use_memory=False, keep=torch.arange(first, width, device=handle.device))
-    first = width - logits.shape[1]  # a model that cannot leave logits out returns all
+    logits, _ = call(batch, use_memory=False, columns=range(first, width))
     readings = []
     for (ids, count), row in zip(rows, logits, strict=True):
         end = len(ids) - 1
