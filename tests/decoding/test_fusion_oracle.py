@@ -131,9 +131,9 @@ def test_words_judged_by_what_sets_them_apart_equal_the_oracle(number):
 
 
 WEIGHTED = {
-    "prompt": ({"model_weights": "prompt", "prompt_sharpness": 2.0}, [66042, 66059, 66079, 66085, 66093]),
-    "root": ({"mean": "root", "online_rate": 1.0}, [66623, 66631, 66658]),
-    "fixed": ({"model_weights": None, "online_rate": 1.0}, [66915, 66938]),
+    "prompt": ({"model_weights": "prompt", "prompt_sharpness": 2.0}, [66042, 66059, 66079, 66115, 66129]),
+    "root": ({"mean": "root", "online_rate": 1.0}, [66631, 66658, 66666]),
+    "fixed": ({"model_weights": None, "online_rate": 1.0}, [66938, 67002]),
 }
 
 
@@ -220,12 +220,12 @@ def test_copies_of_one_model_write_its_greedy_text_however_they_branch(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(24))
-def test_a_member_that_counts_a_hundred_times_as_much_writes_its_greedy_text(number):
+def test_a_member_that_counts_twenty_times_as_much_writes_its_greedy_text(number):
     """A word that ends would else be likelier than each single token by which others go on with it."""
     rng = random.Random(number)
     names = rng.sample(list(TOKENIZERS), 2)
     models = [tiny_model(rng.choice(ARCHITECTURES), name, number, peak=rng.choice([2.0, 4.0])) for name in names]
-    preset = PRESETS["robust"] | {"part": rng.choice(PARTS), "model_weights": [1.0, 0.009], "online_rate": 0.0}
+    preset = PRESETS["robust"] | {"part": rng.choice(PARTS), "model_weights": [1.0, 0.049], "online_rate": 0.0}
     preset |= {"num_branches": rng.choice([2, 3, 5]), "max_words": rng.choice([1, 3]), "margin_threshold": 2.0}
     del preset["prompt_sharpness"]
     case = Case(models, [TOKENIZERS[name]() for name in names], AdaFuseConfig.from_dict(preset), PROMPTS[:1], 20)
@@ -243,10 +243,10 @@ def test_a_member_that_counts_a_hundred_times_as_much_writes_its_greedy_text(num
         ({" The": (0,), " Nile": ()}, [1.0, 2.0], 0),  # the other member proposes nothing that is possible
         ({" The": (), " Nile": ()}, [1.0, 2.0], 1),
         ({" The": (0, 1), " Nile": (1,)}, [1.0, 2.0], 1),  # no single word
-        ({" The": (0,), " Nile": (1,)}, [1.0, 0.01], 1),
-        ({" The": (0,), " Nile": (1,)}, [1.0, 0.0099], 0),  # the other member hardly counts
-        ({" The": (1,), " Nile": (0,)}, [0.0099, 1.0], 0),
-        ({" The": (), " Nile": (1,)}, [1.0, 0.0099], 1),  # nothing possible of the member that counts
+        ({" The": (0,), " Nile": (1,)}, [1.0, 0.05], 1),
+        ({" The": (0,), " Nile": (1,)}, [1.0, 0.0499], 0),  # the other member hardly counts
+        ({" The": (1,), " Nile": (0,)}, [0.0499, 1.0], 0),
+        ({" The": (), " Nile": (1,)}, [1.0, 0.0499], 1),  # nothing possible of the member that counts
     ],
 )
 def test_a_word_that_all_members_write_greedily_is_taken(spans, weights, winner):
@@ -312,7 +312,7 @@ EVEN = {"method": "words", "model_weights": None}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "number"), [(ROBUST, 71034), (ROBUST, 71046), (EVEN, 71034), (EVEN, 71054)], ids=str)
+@pytest.mark.parametrize(("rule", "number"), [(ROBUST, 71449), (ROBUST, 71814), (EVEN, 71034), (EVEN, 71054)], ids=str)
 def test_rounds_that_end_there_equal_the_oracle(rule, number, monkeypatch):
     case = case_of(number, **rule)
     assert_equals_the_oracle(case)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from support.reference import TIE, fit, greedy_word, propose
 
-LEAST_WEIGHT = 0.01  # with `words` who has a smaller share of the largest weight is not asked
+LEAST_WEIGHT = 0.05  # with `words` who has a smaller share of the largest weight is not asked
 
 
 def token_log_probs(m, prefix, ids, ends):
@@ -392,7 +392,7 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
 
 
 def asked_of(members, weights, config):
-    """The members that propose and score: with `words` those with a hundredth of the largest weight, those whose
+    """The members that propose and score: with `words` those with a twentieth of the largest weight, those whose
     processors may forbid a text, those that cannot end it, and the main model where its own words are kept."""
     if config.method != "words":
         return range(len(members))
