@@ -78,8 +78,9 @@ class AdaFuseConfig:
               and at most 8. Where the divergence is not known of a member, as of one behind a server, all members count
               alike.
 
-            A member with nearly all the weight judges the proposals of all members. With `unite`, `gac`, `majority` and
-            `words` the text is that member's own; with `words` and an assistant of such weight, nearly so.
+            A member with nearly all the weight judges the proposals of all members. With `unite`, `gac` and `majority`
+            the text is that member's own. With `words` a member that begins with less than a twentieth of the largest
+            weight is not asked, and one that is asked alone writes its own text.
         nll_normalization (`str`, *optional*, defaults to `"token"`):
             The unit of the mean NLL. `"token"`: nats per token of the member that scores. `"byte"`: nats per UTF-8 byte
             of the text, where the end of the text counts as one byte.

@@ -38,10 +38,10 @@ class AnswerTurns(MemberTurns):
         super().__init__(members, proposers, prefetchers)
         self._keeps_logits = keeps_logits
 
-    def propose(self, text: WrittenText, pool: Pool, asked: Sequence[int]) -> Requests[None]:
+    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Pool the answer of each member that is asked, the smallest member's first: in one order for all prompts of a
         batch."""
-        order = sorted(asked, key=lambda k: self._members[k].num_parameters)
+        order = sorted(pool.asked, key=lambda k: self._members[k].num_parameters)
         pool.first = order[0]
         turns = [self._answer(k, text, pool) for k in order]
         if self._shall_propose_in_parallel(order):

@@ -80,8 +80,9 @@ class BatchSlots:
         """Of these prompts, which have had a pass, those that are finished leave the batch."""
         finished = {index for index in advanced if self._prompts[index].is_finished}
         if self._keep_cache:
-            # Where words are sampled, others than the main model may have had the last ones.
-            self._members[0].read_to_end({index for index in finished if self._prompts[index].sampling is not None})
+            # The main model may not have been asked about the last words.
+            rounds = {index: self._prompts[index].rounds for index in finished}
+            self._members[0].read_to_end({index: bool(of_one) and of_one[-1].ends for index, of_one in rounds.items()})
         for member in self._members:
             if self._keep_cache:
                 for index in sorted(finished):

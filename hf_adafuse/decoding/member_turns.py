@@ -39,13 +39,13 @@ class MemberTurns:
         self._devices = [member.device_key for member in members]
         self._acceptance = AcceptanceStats()  # of whoever goes first
 
-    def propose(self, text: WrittenText, pool: Pool, asked: Sequence[int]) -> Requests[None]:
+    def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Pool the proposals of the members that are asked, the cheapest member's first."""
         index = text.prompt.index
-        first, *others = sorted(asked, key=lambda k: self._members[k].prefill_cost(index))
+        first, *others = sorted(pool.asked, key=lambda k: self._members[k].prefill_cost(index))
         pool.first = first
         if not others and len(self._members) > 1:
-            proposals = yield from self._proposers[first].propose_alone(text.node(first))
+            proposals = yield from self._proposers[first].propose_unbranched(text.node(first))
             pool.add(first, proposals)
             return
         if self._shall_propose_in_parallel([first, *others]):
@@ -63,9 +63,8 @@ class MemberTurns:
     def note_winner(self, pool: Pool, winner: Candidate) -> None:
         """Record whether the first member's best candidate has won. How far ahead it will propose follows from this.
         One that is asked alone does not propose ahead."""
-        if not pool.margins[pool.first]:
-            return
-        self._acceptance.add(pool.margins[pool.first][-1], winner is pool.best_of(pool.first))
+        if len(pool.asked) > 1:
+            self._acceptance.add(pool.margins[pool.first][-1], winner is pool.best_of(pool.first))
 
     def _shall_propose_in_parallel(self, order: list[int]) -> bool:
         """Whether the members shall propose at the same time: where they can, and less waiting is worth more passes."""

@@ -36,6 +36,9 @@ class MemberWeights:
             divergence, and the prompt is a chat for all or for none, the weights are min(divergence, m) ** (2 m), where
             m is the content's bytes / 40, but at least 4 and at most 8 (this project). Else all members count alike.
         num_members (`int`): the number of members.
+
+    Attributes:
+        first (`list[float]`): how much each member counts before the text begins.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class MemberWeights:
         else:
             self._given = list(config.model_weights or [1.0] * num_members)
             self._logs = [math.log(weight) for weight in self._given]
+        self.first = self.weights
 
     @property
     def weights(self) -> list[float]:

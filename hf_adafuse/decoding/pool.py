@@ -75,6 +75,7 @@ class Pool:
         vocabularies (`list[Vocabulary]`): one per member, the main model's first.
 
     Attributes:
+        asked (`list[int]`): the indices of the members that propose and score.
         first (`int`): the index of the member that proposed first.
         margins (`list[list[float]]`): per member, the margins at the starts of the words that it proposed.
         num_proposals (`list[int]`): per member, how many texts it proposed.
@@ -85,6 +86,7 @@ class Pool:
     def __init__(self, vocabularies: Sequence[Vocabulary]) -> None:
         self.vocabularies = vocabularies
         self.margins: list[list[float]] = [[] for _ in vocabularies]
+        self.asked = list(range(len(vocabularies)))
         self.first = 0
         self.num_proposals = [0] * len(vocabularies)
         self.winner: Candidate | None = None
@@ -126,6 +128,12 @@ class Pool:
         candidate = self._candidates.setdefault((text, ends), Candidate(text, words, ends, ids or {}, order))
         self.encode_for(0, candidate)
         return candidate
+
+    def clear(self) -> None:
+        """Take out all candidates."""
+        self._candidates.clear()
+        self._best.clear()
+        self.num_proposals = [0] * len(self.vocabularies)
 
     def fill(self, candidates: Sequence[Candidate]) -> None:
         """These candidates alone are in the pool, in this order, and none of them is another's equal: tokens, of which

@@ -154,27 +154,32 @@ class Proposer:
         spans = [[*words, branch] for branch in branches] or [words]
         return Proposals([self.proposal(span) for span in spans], margins)
 
-    def propose_alone(self, root: Node) -> Requests[Proposals]:
-        """What it proposes where no other member is asked: greedy words without branches, since nobody would prefer
-        one of those."""
-        span = yield from self.propose_certain(root, least=0.0)
-        return Proposals([] if span is None else [span], [])
+    def propose_unbranched(self, root: Node) -> Requests[Proposals]:
+        """What it proposes where no other member is asked: greedy words. A branch would have nobody to prefer it."""
+        words, margins = yield from self._greedy_words(root)
+        return Proposals([self.proposal(words)] if words else [], margins)
 
     def propose_certain(self, root: Node, least: float) -> Requests[Proposal | None]:
         """Greedy words, `max_words` at most, while the first token of each has at least this probability; `None` where
         the first word's has not."""
-        words = list[GrowingWord]()
+        words, _ = yield from self._greedy_words(root, least)
+        return self.proposal(words) if words else None
+
+    def _greedy_words(self, root: Node, least: float = 0.0) -> Requests[tuple[list[GrowingWord], list[float]]]:
+        """As many words as `propose_certain` says, and the margin at the start of each."""
+        words, margins = list[GrowingWord](), list[float]()
         node = root
         while len(words) < self.config.max_words and self.has_room(node):
             yield from self.read([node])
             if math.exp(node.logprobs.top_log_probs[0]) < least:
                 break
+            margins.append(margin(node.logprobs.top_log_probs))
             word = yield from self.greedy_word(node)
             words.append(word)
             if word.ends:
                 break
             node = word.nodes[-1]
-        return self.proposal(words) if words else None
+        return words, margins
 
     def propose_word(self, root: Node) -> Requests[Proposal]:
         """The greedy word alone: the last resort when every candidate is forbidden."""

@@ -22,10 +22,11 @@ class ScoredSpan:
         words (`tuple[str]`): the words of its text, as the strategy's `units` has them. Where the text ends after the
             candidate, `END` is the last of them.
         log_probs (`list[list[list[float]]]`): per member and word, the log-probabilities (nats) of the member's own
-            tokens that begin in the word. The list of a member that has nothing to score is empty.
+            tokens that begin in the word. The list of a member that has nothing to score, or was not asked, is empty.
         num_bytes (`list[int]`): per word, its length in bytes of UTF-8. `END` counts as one.
         proposers (`tuple[int]`): the members that proposed it, `(0, 0, 1)` where member 0 did so twice.
-        logits (`list[list[float]]`): per member, the logits of its own tokens, where the strategy `needs_logits`.
+        logits (`list[list[float]]`): per member, the logits of its own tokens, where the strategy `needs_logits`; empty
+            of a member that was not asked.
         tokens (`list[list[list[int]]]`): per member and word, the tokens of `log_probs`; that of `END` is negative.
             Empty unless the strategy `needs_tokens`.
         is_first (`bool`): whether the text of the prompt's answer begins with it.

@@ -16,7 +16,7 @@ from .member_turns import MemberTurns
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .proposer import Proposer
-from .requests import ForwardRequest, Requests, run_on_each_member
+from .requests import ForwardRequest, Requests, catch_up, run_on_each_member
 from .reviews import Reviews
 from .round import Round, WrittenText, outgrows, write
 from .selector import Selector
@@ -40,11 +40,23 @@ class SpanRound(Round[WrittenText]):
     needs_logits: bool
 
     def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
-        asked = self.asked_members(text)
-        for k in asked:
+        """The members that are asked propose; all of them, where nothing of that can be committed."""
+        pool.asked = self._asked_members(text)
+        yield from self._ask(text, pool)
+        if len(pool.asked) < len(self.members):
+            text.drop_unfit(pool)
+            if all(candidate.dropped is not None for candidate in pool.ranked()):
+                pool.clear()
+                pool.asked = list(range(len(self.members)))
+                yield from self._ask(text, pool)
+
+    def _ask(self, text: WrittenText, pool: Pool) -> Requests[None]:
+        """The members of `pool.asked` propose."""
+        for k in pool.asked:
+            yield from catch_up(k, self.members[k], text.prompt.index)
             proposer, end = self.proposers[k], text.node(k)
-            is_alone = len(asked) == 1 < len(self.members)
-            proposals = yield from proposer.propose_alone(end) if is_alone else proposer.propose(end)
+            is_alone = len(pool.asked) == 1 < len(self.members)
+            proposals = yield from proposer.propose_unbranched(end) if is_alone else proposer.propose(end)
             pool.add(k, proposals)
 
     def score(self, text: WrittenText, pool: Pool) -> Requests[None]:
@@ -56,9 +68,9 @@ class SpanRound(Round[WrittenText]):
         yield from ()
         return self.selector.choose(text.prompt, pool)
 
-    def asked_members(self, text: WrittenText) -> list[int]:
-        """The numbers of the members that propose and score in this round: those that the method asks, those that may
-        forbid a text, and the main model where the caller wants its scores."""
+    def _asked_members(self, text: WrittenText) -> list[int]:
+        """The numbers of the members that a round asks: those that the method asks, those that may forbid a text, and
+        the main model where the caller wants its scores."""
         prompt = text.prompt
         asked = {k for k, member in enumerate(self.members) if member.may_forbid(prompt.index)}
         return sorted(asked.union(self.selector.asked_members(prompt), [0] if prompt.keeps_logits else []))
@@ -66,14 +78,18 @@ class SpanRound(Round[WrittenText]):
     def add_log_probs(self, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
         """Give candidates their log-probabilities under every member that is asked, and their logits where these are
         needed."""
-        asked, index = self.asked_members(text), text.prompt.index
-        parts = [self._read(k, text, pool, candidates) for k in asked]
-        yield from run_on_each_member(parts, [self.members[k].device_key for k in asked])
+        parts = [self._read(k, text, pool, candidates) for k in pool.asked]
+        yield from run_on_each_member(parts, [self.members[k].device_key for k in pool.asked])
         if self.needs_logits:
             for candidate in candidates:
-                spans = [text.span(k, pool, candidate) for k in range(len(self.members))]
-                pairs = zip(self.members, spans, strict=True)
-                candidate.logits = [member.logits(index, span)[span.start :] for member, span in pairs]
+                candidate.logits = [self._logits(k, text, pool, candidate) for k in range(len(self.members))]
+
+    def _logits(self, member_index: int, text: WrittenText, pool: Pool, candidate: Candidate) -> list[float]:
+        """The logits of a candidate's ids under one member; none where it was not asked."""
+        if member_index not in pool.asked:
+            return []
+        span = text.span(member_index, pool, candidate)
+        return self.members[member_index].logits(text.prompt.index, span)[span.start :]
 
     def _read(
         self, member_index: int, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]
@@ -120,11 +136,16 @@ class CommittedSpanRound(SpanRound):
 
     def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """Each member in its turn; then, where the method asks for it, all of them together."""
-        yield from self.turns.propose(text, pool, self.asked_members(text))
+        yield from super().propose(text, pool)
         if self.joint_round is not None:
             answer = JointAnswer(self.members, text.prompt, self.stops)
             yield from write(self.joint_round, answer)
             answer.add_to(pool)
+
+    def _ask(self, text: WrittenText, pool: Pool) -> Requests[None]:
+        for k in pool.asked:
+            yield from catch_up(k, self.members[k], text.prompt.index)
+        yield from self.turns.propose(text, pool)
 
     def _useful(self, member: Member, prompt_index: int, spans: Sequence[Span]) -> list[Node]:
         """The ends of the candidates: at one of them the next round begins."""
@@ -152,8 +173,10 @@ class CommittedSpanRound(SpanRound):
         """The main model reads a winner that ends the text, where it has not been asked and has several end-of-sequence
         ids: the likeliest of them comes next."""
         main, index, ids = self.members[0], text.prompt.index, pool.encode_for(0, winner)
-        if len(main.eos_ids) > 1 and (needed := main.needed_to_score(index, [Span(ids, ends=True, start=len(ids))])):
-            yield ForwardRequest(0, needed)
+        if len(main.eos_ids) > 1:
+            yield from catch_up(0, main, index)
+            if needed := main.needed_to_score(index, [Span(ids, ends=True, start=len(ids))]):
+                yield ForwardRequest(0, needed)
 
     def _tell_facts(self, prompt: Prompt) -> None:
         """The method of a prompt that asks for it is told what the prompt says to each member."""
@@ -165,6 +188,7 @@ class CommittedSpanRound(SpanRound):
 
     def _own_word(self, text: WrittenText, pool: Pool) -> Requests[Candidate]:
         """Every candidate is forbidden: the main model's greedy word, dropped where it does not fit into a context."""
+        yield from catch_up(0, self.members[0], text.prompt.index)
         word = yield from self.proposers[0].propose_word(text.node(0))
         candidate = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
         member = text.outgrown(pool, candidate)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..trees.backend import ForwardError
+from ..trees.kv_cache_backend import most_rows_of_logits
 from ..trees.model_call import ModelCall
 from ..trees.next_token import next_token_logits
-from ..trees.nodes import Node
+from ..trees.nodes import Node, missing_nodes
 from .logits_reader import LogitsReader
 from .member import Member, MemberError
 from .processors import PromptProcessors
@@ -62,6 +63,11 @@ class LocalMember(Member):
         last_used = [tuple(ids) for ids in read if ids is not None][-1:]
         self._logits_after = {ids: after[ids] for ids in last_used or after}
         return found
+
+    def unread_parts(self, prompt_index: int) -> list[Node]:
+        missing = missing_nodes([self.root(prompt_index)])
+        step = most_rows_of_logits(self.model, self.backend.policy)
+        return missing[step - 1 : -1 : step]
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         def ids_to(node: Node) -> list[int]:

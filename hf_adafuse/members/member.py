@@ -385,18 +385,36 @@ class Member(ABC):
             below = self.root(prompt_index).computed_descendants()
             self._read(lambda: [node for node in below if node.logits is not None])
 
-    def read_to_end(self, prompts: Iterable[int]) -> None:
+    def unread_parts(self, prompt_index: int) -> list[Node]:
+        """What is unread of a prompt's prefix, in parts that a pass can hold: the last node of each part but the last
+        one, in the order in which they are to be read. None of a member behind a server, which reads all at once."""
+        return []
+
+    def settle(self, prompt_index: int) -> None:
+        """What has been read of a prompt's prefix is settled, and its logits are freed."""
+        self.backend.commit(prompt_index, [])
+
+    def read_to_end(self, prompts: Mapping[int, bool]) -> None:
         """
-        Read the prefix of these prompts up to its last token but one, as a returned cache must hold it.
+        Read the prefix of these prompts, as a returned cache must hold it.
+
+        Args:
+            prompts (`dict[int, bool]`): by the index of a prompt, whether an end-of-sequence token comes after its
+                prefix. Else the last token of the prefix is not read.
 
         Raises:
             MemberError: the forward pass failed.
         """
-        above = [self.root(prompt_index).parent for prompt_index in prompts]
-        if missing := unread(node for node in above if node is not None):
+        for prompt_index in prompts:
+            for node in self.unread_parts(prompt_index):
+                self._read(partial(self.backend.run, [node]))
+                self.settle(prompt_index)
+        roots = {prompt_index: self.root(prompt_index) for prompt_index in prompts}
+        last = [root if prompts[prompt_index] else root.parent for prompt_index, root in roots.items()]
+        if missing := unread(node for node in last if node is not None):
             self._read(lambda: self.backend.run(missing))
             for node in missing:
-                self.backend.commit(node.prompt_index, [])  # the nodes are computed: they settle
+                self.settle(node.prompt_index)
 
     def _read(self, forward: Callable[[], list[Node]], is_committed: bool = False) -> list[Node]:
         try:

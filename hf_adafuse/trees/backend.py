@@ -38,9 +38,8 @@ class Backend:
         active (`list[int]`): the indices of the prompts that still need passes.
         num_forwards (`int`), num_tokens (`int`): how many forward passes have been run so far, over how many tokens.
         prompt_log_probs (`list[list[float]]`): per prompt of the last call of `prefill` or `admit`, the log-probability
-            (nats) of each id given those before it, beginning where the model's own reading began. NaN stands for one
-            that is not known. Those are kept for which `counted` asks, and others as it comes; none where it asks for
-            none.
+            (nats) of each id given those before it, beginning where the model's own reading began. Those for which
+            `counted` asks are known. Of the others some are NaN. The lists may be missing where it asks for none.
         policy (`type[Policy]`): the constants for its device.
         keeps_keys (`bool`): whether it keeps keys and values, and can start from those of a caller.
         can_prefetch (`bool`): whether a few more nodes cost a pass little.

@@ -20,6 +20,7 @@ from .kv_cache import KeysValues, common_length, join_rows
 from .kv_slots import KVSlots
 from .model_call import ModelCall, frequency_switch
 from .nodes import Node
+from .pass_policy import Policy
 from .shared_prefix import SharedPrefix, kept_now, kept_prefixes, worth_sharing
 from .static_shapes import uncompiled
 from .tree_cache import TreeCache
@@ -68,7 +69,7 @@ class KVCacheBackend(Backend):
         self.prompt_log_probs = _unpadded(self.prompt_log_probs, pads, log_probs_of_shared, num_known)
         self.num_tokens += sum(width - pad - max(num_shared, num_known - pad) for pad in pads)
         if self._can_share:
-            self._keep(prompts[0], pads[0], of_any)
+            self._keep(prompts[0], pads[0], {*counted[0]})
         if len(prompts) > 1 and self._shares_row(self.slots.num_distinct):
             self._rearrange()
         return self._store([tree.root for tree in self.trees], logits[:, -1])
@@ -180,7 +181,7 @@ class KVCacheBackend(Backend):
         if before and not self._call.can_leave_out_logits:
             before = list(range(start, width - 1))
         step = max(_LEAST_PROMPT_COLUMNS, self.policy.most_prompt_tokens // batch_size)
-        most_counted = max(_LEAST_PROMPT_COLUMNS, _MOST_PROMPT_LOGITS // _vocab_size(self.model) // batch_size)
+        most_counted = most_rows_of_logits(self.model, self.policy, batch_size)
         switch = frequency_switch(self.model.config.get_text_config()) or 0
         first_end = switch + 1 if width > switch else 0  # the first pass, too, reads by the frequencies for long texts
         found = torch.full((batch_size, width - 1), math.nan)
@@ -292,6 +293,12 @@ def _unpadded(rows: list[list[float]], pads: list[int], shared: list[float], num
     """
     heads = [shared[: max(0, num_known - pad)] for pad in pads]
     return [head + row[pad + len(head) :] for head, row, pad in zip(heads, rows, pads, strict=True)]
+
+
+def most_rows_of_logits(model: Any, policy: type[Policy], batch_size: int = 1) -> int:
+    """Of how many tokens of each text of a batch one pass may make logits."""
+    most = min(policy.most_prompt_tokens, _MOST_PROMPT_LOGITS // _vocab_size(model))
+    return max(_LEAST_PROMPT_COLUMNS, most // batch_size)
 
 
 def _vocab_size(model: Any) -> int:

@@ -86,8 +86,8 @@ def has_dropout(model: Any) -> bool:
 
 
 def _takes_columns(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether a `forward` with these parameters takes the columns after which it shall give logits. Of an integer all
-    know what it means; who takes columns says so."""
+    """Whether a `forward` with these parameters takes the columns after which it shall give logits. Some models take
+    the number of last columns alone; those that take columns say so in their annotation."""
     parameter = parameters.get("logits_to_keep")
     return parameter is not None and "Tensor" in str(parameter.annotation)
 

@@ -8,15 +8,16 @@ import random
 
 import pytest
 import support.reference_rules as oracle
+import torch
 from support.cases import PROMPTS, Case, counts, random_case
 from support.hosts import Forbid, new_ids
-from support.releases import cache_of
+from support.releases import cache_of, with_cache
 from support.tiny import ARCHITECTURES, TOKENIZERS, tiny_model
 from support.toys import run, texts, toy, word_tokenizer
 
-import hf_adafuse.decoding.strategies.words as words
 from hf_adafuse import AdaFuseConfig, SpanStrategy, register_strategy
 from hf_adafuse.decoding.strategies.registry import STRATEGIES
+from hf_adafuse.trees import kv_cache_backend
 from hf_adafuse.trees.pass_policy import Policy
 
 LIGHT = 0.04
@@ -48,7 +49,7 @@ def expected_of(case, process=None):
 def test_a_member_that_hardly_counts_reads_its_prompt_and_no_more(heavy, number, monkeypatch):
     monkeypatch.setattr(Policy, "longest_draft", 0)
     case = pair(number, [1.0, LIGHT] if heavy == 0 else [LIGHT, 1.0], num_branches=3, margin_threshold=0.9)
-    output = case.fast()
+    output = case.fast(use_cache=False)  # no cache is returned that would have to be complete
     asked, unasked = counts(output)[heavy], counts(output)[1 - heavy]
     prompts = [len(ids) for ids in case.member_prompts(case.main_ids()[0][0])]
     assert unasked == (1, prompts[1 - heavy])
@@ -66,30 +67,46 @@ def test_who_has_a_twentieth_of_the_largest_weight_is_asked():
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_members_that_come_and_go_equal_the_oracle(number, monkeypatch):
-    """The least share is so large here that weights, which follow the text, cross it again and again."""
-    least = random.Random(number).choice([0.5, 0.8, 0.95])
-    monkeypatch.setattr(words, "_LEAST_WEIGHT", least)
-    monkeypatch.setattr(oracle, "LEAST_WEIGHT", least)
+def test_an_ensemble_of_which_some_are_asked_equals_the_oracle(number):
+    """Also where nothing that they propose can be committed, so that all are asked in a round."""
+    rng = random.Random(number)
     case = random_case(83000 + 4 * number + 1 + number % 3)
-    rule = {"method": "words", "model_weights": None, "online_rate": 2.0, "nll_normalization": "token"}
-    rule |= {"mean": random.Random(number).choice(["root", "arithmetic"])}
-    case.config = AdaFuseConfig.from_dict(case.config.to_dict() | rule)
+    weights = [rng.choice([1.0, 0.8, 0.04, 0.001]) for _ in case.models]
+    rule = {"method": "words", "model_weights": [max(weights) if k == number % len(weights) else one
+                                                 for k, one in enumerate(weights)]}  # fmt: skip
+    rule |= {"online_rate": rng.choice([0.0, 2.0]), "mean": rng.choice(["root", "arithmetic"])}
+    case.config = AdaFuseConfig.from_dict(case.config.to_dict() | {"nll_normalization": "token"} | rule)
+    assert new_ids(case, case.fast()) == expected_of(case)
+
+
+def test_it_is_known_before_the_text_who_is_asked():
+    """A word that surprises a member takes its weight for a while, and no more."""
+    tokenizer = word_tokenizer(["So", "It", "a", "b"])
+    main = toy(tokenizer, {"It": {"a": 0.9}, "a": {"a": 0.9}})
+    other = toy(tokenizer, {"It": {"a": 1e-9, "b": 0.9}, "a": {"a": 0.999}})
+    settings = {"method": "words", "online_rate": 1.0, "max_words": 1}
+    rounds = run([(main, tokenizer), (other, tokenizer)], settings, max_new_tokens=8).rounds[0]
+    assert min(committed.weights[1] for committed in rounds) < 0.01
+    assert all(committed.candidates[0].nlls[1] is not None for committed in rounds)
+
+
+def test_where_nothing_can_be_committed_of_what_is_proposed_all_are_asked():
+    """The main model cannot write what the member that counts would: of that one's branches one is left."""
+    own, other = word_tokenizer(["So", "It", "red", "junk"]), word_tokenizer(["So", "It", "red", "blue"])
+    main = toy(own, {"It": {"junk": 0.9}, "red": {"</s>": 0.9}})
+    strong = toy(other, {"It": {"blue": 0.6, "red": 0.39}, "red": {"</s>": 0.9}})
+    settings = {"method": "words", "model_weights": [0.001, 1.0]}
+    found = run([(main, own), (strong, other)], settings)
+    assert texts(found) == [" red", ""]
+
+
+def test_batches_of_prompts_that_ask_other_members_equal_single_prompts():
+    """Who is asked follows from the prompt."""
+    case = pair(7, "prompt", PROMPTS[:4], max_word_tokens=3)
     output = case.fast()
-    assert new_ids(case, output) == expected_of(case)
-    numbers = {
-        sum(nll is not None for nll in one.candidates[one.winner].nlls)
-        for row in output.rounds
-        for one in row
-        if one.winner is not None
-    }
-    assert number or len(numbers) > 1
-
-
-def test_batches_of_prompts_that_ask_other_members_equal_single_prompts(monkeypatch):
-    monkeypatch.setattr(words, "_LEAST_WEIGHT", 0.8)
-    case = pair(5, None, PROMPTS[:4], online_rate=3.0)
-    together, alone = new_ids(case, case.fast()), []
+    asked = {tuple(nll is not None for nll in row[0].candidates[row[0].winner].nlls) for row in output.rounds}
+    assert len(asked) > 1
+    together, alone = new_ids(case, output), []
     for prompt in PROMPTS[:4]:
         case.prompts = [prompt]
         alone += new_ids(case, case.fast())
@@ -128,7 +145,8 @@ def test_a_main_model_that_is_not_asked_ends_its_text_by_its_likeliest_end(num_e
     main = toy(tokenizer, {"red": {"stop": 0.6, "</s>": 0.3}})
     main.generation_config.eos_token_id = [tokenizer.eos_token_id, 5][:num_ends]
     other = toy(tokenizer, {"It": {"red": 0.99}, "red": {"</s>": 0.99}})
-    output = run([(main, tokenizer), (other, tokenizer)], {"method": "words", "model_weights": [LIGHT, 1.0]})
+    settings = {"method": "words", "model_weights": [LIGHT, 1.0]}
+    output = run([(main, tokenizer), (other, tokenizer)], settings, use_cache=False)
     assert output.sequences[0, -2:].tolist() == [4, [1, 5][num_ends - 1]]
     assert counts(output)[0][0] == num_ends  # the prompt, and the text where it has to choose
 
@@ -167,9 +185,39 @@ def test_a_method_of_ones_own_says_whom_it_asks(monkeypatch):
     del STRATEGIES["second"]
 
 
-@pytest.mark.fast
-def test_the_cache_of_a_main_model_that_is_not_asked_has_all_of_the_text():
-    case = pair(1, [LIGHT, 1.0])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("most", [2, 1000])
+def test_the_cache_of_a_main_model_that_is_not_asked_has_all_of_the_text(most, number, monkeypatch):
+    """Where an end comes after it, and where none does. It is read in parts that a pass can hold, and ordinary
+    `generate()` goes on from it.
+    """
+    monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", 2)
+    monkeypatch.setattr(Policy, "most_prompt_tokens", most)
+    case = pair(number, [LIGHT, 1.0])
     output = case.fast()
-    assert counts(output)[0][0] == 1
-    assert cache_of(output).get_seq_length() == output.sequences.shape[1] - 1
+    assert output.rounds[0][-1].ends == (number == 1)
+    main, ids = case.models[0], output.sequences
+    assert cache_of(output).get_seq_length() == ids.shape[1] - 1
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, "do_sample": False}
+    expected = main.generate(ids, **options).tolist()
+    assert main.generate(ids, **with_cache(cache_of(output)), **options).tolist() == expected
+    assert (counts(output)[0][0] > 4) == (most == 2)
+
+
+@pytest.mark.fast
+def test_logits_of_members_that_are_not_asked_are_none():
+    class Logits(SpanStrategy):
+        needs_logits = True
+
+        def asked_members(self, weights):
+            return [1]
+
+        def choose(self, candidates, weights, main_index):
+            assert [len(values) > 0 for values in candidates[0].logits] == [False, True]
+            return super().choose(candidates, weights, main_index)
+
+    register_strategy("logits", Logits)
+    try:
+        assert pair(4, None, method="logits").fast().rounds[0]
+    finally:
+        del STRATEGIES["logits"]

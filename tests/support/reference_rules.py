@@ -363,6 +363,7 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
                 logs = [2 * enough * math.log(min(max(value, 0.001), enough)) for value, _ in told]
     else:
         logs = [math.log(weight) for weight in config.model_weights or [1.0] * len(members)]
+    asked = asked_of(members, [math.exp(log - max(logs)) for log in logs], config)
     while len(new) < max_new_tokens:
         if any(m.max_length is not None and len(p) >= m.max_length for m, p in zip(members, prefixes)):
             break
@@ -373,7 +374,7 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
             if (texts or ends) and fit(members, prefixes, encoded) and ("".join(texts) or ends):
                 winner = {"text": "".join(texts), "ends": ends, "ids": encoded}
         if winner is None:
-            winner = one_round(members, prefixes, logs, config, "".join(spans) == "")
+            winner = one_round(members, prefixes, logs, config, "".join(spans) == "", asked)
             if winner is None:
                 break
             if "groups" in winner and config.online_rate:
@@ -392,8 +393,9 @@ def decode_by_rule(members, prompts, config, max_new_tokens):
 
 
 def asked_of(members, weights, config):
-    """The members that propose and score: with `words` those with a twentieth of the largest weight, those whose
-    processors may forbid a text, those that cannot end it, and the main model where its own words are kept."""
+    """The members that propose and score, by the weights before the text: with `words` those with a twentieth of the
+    largest weight, those whose processors may forbid a text, those that cannot end it, and the main model where its own
+    words are kept."""
     if config.method != "words":
         return range(len(members))
     is_kept = config.switch_margin > 0
@@ -404,10 +406,10 @@ def asked_of(members, weights, config):
     ]
 
 
-def one_round(members, prefixes, logs, config, is_first):
+def one_round(members, prefixes, logs, config, is_first, asked):
+    """`asked`: the members that propose and score; all, where nothing that they propose can be committed."""
     pool, greedy = {}, {}
     weights = [math.exp(log - max(logs)) for log in logs]
-    asked = asked_of(members, weights, config)
     for k, (m, prefix) in enumerate(zip(members, prefixes)):
         if k not in asked:
             continue
@@ -437,6 +439,13 @@ def one_round(members, prefixes, logs, config, is_first):
         entry["groups"] = [by_word(m, words, e, v, ends) for m, e, v in zip(members, encoded, values)]
         entry["tokens"] = [by_word(m, words, e, [*e, -1], ends) for m, e in zip(members, encoded)]
         entries.append(entry)
+    if len(asked) < len(members) and not any(
+        (0 in ids or members[0].encode(text)[1])
+        and fit(members, prefixes, [ids[k] if k in ids else m.encode(text)[0] for k, m in enumerate(members)])
+        and (text or ends)
+        for (text, ends), ids in pool.items()
+    ):
+        return one_round(members, prefixes, logs, config, is_first, range(len(members)))
     if entries:
         return choose(entries, weights, config, own, is_first)
     word, ends = greedy_word(members[0], prefixes[0], members[0].best(prefixes[0], 1)[0][0], config)

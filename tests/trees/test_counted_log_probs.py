@@ -104,7 +104,6 @@ def test_a_prompt_without_examples_is_read_like_any_other(monkeypatch):
     models = [tiny_model("llama", "characters", number) for number in (1, 2)]
     ensemble = AdaFuseEnsemble([(model, TOKENIZERS["characters"]()) for model in models], "robust")
     columns = []
-    monkeypatch.setattr(ModelCall, "can_leave_out_logits", True, raising=False)
     call = ModelCall.__call__
 
     def noted(self, ids, *args, **kwargs):

@@ -180,13 +180,14 @@ class SpanStrategy(Strategy):
 
     def asked_members(self, weights: Sequence[float]) -> list[int]:
         """
-        The members that propose and score in a round. The others read what is committed when they are asked again. A
-        member that is asked alone proposes greedy words, without branches. Beside these the decoder asks each member
-        that may forbid a text, by its logits processors or for want of an end-of-sequence token, and the main model
-        where the caller wants its scores.
+        The members that propose and score in the rounds of the prompt. One that is asked alone proposes greedy words,
+        without branches. The decoder also asks each member that may forbid a text, by its logits processors or because
+        it has no end-of-sequence token, and the main model where the caller wants its scores. Where nothing that is
+        proposed can be committed, all members are asked in that round. Asked before each round; the answer must not
+        change.
 
         Args:
-            weights (`list[float]`): how much each member counts, the main model first.
+            weights (`list[float]`): how much each member counts before the text begins, the main model first.
 
         Returns:
             the members' numbers, at least one. By default all.

@@ -6,8 +6,9 @@ and the candidates that have another word there are out. A word that every membe
 copies of one model write the model's greedy text. If the members proposing a longer span weigh less than those whose
 spans end here, the round ends here. The next word would be a choice among the longer spans alone.
 
-A member with less than a twentieth of the largest weight is not asked. So a main model that has more than twenty times
-the weight of any other member writes its greedy text, in as many passes as alone.
+A member that begins with less than a twentieth of the largest weight is not asked, and one whose weight falls below that
+later has no say in what every member writes. So a main model that begins with more than twenty times the weight of any
+other member writes its greedy text, in as many passes as alone.
 
 In the trie a line break before a word is a word of its own. Whether a line ends is one question, and what the next line
 begins with another: a break would otherwise lose to a comma for all the words that may follow it.
@@ -28,7 +29,7 @@ from .word_parts import distinct_log_probs, uncontested_share
 # The means of probabilities as power means (sum w p^a)^(1 / a); the geometric one is the limit.
 _EXPONENTS = {"arithmetic": 1.0, "root": 0.5, "geometric": 0.0}
 PARTS = ("whole", "distinct", "weighted")
-# A member that counts less than this share of the one that counts most is not asked.
+# A member that counts less than this share of the one that counts most has no say; if it begins so, it is not asked.
 _LEAST_WEIGHT = 0.05
 
 
