@@ -6,7 +6,7 @@ and the candidates that have another word there are out. A word that every membe
 copies of one model write the model's greedy text. If the members proposing a longer span weigh less than those whose
 spans end here, the round ends here. The next word would be a choice among the longer spans alone.
 
-A member that begins with less than a twentieth of the largest weight is not asked, and one whose weight falls below that
+A member that begins with less than a twentieth of the largest weight is not asked. One whose weight falls below that
 later has no say in what every member writes. So a main model that begins with more than twenty times the weight of any
 other member writes its greedy text, in as many passes as alone.
 
