@@ -72,6 +72,7 @@ from hf_adafuse.transformers_compat import (
     is_adapter_layer,
     is_compiled,
     is_saved_as_adapter,
+    is_spread_out,
     is_watched,
     make_processors,
     mark_static_address,
@@ -553,6 +554,14 @@ def test_the_device_of_a_hook_may_be_a_name_or_missing():
 def test_a_model_that_was_placed_has_a_device_map():
     assert has_device_map(accelerate.dispatch_model(own(), device_map={"": "cpu"}, force_hooks=True))
     assert not has_device_map(tiny_model())
+
+
+def test_a_model_on_several_devices_is_spread_out():
+    model = own()
+    assert not is_spread_out(model)
+    assert not is_spread_out(accelerate.dispatch_model(own(), device_map={"": "cpu"}, force_hooks=True))
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    assert is_spread_out(model)
 
 
 # torch

@@ -104,7 +104,7 @@ class CommittedText(WrittenText):
         if end_token is not None and is_whole:
             prompt.finish("stop")
         prompt.rounds.append(self._record(pool, winner, ids, num_taken, is_whole))
-        main.commit(prompt.index, ids[:num_taken])
+        main.commit(prompt.index, ids[:num_taken], is_last=prompt.is_finished)
         self._on_commit(prompt, tokens[:num_taken])
         if is_whole:
             self._extend_assistants(pool, winner)

@@ -369,15 +369,17 @@ class Member(ABC):
         self.backend.drop(finished)
         self._reader.drop(finished)
 
-    def commit(self, prompt_index: int, ids: list[int]) -> None:
-        """Append ids to a prompt's prefix. Logits below a forbidden token are processed only now."""
+    def commit(self, prompt_index: int, ids: list[int], is_last: bool = False) -> None:
+        """Append ids to a prompt's prefix; `is_last`: nothing comes after them. Logits below a forbidden token are
+        processed only now."""
         path = self.path(prompt_index, ids)
         was_forbidden = self.has_processors and any(
             above.logprobs and above.logprobs.forbids(node.token) for above, node in pairwise(path)
         )
         if was_forbidden:
             self._read(lambda: [node for node in path[1:] if node.logits is not None], is_committed=True)
-        self._read_again_if_forgotten(path[-1])
+        if not is_last:
+            self._read_again_if_forgotten(path[-1])
         self._reader.remember(path)
         self._drafts.add_end(prompt_index, ids)
         self.backend.commit(prompt_index, path[1:])

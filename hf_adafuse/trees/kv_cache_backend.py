@@ -184,7 +184,7 @@ class KVCacheBackend(Backend):
         most_counted = most_rows_of_logits(self.model, self.policy, batch_size)
         switch = frequency_switch(self.model.config.get_text_config()) or 0
         first_end = switch + 1 if width > switch else 0  # the first pass, too, reads by the frequencies for long texts
-        found = torch.full((batch_size, width - 1), math.nan)
+        self.prompt_log_probs = [[math.nan] * (width - 1) for _ in range(batch_size)]
         while True:
             left = [column for column in before if column >= start]
             end = min(start + step, left[most_counted] if len(left) > most_counted else width)
@@ -202,11 +202,13 @@ class KVCacheBackend(Backend):
                 )
             if read:
                 after = [column + 1 for column in read]  # the last column of the pass may be one of them
-                found[:, read] = log_probs_of(logits[:, : len(read)], ids[:, after]).cpu()
+                values = log_probs_of(logits[:, : len(read)], ids[:, after]).tolist()
+                for known, new in zip(self.prompt_log_probs, values, strict=True):
+                    for column, value in zip(read, new, strict=True):
+                        known[column] = value
             if end == width:
                 break
             start = end
-        self.prompt_log_probs = found.tolist()
         return logits
 
     def forget(self, node: Node) -> None:
