@@ -44,7 +44,7 @@ class MemberTurns:
         index = text.prompt.index
         first, *others = sorted(pool.asked, key=lambda k: self._members[k].prefill_cost(index))
         pool.first = first
-        if not others and len(self._members) > 1:
+        if pool.asks_one:
             proposals = yield from self._proposers[first].propose_unbranched(text.node(first))
             pool.add(first, proposals)
             return
@@ -63,7 +63,7 @@ class MemberTurns:
     def note_winner(self, pool: Pool, winner: Candidate) -> None:
         """Record whether the first member's best candidate has won. How far ahead it will propose follows from this.
         One that is asked alone does not propose ahead."""
-        if len(pool.asked) > 1:
+        if not pool.asks_one:
             self._acceptance.add(pool.margins[pool.first][-1], winner is pool.best_of(pool.first))
 
     def _shall_propose_in_parallel(self, order: list[int]) -> bool:

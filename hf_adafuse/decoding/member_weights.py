@@ -38,7 +38,7 @@ class MemberWeights:
         num_members (`int`): the number of members.
 
     Attributes:
-        first (`list[float]`): how much each member counts before the text begins.
+        initial (`list[float]`): how much each member counts before the text begins.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MemberWeights:
         else:
             self._given = list(config.model_weights or [1.0] * num_members)
             self._logs = [math.log(weight) for weight in self._given]
-        self.first = self.weights
+        self.initial = self.weights
 
     @property
     def weights(self) -> list[float]:

@@ -129,6 +129,11 @@ class Pool:
         self.encode_for(0, candidate)
         return candidate
 
+    @property
+    def asks_one(self) -> bool:
+        """Whether one member of several is asked alone."""
+        return len(self.asked) == 1 < len(self.vocabularies)
+
     def clear(self) -> None:
         """Take out all candidates."""
         self._candidates.clear()

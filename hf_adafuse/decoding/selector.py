@@ -49,7 +49,7 @@ class Selector:
     def asked_members(self, prompt: Prompt) -> list[int]:
         """The numbers of the members that the method asks in the rounds of a prompt."""
         strategy = self._strategies[prompt.index]
-        asked = list(strategy.asked_members(self._weights.of(prompt.index).first))
+        asked = list(strategy.asked_members(self._weights.of(prompt.index).initial))
         if not asked or not {*asked} <= {*range(len(self._vocabularies))}:
             raise IndexError(
                 f"What {type(strategy).__name__}.asked_members gives must be numbers of {len(self._vocabularies)} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..confidence.features import PromptFacts
@@ -41,22 +41,25 @@ class SpanRound(Round[WrittenText]):
 
     def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """The members that are asked propose; all of them, where nothing of that can be committed."""
-        pool.asked = self._asked_members(text)
-        yield from self._ask(text, pool)
+        yield from self._ask(text, pool, self._asked_members(text))
         if len(pool.asked) < len(self.members):
             text.drop_unfit(pool)
             if all(candidate.dropped is not None for candidate in pool.ranked()):
                 pool.clear()
-                pool.asked = list(range(len(self.members)))
-                yield from self._ask(text, pool)
+                yield from self._ask(text, pool, range(len(self.members)))
 
-    def _ask(self, text: WrittenText, pool: Pool) -> Requests[None]:
-        """The members of `pool.asked` propose."""
+    def _ask(self, text: WrittenText, pool: Pool, asked: Iterable[int]) -> Requests[None]:
+        """These members read what they have not read of the text, and propose."""
+        pool.asked = list(asked)
         for k in pool.asked:
             yield from catch_up(k, self.members[k], text.prompt.index)
+        yield from self._take_turns(text, pool)
+
+    def _take_turns(self, text: WrittenText, pool: Pool) -> Requests[None]:
+        """The members that are asked propose, one after the other."""
+        for k in pool.asked:
             proposer, end = self.proposers[k], text.node(k)
-            is_alone = len(pool.asked) == 1 < len(self.members)
-            proposals = yield from proposer.propose_unbranched(end) if is_alone else proposer.propose(end)
+            proposals = yield from proposer.propose_unbranched(end) if pool.asks_one else proposer.propose(end)
             pool.add(k, proposals)
 
     def score(self, text: WrittenText, pool: Pool) -> Requests[None]:
@@ -142,9 +145,8 @@ class CommittedSpanRound(SpanRound):
             yield from write(self.joint_round, answer)
             answer.add_to(pool)
 
-    def _ask(self, text: WrittenText, pool: Pool) -> Requests[None]:
-        for k in pool.asked:
-            yield from catch_up(k, self.members[k], text.prompt.index)
+    def _take_turns(self, text: WrittenText, pool: Pool) -> Requests[None]:
+        """As [`SpanRound`] does it, in fewer passes."""
         yield from self.turns.propose(text, pool)
 
     def _useful(self, member: Member, prompt_index: int, spans: Sequence[Span]) -> list[Node]:

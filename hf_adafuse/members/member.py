@@ -25,7 +25,7 @@ from .node_logprobs import NodeLogprobs, entropy_of
 from .passes import Pass, planned_pass, unread
 from .processors import ProcessorError, PromptProcessors
 from .prompt_content import PromptEvidence
-from .prompt_nll import asks_for_examples, counted_positions, prompt_nll
+from .prompt_nll import asks_for_examples, counted_positions, nll_at, prompt_nll
 from .vocabulary import Vocabulary
 
 
@@ -156,19 +156,25 @@ class Member(ABC):
         weighting = self._weighting
         prompts = self._prompts[first : first + number]
         are_chats = self._are_chats(prompts)
-        counted = [self._counted(ids, is_chat) for ids, is_chat in zip(prompts, are_chats, strict=True)]
-        options = counted, self._can_share
+        counted: list[list[int]] = [[] for _ in prompts]
+        if weighting is not None:
+            pairs = zip(prompts, are_chats, strict=True)
+            counted = [counted_positions(self.vocabulary, ids, weighting, is_chat) for ids, is_chat in pairs]
+        in_all = [counted_positions(self.vocabulary, ids, "prompt") for ids in prompts] if self._with_facts else counted
+        options = in_all, self._can_share
         self._drafts.add_texts(prompts)
         self._read(
             lambda: backend.admit(prompts, *options) if first else backend.prefill(prompts, self._cache, *options)
         )
         log_probs = backend.prompt_log_probs or [[]] * len(prompts)  # there are none where none counts
         if weighting is not None:
-            self._note_evidence(first, prompts, log_probs, are_chats, weighting)
+            nlls = list(map(partial(nll_at, self.vocabulary), prompts, log_probs, counted))
+            self._note_evidence(first, nlls, are_chats, weighting)
         if self._with_facts:
             nll = partial(prompt_nll, self.vocabulary)
-            pairs = list(zip(prompts, log_probs, strict=True))
-            self.prompt_and_question_nlls += [(nll(*pair, "prompt"), nll(*pair, "question")) for pair in pairs]
+            self.prompt_and_question_nlls += [
+                (nll(*pair, "prompt"), nll(*pair, "question")) for pair in zip(prompts, log_probs, strict=True)
+            ]
 
     def _are_chats(self, prompts: list[list[int]]) -> list[bool]:
         """Per prompt, whether it ends as a chat, where that matters."""
@@ -176,25 +182,8 @@ class Member(ABC):
         endings = self.chat_endings if is_of_use else []
         return [ending_of(ids, endings) is not None for ids in prompts]
 
-    def _counted(self, ids: list[int], is_known_chat: bool) -> list[int]:
-        """The positions of the ids of a prompt whose log-probabilities `start` asked for."""
-        if self._with_facts:
-            return counted_positions(self.vocabulary, ids, "prompt")
-        return (
-            [] if self._weighting is None else counted_positions(self.vocabulary, ids, self._weighting, is_known_chat)
-        )
-
-    def _note_evidence(
-        self,
-        first: int,
-        prompts: list[list[int]],
-        log_probs: list[list[float]],
-        are_chats: list[bool],
-        weighting: str,
-    ) -> None:
-        """Note what prompts say about this member: those from number `first` on, by their ids and log-probabilities."""
-        triples = zip(prompts, log_probs, are_chats, strict=True)
-        nlls = [prompt_nll(self.vocabulary, ids, values, weighting, is_chat) for ids, values, is_chat in triples]
+    def _note_evidence(self, first: int, nlls: list[float], are_chats: list[bool], weighting: str) -> None:
+        """Note what prompts say about this member: those from number `first` on, with these NLLs."""
         unknown = [row for row, nll in enumerate(nlls) if math.isnan(nll)]
         of_content = [(math.nan, 0)] * len(nlls)
         if weighting == "examples_or_content":
