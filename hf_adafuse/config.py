@@ -103,8 +103,9 @@ class AdaFuseConfig:
             A probability. Words whose first token has at least this probability under the main model are committed
             without asking the other members. `None`: the others are always asked.
         do_sample (`bool`, *optional*):
-            `True`: each word is drawn from the weighted mixture of the members' word distributions. Of the fields above
-            only `max_word_tokens`, `word_boundary` and `model_weights` are used then. `False`: nothing is drawn.
+            `True`: each word is drawn from the weighted mixture of the members' word distributions. Then
+            `adafuse` and `words` use of the fields above only `max_word_tokens`, `word_boundary`, `model_weights` and
+            `prompt_sharpness`. `False`: nothing is drawn.
             `None`: words are drawn where the call of `generate()` asks for `do_sample=True`. A default in the model's
             own generation config does not count.
         method (`str`, *optional*, defaults to `"adafuse"`):
@@ -162,7 +163,7 @@ class AdaFuseConfig:
         member counts by how well it predicts the examples in the prompt, or without examples by what it makes of the
         prompt's content (see `model_weights`), and less by how well it predicts the text so far. The more one weight
         outgrows the others, the more of a word is judged by the tokens that tell the candidates apart. A word that ends
-        the text at once wins only where all members that count find it likeliest.
+        the text at once wins only where every member with at least half of the largest weight finds it likeliest.
         """
         return cls(**PRESETS["robust"])
 

@@ -154,8 +154,12 @@ class AdaFuseEnsemble:
         chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
         made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, **variables)
 
+        configs = [kwargs.get("generation_config"), self.model.generation_config]
+        asked = [kwargs.get("num_return_sequences"), *(getattr(one, "num_return_sequences", None) for one in configs)]
+        num_returned = next((number for number in asked if number), 1)
+
         def finish(row: int, rounds: Any) -> None:
-            rounds.thoughts = thoughts[row]
+            rounds.thoughts = thoughts[row // num_returned]
             rounds.tool_calls = [] if offer is None else offer.read(rounds.text)[1]
 
         kwargs = {**self._placed(made), **kwargs}
@@ -164,7 +168,7 @@ class AdaFuseEnsemble:
         output = self.model.generate(**kwargs)
         rows = getattr(output, "rounds", [])
         for row, rounds in enumerate(rows):
-            finish(row * len(thoughts) // len(rows), rounds)
+            finish(row, rounds)
         return output
 
     def texts(self, prompts: Any, **kwargs: Any) -> list[str]:

@@ -63,9 +63,11 @@ class AdaFuseRound:
     Two of five candidates in the first round of the demo's pair after "What is the capital of Peru?", with the preset
     `robust`:
 
-        text        decided_by  note  score  nlls
-        " Lima"     [0.210]     None  1.562  [0.373, 0.710]
-        " Nairobi"  [0.112]     None  2.191  [7.251, 0.221]
+    ```text
+    text        decided_by  note  score  nlls
+    " Lima"     [0.210]     None  1.562  [0.373, 0.710]
+    " Nairobi"  [0.112]     None  2.191  [7.251, 0.221]
+    ```
 
     Here `criterion` is `"root mean probability"` and `highest_wins` is `True`: `" Lima"` wins, for it has the highest
     value in `decided_by`. That value is exp(-`score`), as the candidates have one word. With method `adafuse`

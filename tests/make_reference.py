@@ -99,8 +99,8 @@ def _first_sentence(thing: Any) -> str:
 
 
 def _without_links(text: str) -> str:
-    """Names in the form of transformers' docstrings, [`~module.Name`], as plain code."""
-    return re.sub(r"\[`~?(?:[\w.]*\.)?([\w.]+)`\]", r"`\1`", text)
+    """Names in the form of transformers' docstrings, [`Name`] and [`~module.Name`], as plain code."""
+    return re.sub(r"\[`(?:~[\w.]*\.)?([\w.]+)`\]", r"`\1`", text)
 
 
 def _anchor(name: str) -> str:

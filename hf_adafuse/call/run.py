@@ -37,8 +37,8 @@ def run_call(plan: CallPlan) -> AdaFuseOutput | torch.Tensor:
     if record_if_only_planning(plan):
         return call.input_ids
     prompts = make_prompts(plan)
-    members = make_members(plan)
     try:
+        members = make_members(plan)
         strategies = make_strategies(plan)
         reviews = make_reviews(plan, strategies)
         with sharing_prefixes(plan):

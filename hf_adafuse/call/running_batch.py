@@ -79,12 +79,13 @@ class RunningBatch:
     def add(self, plan: CallPlan) -> int:
         """A call joins; returns its number. Its prompt is read before the next pass, in which it takes part."""
         number = len(self._plans)
-        for member, planned in zip(self._members, plan.members, strict=True):
-            member.add_prompts(planned.prompts, planned.processors)
+        # What may fail comes first: after an error the batch goes on without the call.
         (prompt,) = make_prompts(plan, number)
         (strategy,) = make_strategies(plan)
         if self._reviews is not None:
             self._reviews.add(question_asked(plan, strategy))
+        for member, planned in zip(self._members, plan.members, strict=True):
+            member.add_prompts(planned.prompts, planned.processors)
         self._plans.append(plan)
         self._decoder.add(prompt, strategy)
         return number

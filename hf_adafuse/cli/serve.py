@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=_number, default=512, metavar="N",
-        help="the most tokens of an answer where a request names no number (default: 512)",
+        help="the most tokens of an answer where a chat names no number (default: 512)",
     )  # fmt: skip
     parser.add_argument(
         "--max-prompt-tokens", type=_number, metavar="N",

@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..members.member import Member
 from ..trees.nodes import Node
 
 T = TypeVar("T")
@@ -65,20 +64,6 @@ def run_on_each_member(parts: Sequence[Requests[T]], device_keys: Iterable[Any])
     for part in parts:
         found.append((yield from part))
     return found
-
-
-def catch_up(member_index: int, member: Member, prompt_index: int) -> Requests[None]:
-    """
-    A member reads what it has not read of a text, but for the end of it, in passes that hold few logits at a time.
-
-    Args:
-        member_index (`int`): the number of the member.
-        member (`Member`): the member.
-        prompt_index (`int`): the prompt.
-    """
-    for node in member.unread_parts(prompt_index):
-        yield ForwardRequest(member_index, [node])
-        member.settle(prompt_index)
 
 
 def merge_requests(member_index: int, requests: Sequence[Requests[T]]) -> Requests[list[T]]:

@@ -33,13 +33,13 @@ class Reviews:
 
     def start(self, questions: Sequence[str]) -> None:
         """Give the raters the prompts of a call, by what these ask. None is read before the raters' `read_prompts`."""
-        for k, rater in enumerate(self.raters):
-            rater.start(self._add_prefixes(k, questions), [], num_top=2)
+        for rater, prompts in zip(self.raters, self._add_prefixes(questions), strict=True):
+            rater.start(prompts, [], num_top=2)
 
     def add(self, question: str) -> None:
         """A further prompt, while others go on."""
-        for k, rater in enumerate(self.raters):
-            rater.add_prompts(self._add_prefixes(k, [question]), [])
+        for rater, prompts in zip(self.raters, self._add_prefixes([question]), strict=True):
+            rater.add_prompts(prompts, [])
 
     def rate(self, prompt: Prompt, pool: Pool) -> Requests[None]:
         """
@@ -85,12 +85,13 @@ class Reviews:
             ratings[order[place]].append(expected_score(pairs))
         return [math.fsum(of_text) / len(of_text) for of_text in ratings]
 
-    def _add_prefixes(self, k: int, questions: Sequence[str]) -> list[list[int]]:
-        """The prefixes of a member's rating prompts to these questions, which it reads now: of one that outgrows its
-        context a single token, below which nothing will be read."""
-        prefixes = [self._rating_prompts[k].prefix(question) for question in questions]
-        self._prefixes[k] += prefixes
-        return [ids if self._fits(k, len(ids)) else ids[:1] for ids in prefixes]
+    def _add_prefixes(self, questions: Sequence[str]) -> list[list[list[int]]]:
+        """Per member, the prefixes of its rating prompts to these questions, which it reads now: of one that outgrows
+        its context a single token, below which nothing will be read."""
+        added = [[of_member.prefix(question) for question in questions] for of_member in self._rating_prompts]
+        for prefixes, new in zip(self._prefixes, added, strict=True):
+            prefixes += new
+        return [[ids if self._fits(k, len(ids)) else ids[:1] for ids in new] for k, new in enumerate(added)]
 
     def _fits(self, k: int, length: int) -> bool:
         max_length = self.raters[k].max_length

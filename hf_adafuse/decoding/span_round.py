@@ -16,7 +16,7 @@ from .member_turns import MemberTurns
 from .pool import Candidate, Pool
 from .progress import Prompt
 from .proposer import Proposer
-from .requests import ForwardRequest, Requests, catch_up, run_on_each_member
+from .requests import ForwardRequest, Requests, run_on_each_member
 from .reviews import Reviews
 from .round import Round, WrittenText, outgrows, write
 from .selector import Selector
@@ -49,10 +49,8 @@ class SpanRound(Round[WrittenText]):
                 yield from self._ask(text, pool, range(len(self.members)))
 
     def _ask(self, text: WrittenText, pool: Pool, asked: Iterable[int]) -> Requests[None]:
-        """These members read what they have not read of the text, and propose."""
+        """These members propose."""
         pool.asked = list(asked)
-        for k in pool.asked:
-            yield from catch_up(k, self.members[k], text.prompt.index)
         yield from self._take_turns(text, pool)
 
     def _take_turns(self, text: WrittenText, pool: Pool) -> Requests[None]:
@@ -72,11 +70,11 @@ class SpanRound(Round[WrittenText]):
         return self.selector.choose(text.prompt, pool)
 
     def _asked_members(self, text: WrittenText) -> list[int]:
-        """The numbers of the members that a round asks: those that the method asks, those that may forbid a text, and
-        the main model where the caller wants its scores."""
-        prompt = text.prompt
-        asked = {k for k, member in enumerate(self.members) if member.may_forbid(prompt.index)}
-        return sorted(asked.union(self.selector.asked_members(prompt), [0] if prompt.keeps_logits else []))
+        """The numbers of the members that a round asks: those that the method asks, and those that may forbid a
+        text."""
+        index = text.prompt.index
+        asked = {k for k, member in enumerate(self.members) if member.may_forbid(index)}
+        return sorted(asked.union(self.selector.asked_members(text.prompt)))
 
     def add_log_probs(self, text: WrittenText, pool: Pool, candidates: Sequence[Candidate]) -> Requests[None]:
         """Give candidates their log-probabilities under every member that is asked, and their logits where these are
@@ -165,19 +163,19 @@ class CommittedSpanRound(SpanRound):
         else:
             winner = yield from self._write_fused_answer(text, pool, chosen)
         if winner.dropped is None:
-            if winner.ends:
-                yield from self._read_end(text, pool, winner)
+            yield from self._read_winner(text, pool, winner)
             self.turns.note_winner(pool, winner)
             self.selector.learn(prompt, winner)
         return winner
 
-    def _read_end(self, text: WrittenText, pool: Pool, winner: Candidate) -> Requests[None]:
-        """The main model reads a winner that ends the text, where it has not been asked and has several end-of-sequence
-        ids: the likeliest of them comes next."""
-        main, index, ids = self.members[0], text.prompt.index, pool.encode_for(0, winner)
-        if len(main.eos_ids) > 1:
-            yield from catch_up(0, main, index)
-            if needed := main.needed_to_score(index, [Span(ids, ends=True, start=len(ids))]):
+    def _read_winner(self, text: WrittenText, pool: Pool, winner: Candidate) -> Requests[None]:
+        """The main model reads a winner that it has not been asked about, where the caller wants its scores, or where
+        the text ends and it has several end-of-sequence ids: the likeliest of them comes next."""
+        main, prompt, ids = self.members[0], text.prompt, pool.encode_for(0, winner)
+        has_to_choose = winner.ends and len(main.eos_ids) > 1
+        if prompt.keeps_logits or has_to_choose:
+            span = Span(ids, ends=winner.ends, start=0 if prompt.keeps_logits else len(ids))
+            if needed := main.needed_to_score(prompt.index, [span]):
                 yield ForwardRequest(0, needed)
 
     def _tell_facts(self, prompt: Prompt) -> None:
@@ -190,7 +188,6 @@ class CommittedSpanRound(SpanRound):
 
     def _own_word(self, text: WrittenText, pool: Pool) -> Requests[Candidate]:
         """Every candidate is forbidden: the main model's greedy word, dropped where it does not fit into a context."""
-        yield from catch_up(0, self.members[0], text.prompt.index)
         word = yield from self.proposers[0].propose_word(text.node(0))
         candidate = Candidate(word.text, word.words, word.ends, {0: list(word.ids)}, (0, 0), [0])
         member = text.outgrown(pool, candidate)

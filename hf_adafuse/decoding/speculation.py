@@ -59,11 +59,12 @@ class Prefetcher:
     def add_likely_nodes(self, prompt_index: int) -> list[Node]:
         """
         The nodes that it will probably read first when it is asked next: the root, what follows it, what follows the
-        ends of the candidates, should one of them win, and each greedily on.
+        ends of the candidates, should one of them win, and each greedily on. There are none where more of the text than
+        its last token is unread: the member has not been asked of late, and may not be again.
         """
         root = self._member.root(prompt_index)
         if root.logprobs is None:
-            return [root]
+            return [root] if root.parent is None or root.parent.is_computed else []
         ends = [node for node in root.computed_descendants() if node.ends_candidate and node.logprobs is not None]
         return [node for end in (root, *ends) for node in self._add_frontier(end)]
 

@@ -12,7 +12,7 @@ from ..trees.backend import ForwardError
 from ..trees.kv_cache_backend import most_rows_of_logits
 from ..trees.model_call import ModelCall
 from ..trees.next_token import next_token_logits
-from ..trees.nodes import Node, missing_nodes
+from ..trees.nodes import Node
 from .logits_reader import LogitsReader
 from .member import Member, MemberError
 from .processors import PromptProcessors
@@ -46,6 +46,8 @@ class LocalMember(Member):
         call = ModelCall(self.model, is_set_up=True)
         try:
             for rows, logits in next_token_logits(call, self.device, unread):
+                if not bool(torch.isfinite(logits.amax(-1)).all()):
+                    raise ForwardError("its logits are NaN or infinite")
                 after |= {ids: row.clone() for ids, row in zip(rows, logits, strict=True)}
                 self.backend.num_forwards += 1
                 self.backend.num_tokens += sum(map(len, rows))
@@ -64,10 +66,8 @@ class LocalMember(Member):
         self._logits_after = {ids: after[ids] for ids in last_used or after}
         return found
 
-    def unread_parts(self, prompt_index: int) -> list[Node]:
-        missing = missing_nodes([self.root(prompt_index)])
-        step = most_rows_of_logits(self.model, self.backend.policy)
-        return missing[step - 1 : -1 : step]
+    def _most_unread(self, num_prompts: int) -> int | None:
+        return most_rows_of_logits(self.model, self.backend.policy, num_prompts)
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         def ids_to(node: Node) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 
 from ..trees.adapters import base_model
 from ..trees.backend import Backend, ForwardError
-from ..trees.nodes import Node
+from ..trees.nodes import Node, missing_nodes
 from ..trees.pass_costs import costs_of
 from ..trees.pass_policy import room_in_tree
 from .chat_ending import ChatEnding, chat_endings, ending_of
@@ -338,10 +338,23 @@ class Member(ABC):
                 next.
 
         Returns:
-            [`Pass`]. It leaves out some of the needed nodes where they are more than a pass should hold.
+            [`Pass`]. It leaves out some of the needed nodes where they are more than a pass should hold. Of a prompt
+            whose prefix has more unread tokens than that, it reads the first of these, and nothing else.
         """
-        passed = planned_pass(self.backend, self.costs, needs, likely, self._drafts.after)
-        return Pass(passed.work, lambda result: self._read(lambda: passed.finish(result)))
+        behind = {index: part for index in needs if (part := self._first_unread_part(index, len(needs))) is not None}
+
+        def likely_after(prompt_index: int, needed: list[Node]) -> list[Node]:
+            return [] if prompt_index in behind else [*self._drafts.after(needed), *likely(prompt_index)]
+
+        def finish(result: Callable[[], Any]) -> list[Node]:
+            nodes = self._read(lambda: passed.finish(result))
+            for prompt_index in behind:
+                self._settle(prompt_index)
+            return nodes
+
+        parts = {prompt_index: ([part], list[Node]()) for prompt_index, part in behind.items()}
+        passed = planned_pass(self.backend, self.costs, {**needs, **parts}, likely_after)
+        return Pass(passed.work, finish)
 
     def room_in_tree(self, prompt_index: int) -> int:
         """How many more nodes that nobody needs yet the tree of a single prompt may hold; negative where it holds too
@@ -376,18 +389,10 @@ class Member(ABC):
             below = self.root(prompt_index).computed_descendants()
             self._read(lambda: [node for node in below if node.logits is not None])
 
-    def unread_parts(self, prompt_index: int) -> list[Node]:
-        """What is unread of a prompt's prefix, in parts that a pass can hold: the last node of each part but the last
-        one, in the order in which they are to be read. None of a member behind a server, which reads all at once."""
-        return []
-
-    def settle(self, prompt_index: int) -> None:
-        """What has been read of a prompt's prefix is settled, and its logits are freed."""
-        self.backend.commit(prompt_index, [])
-
     def read_to_end(self, prompts: Mapping[int, bool]) -> None:
         """
-        Read the prefix of these prompts, as a returned cache must hold it.
+        Read the prefix of these prompts, as a returned cache must hold it. Where the backend keeps no keys, nothing is
+        read.
 
         Args:
             prompts (`dict[int, bool]`): by the index of a prompt, whether an end-of-sequence token comes after its
@@ -396,16 +401,31 @@ class Member(ABC):
         Raises:
             MemberError: the forward pass failed.
         """
-        for prompt_index in prompts:
-            for node in self.unread_parts(prompt_index):
-                self._read(partial(self.backend.run, [node]))
-                self.settle(prompt_index)
+        if not self.backend.keeps_keys:
+            return
         roots = {prompt_index: self.root(prompt_index) for prompt_index in prompts}
-        last = [root if prompts[prompt_index] else root.parent for prompt_index, root in roots.items()]
-        if missing := unread(node for node in last if node is not None):
-            self._read(lambda: self.backend.run(missing))
-            for node in missing:
-                self.settle(node.prompt_index)
+        last = {prompt_index: root if prompts[prompt_index] else root.parent for prompt_index, root in roots.items()}
+        while behind := {index: node for index, node in last.items() if node is not None and not node.is_computed}:
+            nodes = [self._first_unread_part(index, len(behind)) or node for index, node in behind.items()]
+            self._read(partial(self.backend.run, nodes))
+            for prompt_index in behind:
+                self._settle(prompt_index)
+
+    def _most_unread(self, num_prompts: int) -> int | None:
+        """How many unread tokens of the prefix of each of so many prompts one pass reads; `None`: all of them, as a
+        server does."""
+        return None
+
+    def _first_unread_part(self, prompt_index: int, num_prompts: int) -> Node | None:
+        """Where a prompt's prefix has more unread tokens than one pass of so many prompts reads, the last token that it
+        reads; `None` where it has not."""
+        most, missing = self._most_unread(num_prompts), missing_nodes([self.root(prompt_index)])
+        return None if most is None or len(missing) <= most else missing[most - 1]
+
+    def _settle(self, prompt_index: int) -> None:
+        """What has been read of a prompt's prefix is settled, and its logits are freed."""
+        self._reader.remember(self.root(prompt_index).lineage())
+        self.backend.commit(prompt_index, [])
 
     def _read(self, forward: Callable[[], list[Node]], is_committed: bool = False) -> list[Node]:
         try:

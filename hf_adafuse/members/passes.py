@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..trees.backend import Backend
-from ..trees.nodes import Node
+from ..trees.nodes import Node, missing_nodes
 from ..trees.pass_costs import PassCosts
 from ..trees.pass_policy import PassLimits, PromptNeeds, plan_pass
 
@@ -30,8 +30,7 @@ def planned_pass(
     backend: Backend,
     costs: PassCosts,
     needs: Mapping[int, tuple[list[Node], list[Node]]],
-    likely: Callable[[int], list[Node]],
-    drafted: Callable[[list[Node]], list[Node]],
+    likely: Callable[[int, list[Node]], list[Node]],
 ) -> Pass:
     """
     Plan a pass.
@@ -39,12 +38,10 @@ def planned_pass(
     Args:
         backend (`Backend`): the member's backend.
         costs (`PassCosts`): how long the member's passes take.
-        needs (`dict[int, tuple]`), likely (`Callable`): as of [`Member`].begin_pass.
-        drafted (`Callable`): `drafted(nodes)` gives the draft nodes that may come after needed nodes.
+        needs (`dict[int, tuple]`): as of [`Member`].begin_pass.
+        likely (`Callable`): `likely(prompt_index, needed)` gives the nodes that may come along, given those of the
+            prompt that are needed.
     """
-
-    def all_likely(prompt_index: int, needed: list[Node]) -> list[Node]:
-        return [*drafted(needed), *likely(prompt_index)]
 
     limits = PassLimits(backend.policy, backend.can_prefetch, backend.is_padded)
     prompts = {}
@@ -54,16 +51,17 @@ def planned_pass(
         prompts[prompt_index] = PromptNeeds(
             needed=needed,
             useful=unread(useful),
-            likely=partial(all_likely, prompt_index, needed),
+            likely=partial(likely, prompt_index, needed),
             num_held=len(tree.unsettled()) if len(backend.active) == 1 else 0,
             prefix_length=tree.root.position,
         )
     planned = plan_pass(prompts, costs, limits)
     nodes = [node for of_prompt in planned.values() for node in of_prompt]
     forward, give_to_nodes = backend.plan(nodes)
+    num_tokens = len(missing_nodes(nodes))
 
     def work() -> Any:
-        with costs.measured(len(nodes)):
+        with costs.measured(num_tokens):
             return forward()
 
     return Pass(work, lambda result: give_to_nodes(result()))

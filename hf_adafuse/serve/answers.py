@@ -85,7 +85,7 @@ class GrowingText:
 
     def new_words(self) -> list[dict[str, Any]]:
         """The words that have been sent whole since this was last asked; all that are left once the text has ended."""
-        words = self.words(self._text[: self._sent])
+        words = self.words(self.sent)
         new = words[self._num_words_sent :]
         self._num_words_sent = len(words)
         return new
@@ -111,9 +111,9 @@ class GrowingText:
         return words
 
     @property
-    def num_sent(self) -> int:
-        """How many characters have been sent."""
-        return self._sent
+    def sent(self) -> str:
+        """The text that has been sent."""
+        return self._text[: self._sent]
 
     def _send(self, content: str) -> str:
         new = content[self._sent :]
@@ -203,7 +203,7 @@ def round_of(one: AdaFuseRound, members: Sequence[str]) -> dict[str, Any]:
 def chat_log_probs(tokens: Sequence[TokenLogProb], content: str | None = None) -> dict[str, Any]:
     """The field `logprobs` of a chat's answer: an entry for each token of the main model. With `content`, tokens that
     begin behind that text are left out."""
-    kept = tokens if content is None else _within(tokens, content)
+    kept = tokens if content is None else tokens_within(tokens, content)
     return {
         "content": [
             {**_token(one.data, one.log_prob), "top_logprobs": [_token(*pair) for pair in one.top]} for one in kept
@@ -215,7 +215,7 @@ def chat_log_probs(tokens: Sequence[TokenLogProb], content: str | None = None) -
 def text_log_probs(tokens: Sequence[TokenLogProb], content: str | None, start: int) -> dict[str, Any]:
     """The field `logprobs` of a completion: lists with an element for each token, as of [`chat_log_probs`]. The text
     begins at the character `start` of the choice."""
-    kept = tokens if content is None else _within(tokens, content)
+    kept = tokens if content is None else tokens_within(tokens, content)
     data = b"".join(one.data for one in kept)
     offsets: list[int] = []
     position = 0
@@ -230,7 +230,7 @@ def text_log_probs(tokens: Sequence[TokenLogProb], content: str | None, start: i
     }
 
 
-def _within(tokens: Sequence[TokenLogProb], content: str) -> list[TokenLogProb]:
+def tokens_within(tokens: Sequence[TokenLogProb], content: str) -> list[TokenLogProb]:
     """The tokens that begin within the content, counted in bytes: a token may hold a part of a character."""
     kept = []
     position = 0

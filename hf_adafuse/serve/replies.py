@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..rounds.plain_json import with_nulls
-from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs
+from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs, tokens_within
 from .calls import Call, CallEvents, TokenLogProb
 from .ensembles import ServedEnsemble
 from .requests import ChatRequest, CompletionRequest
@@ -40,11 +40,13 @@ class ReplyChoice:
             self.text.restart()
         return self.text.add(event)
 
-    def new_log_probs(self) -> list[TokenLogProb]:
-        """The log-probabilities of tokens that have come since this was last called."""
-        new = self.call.log_probs[self._num_log_probs :]
+    def new_log_probs(self) -> tuple[list[TokenLogProb], int]:
+        """The log-probabilities of tokens that begin within the text sent since this was last called, and at which
+        character of the text the first of them begins."""
+        kept = tokens_within(self.call.log_probs, self.text.sent)
+        old, new = kept[: self._num_log_probs], kept[self._num_log_probs :]
         self._num_log_probs += len(new)
-        return new
+        return new, len(b"".join(one.data for one in old).decode("utf-8", "replace"))
 
 
 @dataclass
@@ -119,15 +121,16 @@ def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str,
     more = {"adafuse": {"words": words}} if has_words else {}
     found: dict[str, Any] = {"finish_reason": None, "logprobs": None}
     has_log_probs = answer.request.num_top is not None
+    tokens, start = choice.new_log_probs()
     if isinstance(answer.request, ChatRequest):
         if has_log_probs:
-            found["logprobs"] = with_nulls(chat_log_probs(choice.new_log_probs()))
+            found["logprobs"] = with_nulls(chat_log_probs(tokens))
         # The words are beside the delta: clients that add up deltas cannot add up lists without an index.
         return _chunks(answer, choice, {**found, "delta": {"content": text}, **more})
-    start = choice.text.num_sent - len(text)
     if has_log_probs:
-        found["logprobs"] = with_nulls(text_log_probs(choice.new_log_probs(), None, len(choice.prompt) + start))
-    return _chunks(answer, choice, {**found, "text": (choice.prompt if start == 0 else "") + text, **more})
+        found["logprobs"] = with_nulls(text_log_probs(tokens, None, len(choice.prompt) + start))
+    is_first = choice.text.sent == text
+    return _chunks(answer, choice, {**found, "text": (choice.prompt if is_first else "") + text, **more})
 
 
 def last_chunks(answer: Reply) -> list[dict[str, Any]]:

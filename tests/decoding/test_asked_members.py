@@ -131,11 +131,21 @@ def test_processors_of_a_member_that_hardly_counts_forbid_all_the_same(number):
 
 
 @pytest.mark.fast
-def test_the_main_model_is_asked_where_its_scores_are_wanted():
-    case = pair(2, [LIGHT, 1.0])
-    output = case.fast(output_scores=True)
-    assert len(output.scores) == len(new_ids(case, output)[0])
-    assert all(committed.candidates[0].nlls[0] is not None for committed in output.rounds[0])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_main_model_whose_scores_are_wanted_reads_what_the_others_write(number):
+    """That changes neither the text nor the weights."""
+    case = pair(number, [LIGHT, 1.0], online_rate=1.0)
+    output, plain = case.fast(output_scores=True), case.fast()
+    ids = new_ids(case, output)
+    assert ids == new_ids(case, plain)
+    for one, other in zip(output.rounds[0], plain.rounds[0], strict=True):
+        assert one.weights == other.weights and one.candidates[0].nlls[0] is None
+    (ids,) = ids
+    main, width = case.models[0], output.sequences.shape[1] - len(ids)
+    logits = main(output.sequences).logits[0, width - 1 : -1]
+    expected = logits.log_softmax(-1)[range(len(ids)), ids]
+    found = torch.cat(output.scores).log_softmax(-1)[range(len(ids)), ids]
+    assert len(output.scores) == len(ids) and torch.allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.fast
@@ -185,14 +195,74 @@ def test_a_method_of_ones_own_says_whom_it_asks(monkeypatch):
     del STRATEGIES["second"]
 
 
+@pytest.fixture
+def reads_few(monkeypatch):
+    """`reads_few(number)`: a pass reads so many tokens of a text that a member has not read."""
+
+    def read(number):
+        monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", number)
+        monkeypatch.setattr(Policy, "most_prompt_tokens", number)
+        # What else a pass may hold is not drafts, and is there however long passes take.
+        monkeypatch.setattr(Policy, "longest_draft", 0)
+        monkeypatch.setattr(Policy, "worthwhile_ratio", 1000.0)
+
+    return read
+
+
+WORDS = [f"w{number}" for number in range(12)]
+CHAIN = {above: {word: 0.9} for above, word in zip(["It", *WORDS], [*WORDS, "</s>"], strict=True)}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("prompts", [["So It"], ["So It", "It"]], ids=len)
+def test_a_main_model_that_reads_late_reads_in_parts(prompts, reads_few):
+    """It has to choose the end of a text that it has not been asked about."""
+    tokenizer = word_tokenizer(["So", "It", *WORDS, "stop"])
+    main, other = toy(tokenizer, {"w11": {"</s>": 0.3, "stop": 0.6}}), toy(tokenizer, CHAIN)
+    main.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("▁stop")]
+    config = AdaFuseConfig.from_dict({"method": "words", "model_weights": [LIGHT, 1.0]})
+    case = Case([main, other], [tokenizer] * 2, config, prompts, 20)
+    reads_few(2)
+    output = case.fast(use_cache=False)
+    expected = tokenizer.convert_tokens_to_ids(["▁" + word for word in [*WORDS, "stop"]])
+    assert new_ids(case, output) == [expected] * len(prompts)
+    assert counts(output)[0][0] == 7  # the prompts, and twelve tokens of each text, two in a pass
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("rides", [True, False])
+def test_an_assistant_that_reads_late_reads_in_parts(rides, reads_few, monkeypatch):
+    """The main model is sure of all words but the last one. A processor of the assistant's is called once a token."""
+    tokenizer = word_tokenizer(["So", "It", *WORDS])
+    unsure = {**CHAIN, "w9": {"w10": 0.4, "w11": 0.35}}
+    members = [(toy(tokenizer, unsure), tokenizer), (toy(tokenizer, {**CHAIN, "w9": {"w11": 0.9}}), tokenizer)]
+    calls = []
+
+    class Remembers:
+        def __init__(self):
+            self.num_calls = 0
+
+        def __call__(self, input_ids, scores):
+            self.num_calls += 1
+            calls.append((self.num_calls, input_ids.shape[1]))
+            return scores
+
+    reads_few(2)
+    if not rides:
+        monkeypatch.setattr(Policy, "prefetched_tokens", 1)
+    options = {"max_new_tokens": 20, "assistant_logits_processor": [[Remembers()]]}
+    output = run(members, {"method": "words", "certainty_gate": 0.8}, **options)
+    assert "".join(texts(output)).split() == [*WORDS[:10], "w11"]
+    assert calls and all(number == width - 1 for number, width in calls)  # the prompt has two tokens
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("most", [2, 1000])
-def test_the_cache_of_a_main_model_that_is_not_asked_has_all_of_the_text(most, number, monkeypatch):
+def test_the_cache_of_a_main_model_that_is_not_asked_has_all_of_the_text(most, number, reads_few):
     """Where an end comes after it, and where none does. It is read in parts that a pass can hold, and ordinary
     `generate()` goes on from it.
     """
-    monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", 2)
-    monkeypatch.setattr(Policy, "most_prompt_tokens", most)
+    reads_few(most)
     case = pair(number, [LIGHT, 1.0])
     output = case.fast()
     assert output.rounds[0][-1].ends == (number == 1)

@@ -15,6 +15,8 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
 from hf_adafuse.decoding.strategies.strategy import ALONE
+from hf_adafuse.trees import kv_cache_backend
+from hf_adafuse.trees.pass_policy import Policy
 
 MEMBERS = [TWO, ("gpt2/byte_level/1", "llama/byte_level/2"), ("llama/characters/0", "qwen3/characters/1")]
 
@@ -58,8 +60,13 @@ class Counting:
         return scores
 
 
-@pytest.mark.parametrize("gate", [0.2, 0.6])
-def test_an_assistants_processor_that_remembers_is_called_once_a_token(gate):
+@pytest.mark.parametrize("most", [2, 1000])
+@pytest.mark.parametrize("gate", [0.02, 0.2, 0.6])
+def test_an_assistants_processor_that_remembers_is_called_once_a_token(gate, most, monkeypatch):
+    """Also where a pass reads few tokens of what the assistant has not read."""
+    monkeypatch.setattr(kv_cache_backend, "_LEAST_PROMPT_COLUMNS", most)
+    monkeypatch.setattr(Policy, "most_prompt_tokens", most)
+    monkeypatch.setattr(Policy, "prefetched_tokens", 1)  # nothing else is in such a pass
     case = ensemble(*MEMBERS[1], prompts=PROMPTS[:1], n=16, certainty_gate=gate)
     width = len(case.member_prompts(case.main_ids()[0][0])[1])
     got = new_ids(case, case.fast(assistant_logits_processor=[[Counting(width)]]))

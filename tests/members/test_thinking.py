@@ -72,6 +72,16 @@ def test_a_batch_is_each_prompt_alone():
     assert batch[1].thoughts[0] == "blue dim"
 
 
+def test_several_texts_of_a_chat_have_its_thoughts():
+    chats, told = [CHAT, "far"], {}
+    options = {"do_sample": True, "num_return_sequences": 2, "return_dict_in_generate": True, "max_new_tokens": 4}
+    output = AdaFuseEnsemble(pair()).generate(
+        chats, chat=True, on_answer=lambda row, rounds: told.update({row: rounds.thoughts}), **options
+    )
+    assert [rounds.thoughts for rounds in output.rounds] == [["blue dim", "red dim"]] * 4
+    assert told == {row: ["blue dim", "red dim"] for row in range(4)}
+
+
 def test_random_members_equal_what_is_done_by_hand():
     """Thoughts that never close, by the plain `generate()` of each member, and the prompts put together by hand."""
     template = "{{ bos_token or '' }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"

@@ -181,9 +181,18 @@ def test_log_probabilities_of_the_main_model(client):
     chunks = list(client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3, stream=True))
     streamed = [one for c in chunks if c.choices[0].logprobs for one in c.choices[0].logprobs.content]
     assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in tokens], abs=1e-4)
-    text = client.completions.create(model=MODEL, prompt="She", max_tokens=8, logprobs=2).choices[0]
+    asked = {"model": MODEL, "prompt": "She", "max_tokens": 8, "logprobs": 2}
+    text = client.completions.create(**asked).choices[0]
     assert "".join(text.logprobs.tokens) == text.text and len(text.logprobs.token_logprobs) == len(text.logprobs.tokens)
     assert text.logprobs.text_offset[0] == 0
+    # In a stream, too, what is cut off has none.
+    stop = text.text[len(text.text) // 2 :][:2]
+    cut = client.completions.create(**asked, stop=stop).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stop=stop, stream=True)]
+    streamed = [one.logprobs for one in chunks if one.logprobs]
+    assert "".join(one.text for one in chunks) == cut.text
+    for field in ("tokens", "text_offset"):
+        assert sum((getattr(one, field) for one in streamed), []) == getattr(cut.logprobs, field)
 
 
 def test_text_by_a_schema(client):

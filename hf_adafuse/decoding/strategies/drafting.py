@@ -46,6 +46,11 @@ class DraftedText(Proposer):
         spans = [self.finished((root.prompt_index, number), words) for number, (words, _) in enumerate(found)]
         return Proposals(spans, found[0][1])
 
+    def propose_unbranched(self, root: Node) -> Requests[Proposals]:
+        """As `propose`: a text has no branches."""
+        proposals: Proposals = yield from self.propose(root)
+        return proposals
+
     def _text(
         self, root: Node, useful: Sequence[Node], pick_token: TokenPicker, number: int
     ) -> Requests[tuple[list[GrowingWord], list[float]]]:
