@@ -67,7 +67,9 @@ class LocalMember(Member):
         return found
 
     def _most_unread(self, num_prompts: int) -> int | None:
-        return most_rows_of_logits(self.model, self.backend.policy, num_prompts)
+        # Where prompts have rows of the cache of their own, all rows are filled up to the longest.
+        num_rows = len(self.backend.active) if self.backend.is_padded else num_prompts
+        return most_rows_of_logits(self.model, self.backend.policy, num_rows)
 
     def _make_reader(self, processors: list[PromptProcessors], num_top: int) -> Any:
         def ids_to(node: Node) -> list[int]:

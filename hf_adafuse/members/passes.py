@@ -58,7 +58,8 @@ def planned_pass(
     planned = plan_pass(prompts, costs, limits)
     nodes = [node for of_prompt in planned.values() for node in of_prompt]
     forward, give_to_nodes = backend.plan(nodes)
-    num_tokens = len(missing_nodes(nodes))
+    # A model runs the unread tokens before these nodes, too. A server is asked about no more than the nodes.
+    num_tokens = len(missing_nodes(nodes)) if backend.can_prefetch else len(nodes)
 
     def work() -> Any:
         with costs.measured(num_tokens):

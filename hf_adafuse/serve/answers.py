@@ -87,7 +87,7 @@ class GrowingText:
         """The words that have been sent whole since this was last asked; all that are left once the text has ended."""
         words = self.words(self.sent)
         new = words[self._num_words_sent :]
-        self._num_words_sent = len(words)
+        self._num_words_sent = max(self._num_words_sent, len(words))
         return new
 
     def words(self, content: str | None = None) -> list[dict[str, Any]]:
@@ -109,6 +109,11 @@ class GrowingText:
                 words.append({"text": word[:left], "proposers": proposers, "confidence": confidence})
                 left -= len(word)
         return words
+
+    @property
+    def num_sent(self) -> int:
+        """How many characters have been sent, also before a restart."""
+        return self._sent
 
     @property
     def sent(self) -> str:

@@ -129,7 +129,7 @@ def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str,
         return _chunks(answer, choice, {**found, "delta": {"content": text}, **more})
     if has_log_probs:
         found["logprobs"] = with_nulls(text_log_probs(tokens, None, len(choice.prompt) + start))
-    is_first = choice.text.sent == text
+    is_first = choice.text.num_sent == len(text)
     return _chunks(answer, choice, {**found, "text": (choice.prompt if is_first else "") + text, **more})
 
 

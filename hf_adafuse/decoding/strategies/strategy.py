@@ -182,9 +182,8 @@ class SpanStrategy(Strategy):
         """
         The members that propose and score in the rounds of the prompt. One that is asked alone proposes greedy words,
         without branches. The decoder also asks each member that may forbid a text, by its logits processors or because
-        it has no end-of-sequence token, and the main model where the caller wants its scores. Where nothing that is
-        proposed can be committed, all members are asked in that round. Asked before each round; the answer must not
-        change.
+        it has no end-of-sequence token. Where nothing that is proposed can be committed, all members are asked in that
+        round. Asked before each round; the answer must not change.
 
         Args:
             weights (`list[float]`): how much each member counts before the text begins, the main model first.
