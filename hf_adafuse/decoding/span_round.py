@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..confidence.features import PromptFacts
@@ -41,17 +41,14 @@ class SpanRound(Round[WrittenText]):
 
     def propose(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """The members that are asked propose; all of them, where nothing of that can be committed."""
-        yield from self._ask(text, pool, self._asked_members(text))
+        pool.asked = self._asked_members(text)
+        yield from self._take_turns(text, pool)
         if len(pool.asked) < len(self.members):
             text.drop_unfit(pool)
             if all(candidate.dropped is not None for candidate in pool.ranked()):
                 pool.clear()
-                yield from self._ask(text, pool, range(len(self.members)))
-
-    def _ask(self, text: WrittenText, pool: Pool, asked: Iterable[int]) -> Requests[None]:
-        """These members propose."""
-        pool.asked = list(asked)
-        yield from self._take_turns(text, pool)
+                pool.asked = list(range(len(self.members)))
+                yield from self._take_turns(text, pool)
 
     def _take_turns(self, text: WrittenText, pool: Pool) -> Requests[None]:
         """The members that are asked propose, one after the other."""

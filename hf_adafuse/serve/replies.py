@@ -121,7 +121,7 @@ def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str,
     more = {"adafuse": {"words": words}} if has_words else {}
     found: dict[str, Any] = {"finish_reason": None, "logprobs": None}
     has_log_probs = answer.request.num_top is not None
-    tokens, start = choice.new_log_probs()
+    tokens, start = choice.new_log_probs() if has_log_probs else ([], 0)
     if isinstance(answer.request, ChatRequest):
         if has_log_probs:
             found["logprobs"] = with_nulls(chat_log_probs(tokens))
