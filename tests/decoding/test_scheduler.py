@@ -212,36 +212,54 @@ def test_an_error_of_a_member_comes_through():
 
 
 class Elsewhere(FakeMember):
-    """A member in a place of its own, whose passes take their time, and note when they begin and end."""
+    """A member in a place of its own. Its passes note when they begin and end; they end when `may_end` allows it."""
 
-    def __init__(self, name, log, seconds, runs_elsewhere=True):
+    def __init__(self, name, log, may_end=lambda: True, runs_elsewhere=True):
         super().__init__(name, log)
-        self.seconds, self.runs_elsewhere, self.device_key = seconds, runs_elsewhere, name
+        self.may_end, self.runs_elsewhere, self.device_key = may_end, runs_elsewhere, name
 
     def begin_pass(self, needs, likely):
         def work():
             self.log.append(f"{self.name} begins")
-            time.sleep(self.seconds)
+            until(self.may_end)
             self.log.append(f"{self.name} ends")
             return [node for nodes, _ in needs.values() for node in nodes]
 
         return Pass(work, lambda result: result())
 
 
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it would wait for ever"
+        time.sleep(0.001)
+
+
+def num_passes(log, name):
+    """The passes of a member here."""
+    return sum(entry[0] == name for entry in log if not isinstance(entry, str))
+
+
 @pytest.mark.parametrize("runs_elsewhere", [True, False])
 def test_members_in_different_places_work_at_the_same_time(runs_elsewhere):
     log = []
-    members = [Elsewhere("A", log, 0.05, runs_elsewhere), Elsewhere("B", log, 0.1, runs_elsewhere)]
+    have_begun = lambda: {"A begins", "B begins"} <= set(log)  # noqa: E731
+    members = [Elsewhere(name, log, have_begun, runs_elsewhere) for name in "AB"]
     Scheduler(members, [None, None], lambda ready: {}).run({0: prompt((0, "a")), 1: prompt((1, "b"))})
-    assert sorted(log[:2]) == ["A begins", "B begins"] and log[2:] == ["A ends", "B ends"]
+    assert sorted(log) == ["A begins", "A ends", "B begins", "B ends"]
 
 
-@pytest.mark.slow
 def test_what_becomes_ready_while_a_server_works_goes_in_its_next_pass():
     """Prompt 0 is with A; prompts 1 and 2, which come from B meanwhile, are then together."""
-    log = []
-    members = [Elsewhere("A", log, 0.8), Elsewhere("B", log, 0.02)]
-    prompts = {0: prompt((0, "a")), 1: prompt((1, "b"), (0, "c")), 2: prompt((1, "d"), (1, "e"), (0, "f"))}
+    log, asked = [], []
+
+    def asking(*requests):
+        for member_index, nodes in requests:
+            asked.append(nodes)
+            yield from prompt((member_index, nodes))
+
+    members = [Elsewhere("A", log, lambda: {"c", "f"} <= set(asked)), Elsewhere("B", log)]
+    prompts = {0: prompt((0, "a")), 1: asking((1, "b"), (0, "c")), 2: asking((1, "d"), (1, "e"), (0, "f"))}
     Scheduler(members, [None, None], lambda ready: {}).run(prompts)
     assert [entry for entry in log if entry.startswith("A")] == ["A begins", "A ends"] * 2
     assert log.index("A ends") > log.index("B ends")
@@ -249,7 +267,7 @@ def test_what_becomes_ready_while_a_server_works_goes_in_its_next_pass():
 
 def test_a_member_here_goes_on_while_one_behind_a_server_works():
     log = []
-    members = [FakeMember("A", log), Elsewhere("B", log, 0.2)]
+    members = [FakeMember("A", log), Elsewhere("B", log, lambda: num_passes(log, "A") == 2)]
     prompts = {0: prompt((1, "b")), 1: prompt((0, "c"), (0, "d"), (1, "e"))}
     Scheduler(members, [None, None], lambda ready: {}).run(prompts)
     assert [entry if isinstance(entry, str) else entry[0] for entry in log if entry != "B begins"] == [
@@ -270,7 +288,7 @@ def test_parts_side_by_side_go_on_each_at_its_own_pace():
         made.append((yield ParallelMembers([part(returns=3), part((0, "e"), returns=4)])))
         yield ForwardRequest(0, ["f"])
 
-    members = [FakeMember("A", log), Elsewhere("B", log, 0.1)]
+    members = [FakeMember("A", log), Elsewhere("B", log, lambda: num_passes(log, "A") == 3)]
     Scheduler(members, [None, None], lambda ready: {}).run({0: whole()})
     assert made == [[1, 2], [3, 4]]
     passes = [entry[1][0] for entry in log if not isinstance(entry, str)]
@@ -282,7 +300,7 @@ def test_an_error_of_a_member_elsewhere_comes_through():
         def begin_pass(self, needs, likely):
             return Pass(lambda: 1 / 0, lambda result: result())
 
-    members = [FakeMember("A", []), Broken("B", [], 0)]
+    members = [FakeMember("A", []), Broken("B", [])]
     scheduler = Scheduler(members, [None, None], lambda ready: {})
     with pytest.raises(ZeroDivisionError):
         scheduler.run({0: prompt((1, "a")), 3: prompt((0, "b"), (1, "c"))})

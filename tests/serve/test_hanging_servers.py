@@ -82,7 +82,7 @@ def test_others_are_answered_while_a_server_hangs(when):
             assert ask(url, model=name).json()["choices"][0]["text"] == before[name][0]["text"]
         for changed in ({"model": service.served[MODEL].members[0]}, {"temperature": 1.0, "seed": 3}, {"stream": True}):
             assert ask(url, **{"model": LOCAL, **changed}).status_code == 200
-        assert time.monotonic() - started < 30 and not any(one.done() for one in waiting)
+        assert time.monotonic() - started < 60 and not any(one.done() for one in waiting)
         hanging.goes_on.set()
         texts = {one.result().json()["choices"][0]["text"] for one in waiting}
         assert texts == {before[MODEL][0]["text"]}
@@ -98,7 +98,7 @@ def test_the_server_ends_while_another_one_hangs():
         assert hanging.asked.wait(30)
         until(lambda: any(one.num_running for one in service.engine.all))
         service.engine.begin_to_stop()
-        answer = waiting.result(timeout=10)
+        answer = waiting.result(timeout=60)
         assert '"shutting_down"' in answer.text
         service.engine.stop(1)
 

@@ -345,12 +345,12 @@ def test_nothing_is_compiled_while_any_thread_says_so():
     def stay():
         with uncompiled:
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
 
     other = threading.Thread(target=stay)
     with uncompiled:
         other.start()
-        entered.wait(10)
+        assert entered.wait(60)
         model(torch.ones(1))
     model(torch.ones(2))
     leave.set()
