@@ -175,7 +175,7 @@ def test_a_server_that_goes_away_is_an_error_with_the_text_so_far(pair, clock):
         case.fast()
         num_requests = len(stand_in.requests) - before
         stand_in.most = len(stand_in.requests) + 3 * num_requests // 4
-        with pytest.raises(AdaFuseDecodingError, match="gives no answer to /v1/completions: .*status 503") as caught:
+        with pytest.raises(AdaFuseDecodingError, match=r"gives no answer to /v1/completions: .*status 503") as caught:
             case.fast()
     assert caught.value.member.startswith("assistant 1 (vllm:http://127.0.0.1") and caught.value.round > 1
     for text, whole in zip(caught.value.texts, texts_of(expected), strict=True):
