@@ -10,8 +10,9 @@ from typing import Any
 
 from transformers import BatchEncoding
 
-from .call.arguments import member_tokenizers, resolve_handles
+from .call.arguments import member_handles, resolve_handles
 from .call.planning import planning
+from .call.sampling import requested_sampling
 from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig
@@ -69,11 +70,12 @@ class AdaFuseEnsemble:
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
-        self._assistants = [model for model, _ in others]
         stored = getattr(getattr(main, "generation_config", None), "adafuse_config", None)
         config = next(given for given in (adafuse_config, stored, True) if given is not None)
         # A view of the same weights: other ensembles of this model, and the caller, keep theirs.
-        self.model = enable_adafuse(copy.copy(main), self._assistants, self.tokenizers[1:], tokenizer, config)
+        self.model = enable_adafuse(
+            copy.copy(main), [model for model, _ in others], self.tokenizers[1:], tokenizer, config
+        )
 
     def generate(
         self,
@@ -131,27 +133,25 @@ class AdaFuseEnsemble:
                 raise ValueError(
                     f"`{name}` must be left out without `chat`, but is {value!r}. Pass `chat=True`, or drop it."
                 )
-        tokenizers = self._tokenizers_of(kwargs)
+        members = self._members_of(kwargs)
+        tokenizers = [tokenizer for _, tokenizer in members]
         if not chat:
             if isinstance(inputs, (str, list, tuple)):
                 inputs = self._encode(inputs, False, tokenizers)
             if isinstance(inputs, Mapping):
                 return self.model.generate(**{**self._placed(inputs), **kwargs})
             return self.model.generate(inputs, **kwargs)
-        models = [self.model, *(kwargs.get("assistant_models") or self._assistants)]
-        drawn = ("do_sample", "temperature", "top_p", "top_k")
-        sampling: dict[str, Any] = {name: kwargs[name] for name in drawn if name in kwargs}
-        members = list(zip(models, tokenizers, strict=True))
         variables = dict(template_kwargs or {})
         chats = as_chats(inputs)
         offer = None if tools is None and tool_choice is None else Offer.of(tools or [], tool_choice)
         if offer is not None:
             if kwargs.get("structured") is not None:
                 raise ValueError("`structured` must be left out with `tools`, but is given. Drop one of the two.")
-            if offer.forced or all(map(is_local, models)):
+            if offer.forced or all(is_local(model) for model, _ in members):
                 kwargs["structured"] = offer.structured
         # Earlier calls and their results are texts for all members, whether tools are offered again or not.
         chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
+        sampling = self._sampling_of(kwargs)
         made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, **variables)
 
         configs = [kwargs.get("generation_config"), self.model.generation_config]
@@ -159,7 +159,9 @@ class AdaFuseEnsemble:
         num_returned = next((number for number in asked if number), 1)
 
         def finish(row: int, rounds: Any) -> None:
-            rounds.thoughts = thoughts[row // num_returned]
+            of_members = thoughts[row // num_returned]
+            rounds.thoughts = [one.text for one in of_members]
+            rounds.num_thinking_tokens = [one.num_tokens for one in of_members]
             rounds.tool_calls = [] if offer is None else offer.read(rounds.text)[1]
 
         kwargs = {**self._placed(made), **kwargs}
@@ -207,9 +209,17 @@ class AdaFuseEnsemble:
 
         Returns:
             [`AdaFuseOutput`]: its `rounds` hold the texts, and its `stats` count rounds and forward passes.
+
+        Raises:
+            ValueError: as of [`~AdaFuseEnsemble.generate`], and where `adafuse_config=False` turns the ensemble off.
         """
+        if self.model._adafuse_arguments(kwargs, kwargs.get("generation_config")) is None:
+            raise ValueError(
+                "`adafuse_config` must be settings where rounds are asked for, but is False. Pass settings or True, or "
+                "call `generate()`, which returns the ids of the main model alone."
+            )
         settings = {
-            "pad_token_id": padding_id(self._tokenizers_of(kwargs)[0]),
+            "pad_token_id": padding_id(self._members_of(kwargs)[0][1]),
             "use_cache": False,  # which is: do not hand it out
             "return_dict_in_generate": True,
         }
@@ -261,7 +271,7 @@ class AdaFuseEnsemble:
         """
         chats: list[Any] = as_chats(prompts) if chat else _as_texts(prompts)
         rows = read_answers(answers, len(chats), ends)
-        members = list(zip([self.model, *self._assistants], self.tokenizers, strict=True))
+        members = self._members_of({})
         encoded = thinking_inputs(chats, members, "off")[0] if chat else text_inputs(chats, self.tokenizers)
         settings = {"adafuse_config": self._scoring_config(), "max_batch_size": max_batch_size}
         with planning() as plans:
@@ -299,12 +309,25 @@ class AdaFuseEnsemble:
         """The members as a call holds them: checked, each with its name, vocabulary and device."""
         return resolve_handles(self.model, self.model._adafuse_bound)
 
-    def _tokenizers_of(self, kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The tokenizers of the members that a call of `generate()` is made with: it may name others."""
-        if not any(kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")):
-            return self.tokenizers
-        found = member_tokenizers(self.model, kwargs, kwargs.get("generation_config"), self.tokenizers[0])
-        return self.tokenizers if found is None else found
+    def _members_of(self, kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+        """The models and tokenizers of the members that a call of `generate()` is made with: it may name others."""
+        if any(kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")):
+            found = member_handles(self.model, kwargs, kwargs.get("generation_config"), self.tokenizers[0])
+            if found is not None:
+                return [(handle.model, handle.tokenizer) for handle in found]
+        assistants = self.model._adafuse_bound.assistant_models or ()
+        return list(zip([self.model, *assistants], self.tokenizers, strict=True))
+
+    def _sampling_of(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `generate()` by which members draw their thoughts in a call: as they draw words."""
+        generation_config = kwargs.get("generation_config")
+        asked = requested_sampling(kwargs, generation_config, self.model.generation_config)
+        arguments = self.model._adafuse_arguments(kwargs, generation_config)
+        samples = asked.do_sample if arguments is None else asked.under(arguments[1])
+        return {"do_sample": True, **asked.settings} if samples else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "handles"}  # found again from the rest
 
     def _encode(self, prompts: Any, chat: bool, tokenizers: Sequence[Any]) -> Mapping[str, Any]:
         made = chat_inputs(as_chats(prompts), tokenizers) if chat else text_inputs(_as_texts(prompts), tokenizers)

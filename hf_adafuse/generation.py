@@ -141,8 +141,14 @@ class AdaFuseGenerationMixin(GenerationMixin):
         images = mode_kwargs.pop("adafuse_images", None)
         wanted = None if call is None else self._adafuse_arguments(call)
         if wanted is not None:
-            _check_mode(generation_mode, generation_config, mode_kwargs, self.generation_config)
             arguments, config = wanted
+            _check_mode(generation_mode, generation_config, mode_kwargs, self.generation_config)
+            if generation_config.token_healing and arguments.assistant_inputs:
+                raise ValueError(
+                    "`token_healing` must be False where each assistant has inputs of its own, but is True. It changes "
+                    "the main model's prompt alone. "
+                    + _remedy({"token_healing": False}, self.generation_config, "Leave it out.")
+                )
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)

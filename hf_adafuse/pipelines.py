@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.text_generation import Chat, TextGenerationPipeline
 
-from .call.arguments import member_tokenizers
+from .call.arguments import member_handles
 from .generation import default_to_greedy, enable_adafuse
 from .members.chat import chat_inputs
 from .members.prompt_inputs import text_inputs
@@ -108,9 +108,10 @@ class AdaFusePipeline(TextGenerationPipeline):
         if not is_chat and len(texts) < len(prompts):
             return None
         config, own = generate_kwargs.get("generation_config"), generate_kwargs["tokenizer"]
-        tokenizers = member_tokenizers(self.model, generate_kwargs, config, own)
-        if tokenizers is None or len(tokenizers) == 1:
+        members = member_handles(self.model, generate_kwargs, config, own)
+        if members is None or len(members) == 1:
             return None
+        tokenizers = [member.tokenizer for member in members]
         if is_chat:
             made = chat_inputs([chat.messages for chat in prompts], tokenizers, **prompts[0].options)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import pydoc
 
 import pytest
@@ -63,3 +65,31 @@ def test_the_public_names_are_found_by_completion_and_help():
     shown = pydoc.render_doc(hf_adafuse, renderer=pydoc.plaintext)
     for name in ("class AdaFuseEnsemble", "class AdaFuseConfig", "enable_adafuse(model", "chat_inputs(messages"):
         assert name in shown
+
+
+def test_a_pickled_ensemble_is_the_same():
+    """`datasets.map` tells ensembles apart by what pickle makes of them, and sends them to other processes so."""
+    first, second = (
+        AdaFuseEnsemble(demo.load_pair(), {"preset": "robust", "model_weights": weights})
+        for weights in [(1, 9), (9, 1)]
+    )
+    assert first.handles and pickle.dumps(first) != pickle.dumps(second)
+    prompts = ["kim has 3 red apples", PERU]
+    for twin in (pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
+        assert [str(one) for one in twin.rounds(prompts, max_new_tokens=4)] == [
+            str(one) for one in first.rounds(prompts, max_new_tokens=4)
+        ]
+        (expected,), (found,) = (one.score(PERU, [" Lima"])[0] for one in (first, twin))
+        assert found.log_likelihoods == pytest.approx(expected.log_likelihoods, abs=1e-4)
+
+
+def test_texts_of_an_ensemble_that_is_turned_off_are_refused(ensemble):
+    off = AdaFuseEnsemble(demo.load_pair(), adafuse_config=False)
+    for one, given in [(ensemble, {"adafuse_config": False}), (off, {})]:
+        ids = one.generate(PERU, max_new_tokens=4, **given)
+        assert one.tokenizers[0].decode(ids[0]).startswith(PERU)
+        with pytest.raises(
+            ValueError, match="`adafuse_config` must be settings where rounds are asked for, but is False"
+        ):
+            one.texts(PERU, max_new_tokens=4, **given)
+    assert off.texts(PERU, max_new_tokens=6, adafuse_config=True) == [" Lima"]

@@ -88,9 +88,6 @@ class EnsembleArguments:
     def __deepcopy__(self, memo: Any) -> EnsembleArguments:
         return self  # a copy of a model shares its assistants
 
-    def __reduce__(self) -> Any:
-        return EnsembleArguments, ()  # they do not travel with a pickled model
-
     def over(self, bound: EnsembleArguments | None) -> EnsembleArguments:
         """These arguments, completed from the bound ones."""
         if bound is None:
@@ -191,7 +188,8 @@ def make_ensemble(
         config = config.changed({"model_weights": None})
     strategy = make_strategy(config)  # so that an error comes before anything is loaded
     config = replace(config, method_options=strategy.portable_options())  # a file is read once, not for each prompt
-    samples = config.do_sample if config.do_sample is not None else asked is not None and asked.do_sample
+    asked = asked or SamplingRequest(False, {})
+    samples = asked.under(config)
     if samples and strategy.samples is None:
         raise ValueError(
             f"`do_sample` must be False with method {config.method!r}, but is True. Pass do_sample=False: the "
@@ -209,14 +207,14 @@ def make_ensemble(
     strategy.check_members([handle.vocabulary for handle in handles])
     if strategy.rated_by is not None:
         check_templates([handle.tokenizer for handle in handles])
-    check_served_settings(handles, strategy, config, bool(samples), arguments.structured is not None)
+    check_served_settings(handles, strategy, config, samples, arguments.structured is not None)
     return EnsembleSpec(
         handles=handles,
         config=config,
         assistant_inputs=arguments.assistant_inputs,
         assistant_processors=[_as_list([one] if callable(one) else one, "processors") for one in processors],
         structured=read_structured(arguments.structured),
-        sampling=({} if asked is None else asked.settings) if samples else None,
+        sampling=asked.settings if samples else None,
         max_batch_size=_batch_size(arguments.max_batch_size),
         on_answer=_callable(arguments.on_answer),
         images=images,
@@ -247,10 +245,11 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
     return handles
 
 
-def member_tokenizers(model: Any, call: Mapping[str, Any], generation_config: Any, tokenizer: Any) -> list[Any] | None:
+def member_handles(
+    model: Any, call: Mapping[str, Any], generation_config: Any, tokenizer: Any
+) -> list[ModelHandle] | None:
     """
-    The tokenizers of the members that take part in a call of `generate()`, the main model's first; `None` for an
-    ordinary call.
+    The members that take part in a call of `generate()`, the main model first; `None` for an ordinary call.
 
     Args:
         model (`PreTrainedModel`): the main model, enabled.
@@ -265,7 +264,7 @@ def member_tokenizers(model: Any, call: Mapping[str, Any], generation_config: An
         return None
     arguments, _ = asked
     arguments = replace(arguments, tokenizer=call.get("tokenizer") or tokenizer)
-    return [handle.tokenizer for handle in resolve_handles(model, arguments)]
+    return resolve_handles(model, arguments)
 
 
 def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:

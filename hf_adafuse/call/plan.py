@@ -203,9 +203,9 @@ def _usable(handle: ModelHandle, prompts: list[list[int]], cache: KeysValues | N
 
 
 def _embedded_eos_ids(eos_ids: list[int], handle: ModelHandle) -> list[int]:
-    """The end-of-sequence ids of which a model has embeddings."""
+    """The end-of-sequence ids of which a model has embeddings: -1 stands for an end that never comes."""
     size = handle.vocabulary.vocab_size
-    return sorted({token for token in eos_ids if size is None or token < size})
+    return sorted({token for token in eos_ids if token >= 0 and (size is None or token < size)})
 
 
 def _check_cache(main: MemberInputs, inputs: MainInputs) -> None:
@@ -291,5 +291,6 @@ def _with_processors(
     made = [main_processors(helper, request, inputs.padded, main.prompts, main.handle.device, grammars[0])]
     for number, member in enumerate(assistants):
         device, grammar = member.handle.device, grammars[number + 1]
-        made.append(assistant_processors(helper, request, number, member.eos_ids, member.prompts, device, grammar))
+        prompts = list(zip(member.prompts, main.prompts, strict=True))
+        made.append(assistant_processors(helper, request, number, member.eos_ids, prompts, device, grammar))
     return [replace(member, processors=processors) for member, processors in zip(members, made, strict=True)]

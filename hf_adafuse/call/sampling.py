@@ -16,6 +16,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
+from ..config import AdaFuseConfig
 from ..transformers_compat import PIPELINES_PASS_A_CONFIG, make_processors, set_prepared_eos_ids
 
 logger = logging.get_logger(__name__)
@@ -41,6 +42,10 @@ class SamplingRequest:
 
     do_sample: bool
     settings: Mapping[str, Any]
+
+    def under(self, config: AdaFuseConfig) -> bool:
+        """Whether words are sampled with these settings of an ensemble, which count before the call."""
+        return self.do_sample if config.do_sample is None else config.do_sample
 
 
 @dataclass(frozen=True)

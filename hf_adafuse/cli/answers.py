@@ -68,20 +68,20 @@ class AnswersFile:
         """
         self._lock = locked(self.path)
         sidecar = self.path.with_name(f"{self.path.name}.settings.json")
+        files = [path for path in [self.path, *self._parts()] if path.stat().st_size]
+        if files and not sidecar.exists():
+            raise ValueError(
+                f"`--output` must be a file of this command or a new one, but {str(self.path)!r} has no settings "
+                "beside it. Choose another name, or delete it."
+            )
         if overwrite:
             os.truncate(self.path, 0)
             for path in self._parts():
                 path.unlink()
-        files = [path for path in [self.path, *self._parts()] if path.stat().st_size]
-        if not files:
+        if overwrite or not files:
             keep_settings(sidecar, settings)
-        elif sidecar.exists():
-            check_settings(sidecar, settings, self.path)
-        else:
-            raise ValueError(
-                f"`--output` must be a file of this command or a new one, but {str(self.path)!r} has no settings "
-                "beside it. Choose another name, or start over with --overwrite."
-            )
+            return
+        check_settings(sidecar, settings, self.path)
         for path in files:
             mend(path)
 
@@ -171,13 +171,22 @@ class AnswersFile:
         )
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, *inputs: str | None) -> None:
     """
     Refuse an output that cannot hold answers before it is opened: reading a device might never end.
 
+    Args:
+        path (`Path`): the output.
+        inputs (`str`, *optional*): what the command reads; those that are no files do no harm.
+
     Raises:
-        ValueError: the path is `-`, or names something other than a regular file.
+        ValueError: the path is `-`, names something other than a regular file, or is an input.
     """
+    for name in inputs:
+        if name is not None and path.exists() and Path(name).exists() and path.samefile(name):
+            raise ValueError(
+                f"`--output` must be another file than the command reads, but is {name!r}. Choose another name."
+            )
     if str(path) == "-":
         raise ValueError("`--output` must be a file, as a job goes on from it, but is `-`. Name one.")
     if path.exists() and not path.is_file():

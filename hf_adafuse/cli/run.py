@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     adafuse_config(args)  # refuse wrong settings before models are loaded
     read_text_arguments(args)
-    check_output(Path(args.output))
+    check_output(Path(args.output), args.questions, args.few_shot)
     if args.html is not None:
         Path(args.html).mkdir(parents=True, exist_ok=True)
     template = Template(args.template or default_template(args.model))

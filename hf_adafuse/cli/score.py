@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    check_output(Path(args.output))
+    check_output(Path(args.output), args.questions, args.few_shot)
     template = Template(args.template or default_template(args.model))
     found = [_with_answers(one, args) for one in read_questions(args.questions, template)]
     questions, _ = add_examples(found, args.few_shot, template)

@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-prompt-tokens", type=_number, metavar="N",
-        help="the most tokens of a prompt, by each member; longer ones are refused (default: as it was trained)",
+        help="the most tokens of a prompt with the thoughts behind it, by each member; longer prompts are refused "
+        "(default: as it was trained)",
     )  # fmt: skip
     parser.add_argument(
         "--prefix-cache-mib", type=_from_zero, default=512, metavar="N",

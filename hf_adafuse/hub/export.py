@@ -45,8 +45,10 @@ def export_adafuse(
         folder (`str`): new or empty.
         model (*optional*): the main model, loaded or by name. Without it the folder holds the method only, for
             `model.generate(custom_generate=...)` with any main model.
-        tokenizer, assistant_models, assistant_tokenizers (*optional*): as in [`enable_adafuse`].
-        adafuse_config (*optional*): the settings; by default those in the main model's generation config.
+        tokenizer, assistant_models, assistant_tokenizers (*optional*): as in [`enable_adafuse`]; by default those bound
+            to the main model.
+        adafuse_config (*optional*): the settings; by default those bound to the main model, or those in its generation
+            config.
         assistants (`str`, *optional*): `"names"`: the assistants stay on the Hub. `"folders"`: the repository holds
             them. By default, those given as Hub names are named and others are held.
         repo_id (`str`, *optional*): its name in the model card; the folder's own when not given.
@@ -59,7 +61,17 @@ def export_adafuse(
     """
     target = Path(folder)
     _check_folder(target)
-    plan = _plan(model, tokenizer, list(assistant_models), assistant_tokenizers, adafuse_config, assistants)
+    given = EnsembleArguments(
+        list(assistant_models) or None, assistant_tokenizers, tokenizer=tokenizer, adafuse_config=adafuse_config
+    ).over(getattr(model, "_adafuse_bound", None))
+    plan = _plan(
+        model,
+        given.tokenizer,
+        list(given.assistant_models or ()),
+        given.assistant_tokenizers,
+        given.adafuse_config,
+        assistants,
+    )
     was_there = target.exists()
     try:
         _write(target, plan, repo_id or target.absolute().name)

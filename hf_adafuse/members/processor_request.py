@@ -25,7 +25,6 @@ _SHARED_FLAGS = (
     "encoder_repetition_penalty",
     "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size",
-    "min_length",
     "min_new_tokens",
     "exponential_decay_length_penalty",
     "remove_invalid_values",
@@ -107,25 +106,35 @@ def assistant_processors(
     request: ProcessorRequest,
     number: int,
     eos_ids: list[int],
-    prompts: list[list[int]],
+    prompts: list[tuple[list[int], list[int]]],
     device: torch.device,
     grammar: Any = None,
 ) -> list[PromptProcessors]:
-    """An assistant's processors: those made from the flags that name no ids, over its own ids, and those that the user
-    gave for it. `number` is its place among the assistants; the rest is as in [`main_processors`]."""
+    """
+    An assistant's processors: those made from the flags that name no ids, over its own ids, and those that the user
+    gave for it.
+
+    Args:
+        model (`PreTrainedModel`), request (`ProcessorRequest`), device (`torch.device`), grammar (*optional*): as in
+            [`main_processors`].
+        number (`int`): its place among the assistants.
+        eos_ids (`list[int]`): its end-of-sequence ids.
+        prompts (`list[tuple]`): the ids of each prompt without padding: its own, and the main model's, in which
+            `min_length` is counted.
+    """
     given = request.generation_config
     config = GenerationConfig(**{name: value for name in _SHARED_FLAGS if (value := getattr(given, name)) is not None})
     config.num_beams = 1
     set_prepared_eos_ids(config, eos_ids, device)
     if not eos_ids:
         config.exponential_decay_length_penalty = None
-    if config.min_new_tokens is not None:
-        config.min_length = None  # `generate()` derives it from the main model's prompt
     custom = request.assistants[number] if request.assistants else ()
-    width = max(map(len, prompts))
-    padded = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    width = max(len(prompt) for prompt, _ in prompts)
+    padded = [[0] * (width - len(prompt)) + prompt for prompt, _ in prompts]
     made = []
-    for index, prompt in enumerate(prompts):
+    for index, (prompt, main_prompt) in enumerate(prompts):
+        if given.min_new_tokens is None:  # else `generate()` has derived `min_length` from it
+            config.min_new_tokens = max((given.min_length or 0) - len(main_prompt), 0) or None
         flags = _from_flags(model, config, prompt, device)
         steps = [ProcessorStep(processor, [prompt]) for processor in [*([] if grammar is None else [grammar]), *flags]]
         made.append(PromptProcessors([*steps, *_custom(custom, padded, index)], len(prompt)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -30,16 +31,28 @@ from .thinking import (
 MODES = ("apart", "main", "off")
 DEFAULT_BUDGET = 1024
 
-# Per prompt, each member's thoughts; `None` of a member that had none.
-Thoughts = list[list[str | None]]
+
+@dataclass(frozen=True)
+class Thought:
+    """
+    What a member has thought about a prompt.
+
+    Args:
+        text (`str`, *optional*): its thoughts; `None` where it had none.
+        num_tokens (`int`): how many tokens they are behind its prompt, with the marks around them.
+    """
+
+    text: str | None = None
+    num_tokens: int = 0
 
 
 class Pace(Protocol):
     """Says when the next token of thoughts may be computed: another thread, which decodes other texts with the same
     models, gives turns."""
 
-    def begin(self, num_tokens: int) -> None:
-        """Wait for the first turn, with prompts of so many tokens. May raise, and then nothing is thought."""
+    def begin(self, num_tokens: int, member_index: int) -> int | None:
+        """Wait for the first turn of a member, with prompts of so many tokens. Returns how many tokens its thoughts may
+        be, `None` where that is not limited here. May raise, and then nothing is thought."""
 
     def next(self) -> None:
         """A token has been computed: wait for the next turn. May raise, and then nothing more is thought."""
@@ -75,10 +88,9 @@ class _Paced(StoppingCriteria):
 
 
 @contextmanager
-def _turns(pace: Pace, num_tokens: int) -> Iterator[None]:
+def _turns(pace: Pace, num_tokens: int, member_index: int) -> Iterator[int | None]:
     try:
-        pace.begin(num_tokens)
-        yield
+        yield pace.begin(num_tokens, member_index)
     finally:
         pace.end()
 
@@ -101,7 +113,7 @@ def thinking_inputs(
     max_thinking_tokens: int | None = None,
     sampling: Mapping[str, Any] | None = None,
     **template_kwargs: Any,
-) -> tuple[BatchEncoding, Thoughts]:
+) -> tuple[BatchEncoding, list[list[Thought]]]:
     """
     The inputs of all members for chats, behind whatever each member thinks.
 
@@ -120,7 +132,7 @@ def thinking_inputs(
         template_kwargs: of [`chat_inputs`].
 
     Returns:
-        the inputs as of [`chat_inputs`], and per prompt each member's thoughts.
+        the inputs as of [`chat_inputs`], and per prompt what each member has thought.
 
     Raises:
         ValueError: a member behind a server would have to think.
@@ -129,7 +141,7 @@ def thinking_inputs(
     tokenizers = [tokenizer for _, tokenizer in members]
     forms = [thinking_format(tokenizer) for tokenizer in tokenizers]
     if not any(forms):
-        return chat_inputs(chats, tokenizers, **template_kwargs), [[None] * len(members) for _ in chats]
+        return chat_inputs(chats, tokenizers, **template_kwargs), [[Thought()] * len(members) for _ in chats]
     thinks = [form is not None and thinking != "off" and (thinking != "main" or k == 0) for k, form in enumerate(forms)]
     for k, (model, _) in enumerate(members):
         if thinks[k] and isinstance(model, ServedModel):
@@ -145,10 +157,10 @@ def thinking_inputs(
     for k, ((model, tokenizer), form) in enumerate(zip(members, forms, strict=True)):
         inputs = rendered[thinks[k]]
         rows = _unpadded(inputs if k == 0 else inputs["assistant_inputs"][k - 1])
-        own: list[str | None] = [None] * len(rows)
+        own = [Thought()] * len(rows)
         if thinks[k]:
             budget = DEFAULT_BUDGET if max_thinking_tokens is None else max_thinking_tokens
-            rows, own = _think(model, tokenizer, form, rows, budget, sampling or {})  # type: ignore[arg-type]
+            rows, own = _think(k, model, tokenizer, form, rows, budget, sampling or {})  # type: ignore[arg-type]
         elif form is not None:
             rows = [row + encode_marks(tokenizer, closed_at_once(whole_text(tokenizer, row), form)) for row in rows]
         made.append(pad_left(rows, tokenizer))
@@ -157,10 +169,16 @@ def thinking_inputs(
 
 
 def _think(
-    model: Any, tokenizer: Any, form: ThinkingFormat, rows: list[list[int]], budget: int, sampling: Mapping[str, Any]
-) -> tuple[list[list[int]], list[str | None]]:
+    member_index: int,
+    model: Any,
+    tokenizer: Any,
+    form: ThinkingFormat,
+    rows: list[list[int]],
+    budget: int,
+    sampling: Mapping[str, Any],
+) -> tuple[list[list[int]], list[Thought]]:
     """The prompts of a member with its thoughts behind them, closed, and the thoughts."""
-    written = _write(model, tokenizer, form, rows, budget, sampling) if budget else [[] for _ in rows]
+    written = _write(member_index, model, tokenizer, form, rows, budget, sampling) if budget else [[] for _ in rows]
     prompts, thoughts = [], []
     for row, new in zip(rows, written, strict=True):
         prompt, text = whole_text(tokenizer, row), whole_text(tokenizer, new)
@@ -171,19 +189,25 @@ def _think(
             prompts.append(row + new + encode_marks(tokenizer, form.separator))
         else:
             prompts.append(row + new + encode_marks(tokenizer, form.cut + form.closing + form.separator))
-        thoughts.append(own)
+        thoughts.append(Thought() if own is None else Thought(own, len(prompts[-1]) - len(row)))
     return prompts, thoughts
 
 
 def _write(
-    model: Any, tokenizer: Any, form: ThinkingFormat, rows: list[list[int]], budget: int, sampling: Mapping[str, Any]
+    member_index: int,
+    model: Any,
+    tokenizer: Any,
+    form: ThinkingFormat,
+    rows: list[list[int]],
+    budget: int,
+    sampling: Mapping[str, Any],
 ) -> list[list[int]]:
     """What a model writes alone behind each prompt, up to the end of its thoughts, without an end of sequence."""
     inputs = pad_left(rows, tokenizer).to(device_of(model))
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
     closing = encode_marks(tokenizer, form.closing)
-    how: dict[str, Any] = {"do_sample": False, **sampling}
+    how: dict[str, Any] = {"return_dict_in_generate": False, "num_return_sequences": 1, "do_sample": False, **sampling}
     if len(closing) == 1:
         how["eos_token_id"] = [*ends, closing[0]]
     else:
@@ -193,8 +217,9 @@ def _write(
     filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
     if (pace := _pace.get()) is not None:
         how["stopping_criteria"] = [_Paced(pace)]
-    with nullcontext() if pace is None else _turns(pace, inputs["input_ids"].shape[1]):
-        made = model.generate(**inputs, max_new_tokens=budget, pad_token_id=filler, **how)
+    with nullcontext() if pace is None else _turns(pace, inputs["input_ids"].shape[1], member_index) as room:
+        most = budget if room is None else min(budget, room)
+        made = model.generate(**inputs, max_new_tokens=most, pad_token_id=filler, **how)
     written = []
     for row in made[:, inputs["input_ids"].shape[1] :].tolist():
         stop = next((at for at, token in enumerate(row) if token in ends), len(row))

@@ -19,6 +19,7 @@ from transformers.utils import get_json_schema
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _DEFINITIONS = ("$defs", "definitions")
+_DECODER = json.JSONDecoder(strict=False)  # the grammar lets control characters into some strings
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,10 @@ class Offer:
     def read(self, text: str) -> tuple[str, list[ToolCall]]:
         """The words of an answer, and the tool calls behind them. A text with a call that cannot be read, or of a tool
         that was not offered, is all words. Text behind a call is left out."""
-        at = text.find(OPENING)
-        calls = self._calls(text if at < 0 else text[at:], at < 0)
-        if not calls:
+        found = self._bare_call(text) or self._marked_calls(text)
+        if found is None:
             return text, []
-        words = text[: max(at, 0)]
+        words, calls = found
         return words if words.strip() else "", calls[: self.most_calls]
 
     def num_plain_characters(self, text: str) -> int:
@@ -166,23 +166,40 @@ class Offer:
             at = len(text) - next((n for n in range(most, 0, -1) if text.endswith(OPENING[:n])), 0)
         return at if text[:at].strip() else 0
 
-    def _calls(self, text: str, is_bare: bool) -> list[ToolCall]:
-        """The calls that a text is; none where it is anything else."""
-        if is_bare:
-            found = [self._call(text)]
-        else:
-            found = [self._call(part.partition(CLOSING)[0]) for part in text.split(OPENING)[1:]]
-        return [call for call in found if call] if all(found) else []
+    def _bare_call(self, text: str) -> tuple[str, list[ToolCall]] | None:
+        """No words and the one call that a text without marks is; `None` where it is anything else."""
+        found = self._call_at(text, 0)
+        return None if found is None or text[found[1] :].strip() else ("", [found[0]])
 
-    def _call(self, text: str) -> ToolCall | None:
+    def _marked_calls(self, text: str) -> tuple[str, list[ToolCall]] | None:
+        """The words before the first mark, and the calls behind the marks; `None` where one cannot be read."""
+        first = at = text.find(OPENING)
+        calls = []
+        while at >= 0:
+            # A string in the arguments may hold the marks themselves, so that JSON says where a call ends.
+            found = self._call_at(text, at + len(OPENING))
+            if found is None:
+                return None
+            call, end = found
+            behind = text[end:].lstrip()
+            if behind and not behind.startswith((OPENING, CLOSING)):
+                return None
+            calls.append(call)
+            at = text.find(OPENING, end)
+        return (text[:first], calls) if calls else None
+
+    def _call_at(self, text: str, start: int) -> tuple[ToolCall, int] | None:
+        """The call that begins at a character of a text, behind whitespace, and where it ends; `None` where there is
+        none."""
+        start += len(text[start:]) - len(text[start:].lstrip())
         try:
-            found = json.loads(text, strict=False)  # the grammar lets control characters into some strings
+            found, end = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.get("name") not in [tool["function"]["name"] for tool in self.tools]:
             return None
         arguments = found.get("arguments", found.get("parameters", {}))
-        return ToolCall(found["name"], json.dumps(arguments)) if isinstance(arguments, dict) else None
+        return (ToolCall(found["name"], json.dumps(arguments)), end) if isinstance(arguments, dict) else None
 
 
 def with_tools(
@@ -273,19 +290,25 @@ def _written(call: Any) -> str:
 
 
 def _lifted(schema: Mapping[str, Any], name: str, shared: dict[str, Any]) -> dict[str, Any]:
-    """A tool's schema as a part of another one: what it defines is put into `shared` under a name of its own."""
+    """A tool's schema as a part of another one: what it defines is put into `shared` under a name of its own, and so is
+    the schema itself, where it refers to itself or to a part of itself."""
+    refers_to_itself = False
 
     def moved(value: Any) -> Any:
         if isinstance(value, list):
             return [moved(one) for one in value]
         if not isinstance(value, dict):
             return value
+        nonlocal refers_to_itself
         made = {key: moved(one) for key, one in value.items()}
         target = made.get("$ref")
-        if isinstance(target, str):
-            for group in _DEFINITIONS:
-                if target.startswith(f"#/{group}/"):
-                    made["$ref"] = f"#/$defs/{name}.{target.removeprefix(f'#/{group}/')}"
+        if isinstance(target, str) and target.startswith("#"):
+            group = next((one for one in _DEFINITIONS if target.startswith(f"#/{one}/")), None)
+            refers_to_itself |= group is None
+            if group is None:
+                made["$ref"] = f"#/$defs/{name}{target[1:]}"
+            else:
+                made["$ref"] = f"#/$defs/{name}.{target.removeprefix(f'#/{group}/')}"
         return made
 
     for group in _DEFINITIONS:
@@ -293,4 +316,7 @@ def _lifted(schema: Mapping[str, Any], name: str, shared: dict[str, Any]) -> dic
         if isinstance(found, dict):
             shared.update({f"{name}.{key}": moved(value) for key, value in found.items()})
     own: dict[str, Any] = moved({key: value for key, value in schema.items() if key not in _DEFINITIONS})
-    return own
+    if not refers_to_itself:
+        return own
+    shared[name] = own
+    return {"$ref": f"#/$defs/{name}"}

@@ -25,6 +25,8 @@ class AdaFuseRounds(list[AdaFuseRound]):
     Attributes:
         thoughts (`list[str]`, *optional*): the text that each member thought before the answer. It is no part of
             `text`. `None` stands for a member that did not think; the whole is `None` where the call was no chat.
+        num_thinking_tokens (`list[int]`): how many tokens of each member's prompt are its thoughts, with the marks
+            around them; empty where the call was no chat.
         tool_calls (`list[ToolCall]`): the calls of tools that the text holds, where the call offered tools.
     """
 
@@ -40,6 +42,7 @@ class AdaFuseRounds(list[AdaFuseRound]):
         self.threshold = threshold
         self.finish_reason = finish_reason
         self.thoughts: list[str | None] | None = None
+        self.num_thinking_tokens: list[int] = []
         self.tool_calls: list[Any] = []
 
     @property

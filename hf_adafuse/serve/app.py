@@ -249,14 +249,22 @@ async def _disconnect(request: Request) -> None:
 
 def _explained(error: ValidationError) -> ApiError:
     """The error that says in a sentence the first thing that is wrong with a body."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    param = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained-")))
+    found = error.errors(include_url=False, include_input=False)
+    # Where several kinds of values may be given, there is an error of each: that of the kind that comes nearest counts.
+    alike = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]
+    first = min(alike, key=lambda one: (one["type"].split("_")[-1] == "type", -len(_path(one["loc"]))))
+    param = ".".join(_path(first["loc"]))
     reason = str(first["msg"]).removeprefix("Value error, ").removeprefix("Invalid JSON: ").removesuffix(".")
     if first["type"] == "json_invalid":  # also where brackets are nested too deeply
         return ApiError(400, f"The body must be JSON that can be read, but is not: {reason}.", "invalid_json")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"`{param}` must be left out: it is not known here, or cannot be honoured.", None, param)
     return ApiError(400, f"`{param}` is not as it must be: {reason}." if param else f"{reason}.", None, param or None)
+
+
+def _path(loc: Sequence[int | str]) -> list[str]:
+    """The fields in the path of an error, without the names of types that pydantic puts between them."""
+    return [str(part) for part in loc if not str(part).startswith(("list[", "constrained-", "function-"))]
 
 
 def _count(service: Service, request: Request, status: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,6 +150,7 @@ class Call(Job):
     Attributes:
         rounds (`AdaFuseRounds`): the rounds of the text, once it has ended; `None` before.
         log_probs (`list[TokenLogProb]`): the committed tokens so far, where log-probabilities are kept.
+        num_tokens (`int`): how many tokens the main model's thoughts and the text have, once it has ended; 0 before.
     """
 
     def __init__(
@@ -158,12 +160,21 @@ class Call(Job):
         self.served = served
         self.rounds: Any = None
         self.log_probs: list[TokenLogProb] = []
-        self.num_prompt_tokens = len(plan.inputs.prompts[0])
         self.num_tokens = 0
         self._num_top = num_top
         self._events = events
         self._new: list[Any] = []
         self._num_seen = 0
+
+    @property
+    def num_thinking_tokens(self) -> int:
+        """How many tokens the main model's thoughts have, once the text has ended; 0 before."""
+        return next(iter(getattr(self.rounds, "num_thinking_tokens", [])), 0)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many tokens the main model's prompt has, without its thoughts."""
+        return len(self.plan.inputs.prompts[0]) - self.num_thinking_tokens
 
     def restart(self) -> None:
         super().restart()
@@ -189,7 +200,7 @@ class Call(Job):
         if self.plan.on_answer is not None:
             self.plan.on_answer(0, rounds)  # puts the members' thoughts into the rounds
         self.rounds = rounds
-        self.num_tokens = sum(one.num_tokens for one in rounds)
+        self.num_tokens = self.num_thinking_tokens + sum(one.num_tokens for one in rounds)
         self._events.tell(self, None)
 
     def on_error(self, error: Exception) -> None:
@@ -238,18 +249,22 @@ def make_plan(
     """
     options = request.options
     try:
-        config = served.settings(options.settings, options.drawn)
-        call = _arguments(served, request, config, default_tokens)
+        settings = _settings(served, request)
+        config = served.settings(settings, options.drawn)
+        call = _arguments(served, request, settings, config, default_tokens)
         if isinstance(request, ChatRequest):
             prompt = conversation(request, served.takes_system)
             call |= {"chat": True, "thinking": request.thinking, "max_thinking_tokens": options.max_thinking_tokens}
             if request.reasoning_effort not in (None, "none"):
                 call["template_kwargs"] = {"reasoning_effort": request.reasoning_effort}
         has_ids = isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
-        inputs: Any = torch.tensor([prompt], device="cpu") if has_ids else [prompt]
+        inputs: Any = [prompt]
+        if has_ids:
+            inputs = torch.tensor(inputs, device="cpu")
+            call["attention_mask"] = torch.ones_like(inputs)  # a padding token is a token of the prompt, too
         seeded = Seeded(seed) if call["do_sample"] else None
         if turns is not None:
-            turns.most_tokens = max(served.lengths)
+            turns.most_tokens = served.lengths
             if seeded is not None:
                 turns.hold = seeded.hold
                 turns.resume = seeded.resume
@@ -259,8 +274,9 @@ def make_plan(
     except (ValueError, ImportError, AdaFuseDecodingError, ServerError) as error:
         raise as_api_error(error) from error
     (plan,) = plans
-    for name, member, most in zip(served.members, plan.members, served.lengths, strict=True):
-        if (number := len(member.prompts[0])) > most:
+    thinkers = set() if turns is None else turns.thinkers  # whose prompts were short enough before their thoughts
+    for k, (name, member, most) in enumerate(zip(served.members, plan.members, served.lengths, strict=True)):
+        if k not in thinkers and (number := len(member.prompts[0])) > most:
             raise as_api_error(too_long(name, number, most))
     return plan
 
@@ -319,17 +335,29 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, f"The call failed unexpectedly ({type(error).__name__}). The server's log says more.")
 
 
+def _settings(served: ServedEnsemble, request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    """The settings that a request names. They are those of the ensemble: a member that answers beside it takes none but
+    whether words are sampled."""
+    settings = request.options.settings
+    is_beside = served.name != request.model
+    return {name: value for name, value in settings.items() if name == "do_sample"} if is_beside else settings
+
+
 def _arguments(
-    served: ServedEnsemble, request: ChatRequest | CompletionRequest, config: AdaFuseConfig, default_tokens: int
+    served: ServedEnsemble,
+    request: ChatRequest | CompletionRequest,
+    settings: Mapping[str, Any],
+    config: AdaFuseConfig,
+    default_tokens: int,
 ) -> dict[str, Any]:
-    """The arguments of `generate()` for a request, beside its prompt."""
+    """The arguments of `generate()` for a request with these settings, beside its prompt."""
     options = request.options
     if request.temperature is not None and config.do_sample is not None:
         config = config.changed({"do_sample": None})
     samples = request.samples or bool(config.do_sample)
     drawn: dict[str, Any] = {"do_sample": samples}
     if samples:
-        own = {name: value for name, value in options.drawn.items() if not served.has_option(options.settings, name)}
+        own = {name: value for name, value in options.drawn.items() if not served.has_option(settings, name)}
         given = {"top_p": request.top_p, **own}
         given["temperature"] = request.temperature or (1.0 if request.samples else None)
         drawn |= {name: value for name, value in given.items() if value is not None}

@@ -263,8 +263,8 @@ class Engine:
             return
         turns = Turns(self._main)
         try:
-            turns.begin(0)
-            with while_waiting(turns.end, lambda: turns.begin(0)):
+            turns.begin()
+            with while_waiting(turns.end, turns.begin):
                 yield
         finally:
             turns.end()

@@ -170,9 +170,17 @@ def _reason(choice: ReplyChoice) -> str:
     return "tool_calls" if choice.text.calls and reason == "stop" else reason
 
 
-def usage(answer: Reply) -> dict[str, int]:
-    """The field `usage`, counted in tokens of the main model. Texts that choices share count for each of them."""
-    calls = [one.call for one in answer.choices]
-    read = sum(call.num_prompt_tokens for call in calls)
+def num_prompt_tokens(answer: Reply) -> int:
+    """How many tokens of the main model all prompts have together: several texts behind one prompt count it once."""
+    number = answer.request.n or 1
+    return sum(one.call.num_prompt_tokens for one in answer.choices if one.indices[0] % number == 0)
+
+
+def usage(answer: Reply) -> dict[str, Any]:
+    """The field `usage`, counted in tokens of the main model. Texts that choices share count for each of them, with the
+    thoughts before them."""
+    read = num_prompt_tokens(answer)
     written = sum(one.call.num_tokens * len(one.indices) for one in answer.choices)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    found: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    thought = sum(one.call.num_thinking_tokens * len(one.indices) for one in answer.choices)
+    return {**found, **({"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {})}

@@ -27,6 +27,7 @@ def _unicode(text: str) -> str:
 
 
 Text = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_unicode)]
+TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 

@@ -33,6 +33,7 @@ from .request_parts import (
     Stop,
     StreamOptions,
     Text,
+    TokenId,
     Tool,
     ToolChoice,
     _Model,
@@ -194,10 +195,10 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         Text
-        | Annotated[list[StrictInt], Field(min_length=1, max_length=MOST_TOKENS)]
+        | Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS)]
         | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
         | Annotated[
-            list[Annotated[list[StrictInt], Field(min_length=1, max_length=MOST_TOKENS)]],
+            list[Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS)]],
             Field(min_length=1, max_length=MOST_PROMPTS),
         ]
     )

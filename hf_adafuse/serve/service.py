@@ -17,6 +17,7 @@ from typing import Any
 
 from ..call.plan import CallPlan
 from ..call.planning import UnknownPlanError
+from ..members.prompts import assistant_prompts
 from ..trees.model_facts import unchanged_models
 from .answers import GrowingText
 from .calls import Call, CallEvents, as_api_error, make_plan, may_be_at_once, takes_long
@@ -25,7 +26,18 @@ from .ensembles import ServedEnsemble
 from .errors import ApiError
 from .fairness import FairPool
 from .metrics import Metrics
-from .replies import Reply, ReplyChoice, Request, head, last_chunks, opening_chunks, text_chunks, usage, whole_choices
+from .replies import (
+    Reply,
+    ReplyChoice,
+    Request,
+    head,
+    last_chunks,
+    num_prompt_tokens,
+    opening_chunks,
+    text_chunks,
+    usage,
+    whole_choices,
+)
 from .requests import ChatRequest, CompletionRequest
 from .turns import StoppedError, Turns
 
@@ -107,7 +119,10 @@ class Service:
             alike = [[row * number + k] for k in range(number)]
             for k, indices in enumerate(alike if samples else [[index for one in alike for index in one]]):
                 targets.append((served, prompt, seed + k, indices))
-        alone = [(one, prompts[0], seed, [0]) for one in served.alone] if request.options.alone else []
+        alone = []
+        if request.options.alone:
+            for_members = _for_members(served, prompts[0])
+            alone = [(one, prompt, seed, [0]) for one, prompt in zip(served.alone, for_members, strict=True)]
         events = CallEvents(bool(request.stream))
         choices = await self._submit(request, client, [*targets, *alone], samples, events)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._name}{next(self._numbers):08x}"
@@ -235,10 +250,18 @@ class Service:
 
     def _count(self, answer: Reply) -> None:
         self.metrics.duration.add(time.monotonic() - answer.began)
+        self.metrics.prompt_tokens += num_prompt_tokens(answer)
+        self.metrics.prompt_tokens += sum(one.call.num_prompt_tokens for one in answer.alone)
         for call in answer.calls:
-            self.metrics.prompt_tokens += call.num_prompt_tokens
             self.metrics.tokens += call.num_tokens
             self.metrics.words += sum(len(one.words) for one in call.rounds or [])
+
+
+def _for_members(served: ServedEnsemble, prompt: Any) -> list[Any]:
+    """A prompt for each member of an ensemble by itself: ids of the main model are others of another one."""
+    if not isinstance(prompt, list):
+        return [prompt] * len(served.alone)
+    return [prompt, *(rows[0] for rows in assistant_prompts(served.ensemble.handles, [prompt], None))]
 
 
 def _reserve(engines: Counter[Engine], client: str) -> None:

@@ -6,7 +6,7 @@ In a turn a member thinks for a call, or another engine runs a pass.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -36,32 +36,41 @@ class Turns:
 
     Attributes:
         hold, resume (`Callable`): called in the other thread when its turn ends, and when its next turn begins.
-        most_tokens (`int`, *optional*): the most tokens of a prompt for which members think.
+        most_tokens (`list[int]`): for each member, the most tokens of its prompt and its thoughts together; empty where
+            they are not limited.
+        thinkers (`set[int]`): the members that have had a first turn.
     """
 
     def __init__(self, engine: TurnGiver) -> None:
         self.hold: Callable[[], None] = lambda: None
         self.resume: Callable[[], None] = lambda: None
-        self.most_tokens: int | None = None
+        self.most_tokens: Sequence[int] = ()
+        self.thinkers: set[int] = set()
         self._engine = engine
         self._given = threading.Semaphore(0)
         self._is_over = threading.Semaphore(0)
         self._error: Exception | None = None
 
-    def begin(self, num_tokens: int) -> None:
+    def begin(self, num_tokens: int = 0, member_index: int = 0) -> int | None:
         """
         Wait for the first turn.
 
         Args:
             num_tokens (`int`): the length of the prompt.
+            member_index (`int`): whose thoughts follow.
+
+        Returns:
+            `int`: the most tokens of these thoughts, at least 1; `None` where they are not limited.
 
         Raises:
             ValueError: the prompt is too long.
             CancelledError: `cancel` was called.
             StoppedError: the engine stops.
         """
-        if self.most_tokens is not None and num_tokens > self.most_tokens:
-            raise too_long("a member that thinks", num_tokens, self.most_tokens)
+        most = self.most_tokens[member_index] if self.most_tokens else None
+        if most is not None and num_tokens > most:
+            raise too_long("a member that thinks", num_tokens, most)
+        self.thinkers.add(member_index)
         self.hold()
         try:
             self._engine.add_turns(self)
@@ -69,6 +78,7 @@ class Turns:
             self.resume()
             raise
         self._wait()
+        return None if most is None else max(most - num_tokens, 1)
 
     def next(self) -> None:
         """End this turn, and wait for the next one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,7 +20,7 @@ _around_waits: ContextVar[tuple[Callable[[], None], Callable[[], None]] | None] 
 
 
 @contextmanager
-def while_waiting(let_go: Callable[[], None], take_back: Callable[[], None]) -> Iterator[None]:
+def while_waiting(let_go: Callable[[], Any], take_back: Callable[[], Any]) -> Iterator[None]:
     """
     Within this context a thread holds something that others need, and gives it away while it waits for a server.
 

@@ -68,6 +68,10 @@ class AdaptedModel:
         with self._active():
             return self.model(*args, **kwargs)
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._active():
+            return self.model.generate(*args, **kwargs)
+
     @contextmanager
     def _active(self) -> Iterator[None]:
         active, disabled = ADAPTER_SWITCHES

@@ -85,9 +85,8 @@ def test_copies_keep_their_assistants_and_nothing_leaks():
     enable_adafuse(two, assistant_models=[one], assistant_tokenizers=[BYTES], tokenizer=BYTES)
     expected = call(one)
     assert len(expected.stats["members"]) == 2 and not any("assistant" in name for name in one.state_dict())
-    for twin in (copy.copy(one), copy.deepcopy(one)):
+    for twin in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert call(twin).sequences.tolist() == expected.sequences.tolist()
-    assert not isinstance(call(pickle.loads(pickle.dumps(one))), AdaFuseOutput)  # assistants do not travel
     watched = [weakref.ref(one), weakref.ref(two)]
     del one, two, twin, expected
     gc.collect()

@@ -91,6 +91,11 @@ def test_embeddings_are_refused(with_ids):
     assert_refused(given, "`inputs_embeds` must be left out", main=main)
 
 
+def test_healing_of_one_members_prompt_is_refused():
+    own_inputs = [inputs_of(CHARS)]
+    assert_refused(arguments(token_healing=True, assistant_inputs=own_inputs), "`token_healing` must be False")
+
+
 def test_other_inputs_of_a_model_are_refused():
     given = arguments(cache_position=torch.arange(3), head_mask=torch.ones(1))
     assert_refused(given, "head_mask|cache_position", form=False)

@@ -37,6 +37,18 @@ def test_other_settings_are_refused(job, capsys):
     assert len(lines_of(job.output)) == 1
 
 
+def test_what_is_read_is_not_written_over(job, capsys):
+    asked = job.input.read_bytes()
+    for flags in (["--output", str(job.input)], ["--few-shot", str(job.output)]):
+        job.output.write_bytes(asked)
+        assert job(*flags, "--overwrite") == 2
+        assert "`--output` must be another file than the command reads" in capsys.readouterr().err
+        assert job.input.read_bytes() == job.output.read_bytes() == asked
+    assert job("--overwrite") == 2
+    assert "must be a file of this command or a new one" in capsys.readouterr().err
+    assert job.output.read_bytes() == asked
+
+
 def test_settings_that_gave_no_answer_do_not_bind(job, capsys):
     rewrite(job, lambda asked: asked[:1])
     assert job("--model", "missing/model", "--template", "{question}") == 2

@@ -15,7 +15,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
-from hf_adafuse import export_adafuse
+from hf_adafuse import AdaFuseEnsemble, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
 from hf_adafuse.hub import export, modeling_adafuse
 from hf_adafuse.hub.exported import REQUIREMENTS
@@ -122,3 +122,17 @@ def test_a_folder_in_use_is_refused(tmp_path, capsys):
     assert "`folder` must be new or empty" in capsys.readouterr().err
     assert command(["export", str(tmp_path / "new"), "--method-only", "--model", "A"]) == 2
     assert "`--model` must be left out with `--method-only`" in capsys.readouterr().err
+
+
+def test_what_is_bound_is_exported(tmp_path):
+    assistant, chars = tiny_model("gpt2", "characters"), TOKENIZERS["characters"]()
+    main, tokenizer = copy.copy(tiny_model()), TOKENIZERS["byte_level"]()
+    bound = enable_adafuse(main, [assistant], [chars], tokenizer, {"preset": "robust", "num_branches": 1})
+    ensemble = AdaFuseEnsemble([(tiny_model(), tokenizer), (assistant, chars)], {"preset": "robust", "num_branches": 1})
+    for place, model in [("bound", bound), ("ensemble", ensemble.model)]:
+        folder = export_adafuse(tmp_path / place, model)
+        stored = json.loads((folder / "generation_config.json").read_text("utf-8"))
+        assert stored["assistant_models"] == ["./assistant_1"] and stored["adafuse_config"]["num_branches"] == 1
+        assert (folder / "assistant_1" / "model.safetensors").exists() and (folder / "tokenizer.json").exists()
+    other = export_adafuse(tmp_path / "other", bound, tokenizer, [tiny_model("llama", "byte_level", 1)], [tokenizer])
+    assert (AutoModelForCausalLM.from_pretrained(other / "assistant_1").config.model_type) == "llama"

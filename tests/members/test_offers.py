@@ -72,6 +72,44 @@ def test_definitions_of_tools_do_not_meet():
         assert follows(call.replace('"b"', '"c"'), offer) == (False, False)
 
 
+NODES = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "below": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["value", "below"],
+    "additionalProperties": False,
+}
+PARTS = {**NODES, "properties": {**NODES["properties"], "below": {"$ref": "#/properties/value"}}}
+
+
+@pytest.mark.parametrize("forced", [[], ["tree"]])
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (NODES, {"value": 1, "below": [{"value": 2, "below": []}]}, {"value": 1, "below": [{"name": "tree"}]}),
+        (PARTS, {"value": 1, "below": 2}, {"value": 1, "below": []}),
+    ],
+)
+def test_a_schema_that_refers_to_itself(schema, right, wrong, forced):
+    """`#` is the schema of the arguments, and not that of the call around them."""
+    offer = Offer([{"type": "function", "function": {"name": "tree", "parameters": schema}}, CLOCK], forced)
+    for arguments, is_right in ((right, True), (wrong, False)):
+        call = json.dumps({"name": "tree", "arguments": arguments})
+        text = call if forced else f"<tool_call>\n{call}\n</tool_call>"
+        assert follows(text, offer) == (is_right, is_right)
+
+
+@pytest.mark.parametrize("written", ["see </tool_call> here", "see <tool_call> here", '<tool_call>{"name": "x"}'])
+def test_marks_in_arguments_end_no_call(written):
+    offer = Offer([WEATHER, CLOCK])
+    call = json.dumps({"name": "weather", "arguments": {"city": written}})
+    marked = f"<tool_call>\n{call}\n</tool_call>"
+    read = lambda text: (offer.read(text)[0], [json.loads(one.arguments) for one in offer.read(text)[1]])  # noqa: E731
+    assert read(call) == ("", [{"city": written}])
+    assert read(marked) == read(f" {marked}\nso") == ("", [{"city": written}])
+    assert read(f"Let me see.\n{marked}\n{NOW} so") == ("Let me see.\n", [{"city": written}, {}])
+    assert read(marked.replace("\n</tool", " so\n</tool")) == (marked.replace("\n</tool", " so\n</tool"), [])
+
+
 def now(zone: str) -> str:
     """
     The time.

@@ -116,6 +116,33 @@ def test_min_new_tokens(members):
     assert max(map(len, new_ids(case, case.fast()))) == 1
 
 
+@pytest.mark.parametrize("members", [PAD_IS_EOS, CHARACTERS], ids=["pad_is_eos", "characters"])
+def test_min_length_is_counted_in_the_main_models_ids(members):
+    """The prompts of two members have other lengths."""
+    case = eager_to_end(ensemble(*members, n=8))
+    for prompt in case.prompts:
+        case.prompts = [prompt]
+        length = len(case.main_ids()[0][0])
+        assert new_ids(case, case.fast(min_length=length + 5)) == new_ids(case, case.fast(min_new_tokens=5))
+        assert new_ids(case, case.fast(min_length=length)) == new_ids(case, case.fast())
+
+
+@pytest.mark.parametrize("method", ["adafuse", "unite", "sweetspan"])
+def test_an_end_of_minus_one_never_comes(method):
+    """Also where a member gives the last token of its vocabulary much probability, which has the index -1."""
+    case = eager_to_end(ensemble(*CHARACTERS, n=8, method=method, model_weights=(1.0, 20.0, 1.0)))
+    output = case.fast(eos_token_id=-1)
+    assert new_ids(case, output) == new_ids(case, case.fast(eos_token_id=[]))
+    assert {len(row) for row in new_ids(case, output)} == {8}
+    case.models[1] = copy.copy(case.models[1])
+    never = [copy.copy(case.models[1].generation_config) for _ in range(2)]
+    never[0].eos_token_id, never[1].eos_token_id = -1, []
+    texts = []
+    for case.models[1].generation_config in never:
+        texts.append([[one.nlls for one in committed.candidates] for committed in case.fast().rounds[0]])
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("ends", [7, [3], [2, 400, -1], []], ids=["int", "one", "outside", "none"])

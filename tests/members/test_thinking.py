@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support.thinkers import A_SEEN, ANSWERS, CHAT, OPENED, PLAIN, QWEN, A, member, pair, words_tokenizer
 from support.tiny import TOKENIZERS, tiny_model
+from transformers import GenerationConfig
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
 from hf_adafuse.members.thinking import closed_at_once, thinking_format, thoughts_of
@@ -82,14 +84,65 @@ def test_several_texts_of_a_chat_have_its_thoughts():
     assert told == {row: ["blue dim", "red dim"] for row in range(4)}
 
 
-def test_random_members_equal_what_is_done_by_hand():
-    """Thoughts that never close, by the plain `generate()` of each member, and the prompts put together by hand."""
+def endless():
+    """Random members whose thoughts never close."""
     template = "{{ bos_token or '' }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"
     members = []
     for architecture, name, seed in (("llama", "byte_level", 0), ("qwen3", "sentencepiece", 1)):
         tokenizer = copy.deepcopy(TOKENIZERS[name]())
         tokenizer.chat_template = template
         members.append((tiny_model(architecture, name, seed), tokenizer))
+    return members
+
+
+def thoughts_in(ensemble, **call):
+    torch.manual_seed(3)
+    return ensemble.rounds("was there a cat", chat=True, max_thinking_tokens=8, max_new_tokens=2, **call)[0].thoughts
+
+
+def test_thoughts_are_drawn_where_words_are():
+    ensemble = AdaFuseEnsemble(endless())
+    drawn = thoughts_in(ensemble, do_sample=True, temperature=3.0)
+    assert drawn != thoughts_in(ensemble)
+    assert thoughts_in(ensemble, generation_config=GenerationConfig(do_sample=True, temperature=3.0)) == drawn
+    assert thoughts_in(ensemble, adafuse_config={"preset": "robust", "do_sample": True}, temperature=3.0) == drawn
+    assert thoughts_in(
+        ensemble, adafuse_config={"preset": "robust", "do_sample": False}, do_sample=True
+    ) == thoughts_in(ensemble)
+    assert thoughts_in(ensemble, do_sample=True, min_p=1.0) == thoughts_in(ensemble)  # other settings count, too
+
+
+def test_a_member_that_returns_more_than_ids_thinks_too():
+    members = endless()
+    expected = thoughts_in(AdaFuseEnsemble(members))
+    model = copy.copy(members[1][0])
+    model.generation_config = GenerationConfig(return_dict_in_generate=True, num_return_sequences=3, do_sample=True)
+    assert thoughts_in(AdaFuseEnsemble([members[0], (model, members[1][1])])) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_members_of_a_call_think_as_bound_ones_do(tmp_path):
+    """By their names, and with an adapter."""
+    main, (model, tokenizer) = endless()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
+    torch.manual_seed(0)
+    with_adapter = get_peft_model(copy.deepcopy(model), config)
+    other = AdaFuseEnsemble([main, (tiny_model("gpt2", "sentencepiece", 5), tokenizer)])
+    plain = thoughts_in(AdaFuseEnsemble([main, (model, tokenizer)]))
+    assert thoughts_in(other, assistant_models=[str(tmp_path)]) == plain != thoughts_in(other)
+    adapted = copy.deepcopy(with_adapter).merge_and_unload()
+    expected = thoughts_in(AdaFuseEnsemble([main, (adapted, tokenizer)]))
+    assert expected != plain
+    pair = (with_adapter, "default")
+    assert thoughts_in(AdaFuseEnsemble([main, (pair, tokenizer)])) == expected
+    assert thoughts_in(other, assistant_models=[pair], assistant_tokenizers=[tokenizer]) == expected
+
+
+def test_random_members_equal_what_is_done_by_hand():
+    """Thoughts that never close, by the plain `generate()` of each member, and the prompts put together by hand."""
+    members = endless()
     chat, config = [{"role": "user", "content": "was there a cat"}], AdaFuseConfig(max_word_tokens=4)
     prompts, thoughts = [], []
     for model, tokenizer in members:

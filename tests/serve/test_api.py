@@ -236,6 +236,63 @@ def test_rounds_and_members_alone(client):
     assert list(adafuse["alone"]) == adafuse["members"]
 
 
+def test_members_alone_read_ids_of_the_main_model_as_texts(server):
+    service, client = server
+    body = {"model": MODEL, "prompt": "there was a cat on the tree. The", "max_tokens": 8}
+    ids = service.served[MODEL].ensemble.tokenizers[0](body["prompt"], add_special_tokens=False).input_ids
+    options = {"alone": True, "model_weights": [3, 1], "do_sample": False}  # weights are not of a member alone
+    texts, of_ids = (
+        client.completions.create(**{**body, "prompt": prompt}, extra_body={"adafuse": options}).choices[0]
+        for prompt in (body["prompt"], ids)
+    )
+    assert of_ids.text == texts.text and of_ids.adafuse["alone"] == texts.adafuse["alone"]
+    assert len(set(texts.adafuse["alone"].values())) == 2
+
+
+def test_ids_are_read_as_they_are(server):
+    """Also those of the padding token."""
+    service, client = server
+    main, tokenizer = service.served[MODEL].members[0], service.served[MODEL].ensemble.tokenizers[0]
+    ids = tokenizer("was a cat", add_special_tokens=False).input_ids
+    for place in (0, 1, len(ids)):
+        prompt = [*ids[:place], tokenizer.pad_token_id, *ids[place:]]
+        text = tokenizer.decode(prompt)
+        assert tokenizer(text, add_special_tokens=False).input_ids == prompt
+        by_ids, by_text = (client.completions.create(model=main, prompt=one, max_tokens=6) for one in (prompt, text))
+        assert by_ids.choices[0].text == by_text.choices[0].text
+        assert by_ids.usage.prompt_tokens == len(prompt)
+        assert client.completions.create(model=MODEL, prompt=prompt, max_tokens=6).usage.prompt_tokens == len(prompt)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "reason"),
+    [
+        ("completions", {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ("completions", {"prompt": [5, 2**62]}, "prompt.1", "less than"),
+        ("completions", {"prompt": [[5], [2**63]]}, "prompt.1.0", "less than"),
+        ("completions", {"prompt": [1, "a"]}, "prompt.1", "valid integer"),
+        ("completions", {"prompt": []}, "prompt", "at least 1 item"),
+        ("completions", {"prompt": "a", "stop": [""]}, "stop.0", "at least 1 character"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0.type",
+            "'text'",
+        ),
+    ],
+)
+def test_the_part_of_a_body_that_is_wrong_is_named(post, path, body, param, reason):
+    error = post({"model": MODEL, **body}, path).json()["error"]
+    assert error["param"] == param and reason in error["message"] and " at 0x" not in error["message"]
+
+
+def test_a_prompt_of_several_texts_counts_once(client):
+    body = {"model": MODEL, "prompt": ["was a cat", "She"], "max_tokens": 4}
+    single = client.completions.create(**body).usage.prompt_tokens
+    for sampled in ({}, {"temperature": 1.0, "seed": 3}):
+        assert client.completions.create(**body, n=3, **sampled).usage.prompt_tokens == single
+
+
 def test_settings_of_one_request(client):
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**CHAT, extra_body={"adafuse": {"method": "none"}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
@@ -14,7 +15,7 @@ from support.chats import QUESTION, templated
 from support.thinkers import CHAT, pair
 from support.tiny import tiny_model
 
-from hf_adafuse import AdaFuseConfig
+from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
 from hf_adafuse.serve.calls import Seeded
 from hf_adafuse.serve.engine import Engine
 
@@ -92,6 +93,37 @@ def test_a_client_that_goes_away_while_members_think(monkeypatch, is_streamed):
             httpx.post(f"{client.base_url}chat/completions", json={**LONG, "stream": is_streamed}, timeout=0.5)
         until(lambda: not service.engine._thinking and service.engine.num_waiting == 0)
         assert service.engine.num_jobs == 0
+
+
+def test_thoughts_are_written_and_not_read():
+    """They are counted as the text is."""
+    with running(service_of(pair=endless())) as (_, client):
+        create = functools.partial(client.chat.completions.create, model=MODEL, messages=QUESTION, max_tokens=4)
+        usages = [create(extra_body={"adafuse": {"max_thinking_tokens": number}}).usage for number in (5, 50)]
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *_, last = create(extra_body={"adafuse": {"max_thinking_tokens": 50}}, **options)
+        off = create(extra_body={"adafuse": {"thinking": "off"}}).usage
+    assert usages[0].prompt_tokens == usages[1].prompt_tokens <= off.prompt_tokens
+    assert off.completion_tokens_details is None and last.usage == usages[1]
+    thought = [usage.completion_tokens_details.reasoning_tokens for usage in usages]
+    assert 5 <= thought[0] < thought[1] and off.completion_tokens == 4
+    assert [usage.completion_tokens for usage in usages] == [number + 4 for number in thought]
+
+
+def test_thoughts_end_where_a_prompt_must():
+    """A short prompt is not too long for thoughts that are."""
+    service = service_of(pair=endless())
+    prompts = AdaFuseEnsemble(endless()).encode(QUESTION, chat=True)
+    own = [prompts, *prompts["assistant_inputs"]]
+    lengths = [one["input_ids"].shape[1] for one in own]
+    service.served[MODEL].lengths[:] = [lengths[0] + 3, lengths[1] + 9]
+    with running(service) as (_, client):
+        create = functools.partial(client.chat.completions.create, model=MODEL, messages=QUESTION, max_tokens=4)
+        answer = create(extra_body={"adafuse": {"max_thinking_tokens": 100}})
+        assert 3 <= answer.usage.completion_tokens_details.reasoning_tokens < 30
+        service.served[MODEL].lengths[:] = [lengths[0] + 3, lengths[1] - 1]
+        with pytest.raises(openai.BadRequestError, match=f"must be at most {lengths[1] - 1} tokens"):
+            create(extra_body={"adafuse": {"max_thinking_tokens": 100}})
 
 
 def test_a_prompt_that_is_too_long_is_not_thought_about():

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from .fit_answers import MemberJobs
 
     output = Path(args.output)
-    check_output(output)
+    check_output(output, args.data, args.few_shot)
     questions, template = read_asked(args, with_answers=True)
     if len({question.prompt for question in questions}) < 2:
         raise ValueError(f"The questions must be 2 or more different ones, but {args.data!r} has 1. Give a hundred.")

@@ -239,7 +239,7 @@ def ask_members(args: argparse.Namespace, with_answers: bool) -> tuple[list[Ques
     Raises:
         ValueError: as of [`read_asked`], or no question could be answered.
     """
-    check_output(Path(args.output))
+    check_output(Path(args.output), args.data, args.few_shot)
     questions, template = read_asked(args, with_answers)
     jobs = MemberJobs(args, questions, template)
     with closing(locked_folder(jobs.folder)):
