@@ -71,7 +71,7 @@ class AnswersFile:
         files = [path for path in [self.path, *self._parts()] if path.stat().st_size]
         if files and not sidecar.exists():
             raise ValueError(
-                f"`--output` must be a file of this command or a new one, but {str(self.path)!r} has no settings "
+                f"`--output` must be a file of this command or a new one, but {str(files[0])!r} has no settings "
                 "beside it. Choose another name, or delete it."
             )
         if overwrite:

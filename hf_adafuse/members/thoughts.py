@@ -52,7 +52,8 @@ class Pace(Protocol):
 
     def begin(self, num_tokens: int, member_index: int) -> int | None:
         """Wait for the first turn of a member, with prompts of so many tokens. Returns how many tokens its thoughts may
-        be, `None` where that is not limited here. May raise, and then nothing is thought."""
+        be with the marks that close them, `None` where that is not limited here. May raise, and then nothing is
+        thought."""
 
     def next(self) -> None:
         """A token has been computed: wait for the next turn. May raise, and then nothing more is thought."""
@@ -218,7 +219,8 @@ def _write(
     if (pace := _pace.get()) is not None:
         how["stopping_criteria"] = [_Paced(pace)]
     with nullcontext() if pace is None else _turns(pace, inputs["input_ids"].shape[1], member_index) as room:
-        most = budget if room is None else min(budget, room)
+        closers = len(encode_marks(tokenizer, form.cut + form.closing + form.separator))
+        most = budget if room is None else max(min(budget, room - closers), 1)
         made = model.generate(**inputs, max_new_tokens=most, pad_token_id=filler, **how)
     written = []
     for row in made[:, inputs["input_ids"].shape[1] :].tolist():

@@ -109,7 +109,8 @@ class Offer:
         if not self.forced:
             return None
         shared: dict[str, Any] = {}
-        calls = [self._schema(tool, shared) for tool in self.tools if tool["function"]["name"] in self.forced]
+        of_tools = enumerate(self.tools)
+        calls = [self._schema(k, tool, shared) for k, tool in of_tools if tool["function"]["name"] in self.forced]
         return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **({"$defs": shared} if shared else {})}
 
     @property
@@ -122,7 +123,7 @@ class Offer:
         if self.forced:
             return {"json_schema": self.schema, **strict}
         shared: dict[str, Any] = {}
-        calls = [self._schema(tool, shared) for tool in self.tools]
+        calls = [self._schema(k, tool, shared) for k, tool in enumerate(self.tools)]
         content = {"type": "json_schema", "json_schema": {"anyOf": calls, "$defs": shared}}
         tag = {"type": "tag", "begin": f"{OPENING}\n", "content": content, "end": f"\n{CLOSING}"}
         form = {
@@ -134,11 +135,11 @@ class Offer:
         return {"structural_tag": {"type": "structural_tag", "format": form}, **strict}
 
     @staticmethod
-    def _schema(tool: Mapping[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-        """The JSON schema of a call; what it defines is put into `shared`."""
+    def _schema(number: int, tool: Mapping[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+        """The JSON schema of a call of the tool of a number; what it defines is put into `shared`."""
         function = tool["function"]
         parameters = function.get("parameters") or {"type": "object", "additionalProperties": False}
-        own = _lifted(parameters, function["name"], shared)
+        own = _lifted(parameters, str(number), shared)
         return {
             "type": "object",
             "properties": {"name": {"const": function["name"]}, "arguments": own},
@@ -302,7 +303,7 @@ def _lifted(schema: Mapping[str, Any], name: str, shared: dict[str, Any]) -> dic
         nonlocal refers_to_itself
         made = {key: moved(one) for key, one in value.items()}
         target = made.get("$ref")
-        if isinstance(target, str) and target.startswith("#"):
+        if isinstance(target, str) and (target == "#" or target.startswith("#/")):
             group = next((one for one in _DEFINITIONS if target.startswith(f"#/{one}/")), None)
             refers_to_itself |= group is None
             if group is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -251,8 +251,7 @@ def _explained(error: ValidationError) -> ApiError:
     """The error that says in a sentence the first thing that is wrong with a body."""
     found = error.errors(include_url=False, include_input=False)
     # Where several kinds of values may be given, there is an error of each: that of the kind that comes nearest counts.
-    alike = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]
-    first = min(alike, key=lambda one: (one["type"].split("_")[-1] == "type", -len(_path(one["loc"]))))
+    first = max((one for one in found if one["loc"][:1] == found[0]["loc"][:1]), key=_nearness)
     param = ".".join(_path(first["loc"]))
     reason = str(first["msg"]).removeprefix("Value error, ").removeprefix("Invalid JSON: ").removesuffix(".")
     if first["type"] == "json_invalid":  # also where brackets are nested too deeply
@@ -262,9 +261,18 @@ def _explained(error: ValidationError) -> ApiError:
     return ApiError(400, f"`{param}` is not as it must be: {reason}." if param else f"{reason}.", None, param or None)
 
 
+def _nearness(error: Mapping[str, Any]) -> tuple[bool, int, int]:
+    """How near a value has come to the kind of values that an error is of: whether it is of that kind, how deep the
+    error lies, and in which place of a list, whose first part says of which kind all are."""
+    path, last = _path(error["loc"]), (error["loc"] or [""])[-1]
+    is_other_kind = error["type"].split("_")[-1] == "type" or str(last).startswith("literal[")
+    return not is_other_kind, len(path), last if isinstance(last, int) else 0
+
+
 def _path(loc: Sequence[int | str]) -> list[str]:
     """The fields in the path of an error, without the names of types that pydantic puts between them."""
-    return [str(part) for part in loc if not str(part).startswith(("list[", "constrained-", "function-"))]
+    types = ("list[", "constrained-", "function-", "literal[")
+    return [part for part in map(str, loc) if not part.startswith(types) and not part[:1].isupper()]
 
 
 def _count(service: Service, request: Request, status: int) -> None:

@@ -235,12 +235,13 @@ def make_plan(
 
     Args:
         served (`ServedEnsemble`): the ensemble that is called.
-        prompt (`str`, `list[int]` or `ChatRequest`): a text, ids of the main model, or the conversation of a request.
+        prompt (`str`, `list[int]`, `ChatRequest` or `Callable`): a text, ids of the main model, or the conversation of
+            a request; or what returns one of these.
         request (`ChatRequest` or `CompletionRequest`): the request that the prompt is from.
         seed (`int`): the seed of sampled tokens.
         default_tokens (`int`): the most new tokens where the request names no number.
-        turns (`Turns`, *optional*): the turns in which members may think. `None`: plan at once, from the plan of an
-            earlier request that was like this one.
+        turns (`Turns`, *optional*): the turns in which members may think, prepared here. `None`: plan at once, from the
+            plan of an earlier request that was like this one.
 
     Raises:
         ApiError: the request cannot be honoured.
@@ -249,6 +250,7 @@ def make_plan(
     """
     options = request.options
     try:
+        prompt = prompt() if callable(prompt) else prompt
         settings = _settings(served, request)
         config = served.settings(settings, options.drawn)
         call = _arguments(served, request, settings, config, default_tokens)
@@ -264,10 +266,7 @@ def make_plan(
             call["attention_mask"] = torch.ones_like(inputs)  # a padding token is a token of the prompt, too
         seeded = Seeded(seed) if call["do_sample"] else None
         if turns is not None:
-            turns.most_tokens = served.lengths
-            if seeded is not None:
-                turns.hold = seeded.hold
-                turns.resume = seeded.resume
+            turns.prepare(served.lengths, *((seeded.hold, seeded.resume) if seeded is not None else ()))
         thinking = nullcontext() if turns is None else thinking_at(turns)
         with planning(served.known_plans, turns is None) as plans, thinking, seeded or nullcontext():
             served.ensemble.output(inputs, **call)
@@ -284,13 +283,13 @@ def make_plan(
 def may_be_at_once(served: ServedEnsemble, request: ChatRequest | CompletionRequest, samples: bool) -> bool:
     """Whether a request may be planned in the event loop, where an earlier one was like it: its texts are short, and
     nothing is sampled. A request that samples may have to wait for torch's random generator."""
-    return not samples and request.num_characters <= FEW_CHARACTERS and not takes_long(served, request)
+    return not samples and request.size <= FEW_CHARACTERS and not takes_long(served, request)
 
 
 def takes_long(served: ServedEnsemble, request: ChatRequest | CompletionRequest) -> bool:
     """Whether planning may take long: members think, a grammar is compiled, tokenizers read a long text, or a member's
     server is asked whether it still serves the same model."""
-    if request.structured is not None or request.num_characters > MANY_CHARACTERS or served.servers:
+    if request.structured is not None or request.size > MANY_CHARACTERS or served.servers:
         return True
     if not isinstance(request, ChatRequest) or request.thinking == "off":
         return False

@@ -167,6 +167,11 @@ class ChatRequest(GenerationRequest):
         called = [call.function for message in self.messages for call in message.tool_calls or []]
         return sum(len(message.text) for message in self.messages) + sum(len(one.arguments) for one in called)
 
+    @property
+    def size(self) -> int:
+        """How much there is to read, roughly in characters."""
+        return self.num_characters
+
     @functools.cached_property
     def offer(self) -> Offer | None:
         """The tools that members are told of."""
@@ -221,6 +226,11 @@ class CompletionRequest(GenerationRequest):
     def num_characters(self) -> int:
         """The characters of all prompts that are texts."""
         return sum(len(one) for one in self.prompts if isinstance(one, str))
+
+    @property
+    def size(self) -> int:
+        """As of [`ChatRequest`]: an id counts as a character."""
+        return sum(map(len, self.prompts))
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -119,10 +119,10 @@ class Service:
             alike = [[row * number + k] for k in range(number)]
             for k, indices in enumerate(alike if samples else [[index for one in alike for index in one]]):
                 targets.append((served, prompt, seed + k, indices))
-        alone = []
+        alone: list[tuple[ServedEnsemble, Any, int, list[int]]] = []
         if request.options.alone:
-            for_members = _for_members(served, prompts[0])
-            alone = [(one, prompt, seed, [0]) for one, prompt in zip(served.alone, for_members, strict=True)]
+            for k, one in enumerate(served.alone):
+                alone.append((one, functools.partial(_for_member, served, k, prompts[0]), seed, [0]))
         events = CallEvents(bool(request.stream))
         choices = await self._submit(request, client, [*targets, *alone], samples, events)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._name}{next(self._numbers):08x}"
@@ -230,7 +230,7 @@ class Service:
                     planner = self._long[self.engine.of(served.servers)] if is_long else self._quick
                     plan = await asyncio.wrap_future(planner.submit(client, functools.partial(work, turns)))
                 echo = ""
-                if isinstance(request, CompletionRequest) and request.echo:
+                if isinstance(request, CompletionRequest) and request.echo and not callable(prompt):
                     echo = prompt if isinstance(prompt, str) else served.ensemble.tokenizers[0].decode(prompt)
                 call = Call(plan, served, request.num_top, events, client)
                 offer = request.offer if isinstance(request, ChatRequest) else None
@@ -257,11 +257,13 @@ class Service:
             self.metrics.words += sum(len(one.words) for one in call.rounds or [])
 
 
-def _for_members(served: ServedEnsemble, prompt: Any) -> list[Any]:
-    """A prompt for each member of an ensemble by itself: ids of the main model are others of another one."""
-    if not isinstance(prompt, list):
-        return [prompt] * len(served.alone)
-    return [prompt, *(rows[0] for rows in assistant_prompts(served.ensemble.handles, [prompt], None))]
+def _for_member(served: ServedEnsemble, member_index: int, prompt: Any) -> Any:
+    """A prompt of an ensemble for one of its members by itself: ids of the main model are others of another one."""
+    if not isinstance(prompt, list) or member_index == 0:
+        return prompt
+    main, other = served.ensemble.handles[0], served.ensemble.handles[member_index]
+    (rows,) = assistant_prompts([main, other], [prompt], None)
+    return rows[0]
 
 
 def _reserve(engines: Counter[Engine], client: str) -> None:

@@ -35,21 +35,34 @@ class Turns:
         engine (`Engine`): gives the turns.
 
     Attributes:
-        hold, resume (`Callable`): called in the other thread when its turn ends, and when its next turn begins.
-        most_tokens (`list[int]`): for each member, the most tokens of its prompt and its thoughts together; empty where
-            they are not limited.
-        thinkers (`set[int]`): the members that have had a first turn.
+        thinkers (`set[int]`): the members that have had a first turn since `prepare`.
     """
 
     def __init__(self, engine: TurnGiver) -> None:
-        self.hold: Callable[[], None] = lambda: None
-        self.resume: Callable[[], None] = lambda: None
-        self.most_tokens: Sequence[int] = ()
-        self.thinkers: set[int] = set()
+        self.prepare()
         self._engine = engine
         self._given = threading.Semaphore(0)
         self._is_over = threading.Semaphore(0)
         self._error: Exception | None = None
+
+    def prepare(
+        self,
+        most_tokens: Sequence[int] = (),
+        hold: Callable[[], None] = lambda: None,
+        resume: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Prepare for another call.
+
+        Args:
+            most_tokens (`list[int]`): for each member, the most tokens of its prompt and its thoughts together; empty
+                where they are not limited.
+            hold, resume (`Callable`): called in the other thread when its turn ends, and when its next turn begins.
+        """
+        self._most_tokens = most_tokens
+        self._hold = hold
+        self._resume = resume
+        self.thinkers: set[int] = set()
 
     def begin(self, num_tokens: int = 0, member_index: int = 0) -> int | None:
         """
@@ -60,29 +73,29 @@ class Turns:
             member_index (`int`): whose thoughts follow.
 
         Returns:
-            `int`: the most tokens of these thoughts, at least 1; `None` where they are not limited.
+            `int`: the most tokens of these thoughts with the marks that close them; `None` where they are not limited.
 
         Raises:
             ValueError: the prompt is too long.
             CancelledError: `cancel` was called.
             StoppedError: the engine stops.
         """
-        most = self.most_tokens[member_index] if self.most_tokens else None
+        most = self._most_tokens[member_index] if self._most_tokens else None
         if most is not None and num_tokens > most:
             raise too_long("a member that thinks", num_tokens, most)
         self.thinkers.add(member_index)
-        self.hold()
+        self._hold()
         try:
             self._engine.add_turns(self)
         except StoppedError:
-            self.resume()
+            self._resume()
             raise
         self._wait()
-        return None if most is None else max(most - num_tokens, 1)
+        return None if most is None else most - num_tokens
 
     def next(self) -> None:
         """End this turn, and wait for the next one."""
-        self.hold()
+        self._hold()
         self._is_over.release()
         self._wait()
 
@@ -102,7 +115,7 @@ class Turns:
 
     def _wait(self) -> None:
         self._given.acquire()
-        self.resume()
+        self._resume()
         if self._error is not None:
             raise self._error
 

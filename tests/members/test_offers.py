@@ -98,6 +98,15 @@ def test_a_schema_that_refers_to_itself(schema, right, wrong, forced):
         assert follows(text, offer) == (is_right, is_right)
 
 
+def test_names_with_dots_do_not_meet():
+    inner = {"type": "object", "properties": {"x": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "integer"}}}
+    functions = [{"name": "a", "parameters": inner}, {"name": "a.b", "parameters": NODES}]
+    offer = Offer([{"type": "function", "function": one} for one in functions])
+    for name, arguments in [("a", {"x": 1}), ("a.b", {"value": 1, "below": []})]:
+        call = json.dumps({"name": name, "arguments": arguments})
+        assert follows(f"<tool_call>\n{call}\n</tool_call>", offer) == (True, True)
+
+
 @pytest.mark.parametrize("written", ["see </tool_call> here", "see <tool_call> here", '<tool_call>{"name": "x"}'])
 def test_marks_in_arguments_end_no_call(written):
     offer = Offer([WEATHER, CLOCK])

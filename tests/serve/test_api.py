@@ -271,6 +271,15 @@ def test_ids_are_read_as_they_are(server):
         ("completions", {"prompt": [5, 2**62]}, "prompt.1", "less than"),
         ("completions", {"prompt": [[5], [2**63]]}, "prompt.1.0", "less than"),
         ("completions", {"prompt": [1, "a"]}, "prompt.1", "valid integer"),
+        ("completions", {"prompt": ["a", 5]}, "prompt.1", "valid string"),
+        ("chat/completions", {**CHAT, "tool_choice": "maybe"}, "tool_choice", "'none', 'auto' or 'required'"),
+        ("chat/completions", {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
+        (
+            "chat/completions",
+            {**CHAT, "tool_choice": {"type": "function", "function": {"name": 5}}},
+            "tool_choice.function.name",
+            "valid string",
+        ),
         ("completions", {"prompt": []}, "prompt", "at least 1 item"),
         ("completions", {"prompt": "a", "stop": [""]}, "stop.0", "at least 1 character"),
         (

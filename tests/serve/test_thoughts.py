@@ -116,14 +116,26 @@ def test_thoughts_end_where_a_prompt_must():
     prompts = AdaFuseEnsemble(endless()).encode(QUESTION, chat=True)
     own = [prompts, *prompts["assistant_inputs"]]
     lengths = [one["input_ids"].shape[1] for one in own]
-    service.served[MODEL].lengths[:] = [lengths[0] + 3, lengths[1] + 9]
+    service.served[MODEL].lengths[:] = [lengths[0] + 30, lengths[1] + 40]
     with running(service) as (_, client):
         create = functools.partial(client.chat.completions.create, model=MODEL, messages=QUESTION, max_tokens=4)
         answer = create(extra_body={"adafuse": {"max_thinking_tokens": 100}})
-        assert 3 <= answer.usage.completion_tokens_details.reasoning_tokens < 30
+        assert 25 <= answer.usage.completion_tokens_details.reasoning_tokens <= 30
         service.served[MODEL].lengths[:] = [lengths[0] + 3, lengths[1] - 1]
         with pytest.raises(openai.BadRequestError, match=f"must be at most {lengths[1] - 1} tokens"):
             create(extra_body={"adafuse": {"max_thinking_tokens": 100}})
+
+
+def test_members_alone_think_greedily_beside_an_ensemble_that_draws():
+    """Calls of one request use torch's generator in turn, or not at all."""
+    config = {"preset": "robust", "do_sample": True}
+    with running(service_of(pair=endless(), config=config)) as (service, client):
+        body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4, "seed": 3}
+        extra = {"max_thinking_tokens": 5}
+        answer = client.chat.completions.create(**body, extra_body={"adafuse": {**extra, "alone": True}})
+        for name, text in answer.choices[0].message.adafuse["alone"].items():
+            alone = client.chat.completions.create(**{**body, "model": name}, extra_body={"adafuse": extra})
+            assert alone.choices[0].message.content == text
 
 
 def test_a_prompt_that_is_too_long_is_not_thought_about():

@@ -201,8 +201,8 @@ def test_definitions_of_a_schema(client):
     }
     tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("f", "g")]
     schema = Offer(tools, ["f", "g"]).schema
-    assert set(schema["$defs"]) == {"f.A", "g.A"}
-    assert schema["anyOf"][1]["properties"]["arguments"]["properties"]["a"] == {"$ref": "#/$defs/g.A"}
+    assert set(schema["$defs"]) == {"0.A", "1.A"}
+    assert schema["anyOf"][1]["properties"]["arguments"]["properties"]["a"] == {"$ref": "#/$defs/1.A"}
     answer = client.chat.completions.create(**{**BODY, "tools": tools}, tool_choice="required").choices[0]
     assert json.loads(answer.message.tool_calls[0].function.arguments)["a"] in (1, 2)
 
