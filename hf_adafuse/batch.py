@@ -27,7 +27,7 @@ from .call.answering import BATCHES_A_CALL, Answer, answer_each
 from .call.batch_columns import column_names, column_values, with_columns
 from .config import AdaFuseConfig
 from .decoding.strategies.registry import make_strategy
-from .ensemble import AdaFuseEnsemble, check_members
+from .ensemble import AdaFuseEnsemble, check_members, names_of
 from .members.structured import read_structured
 from .members.templates import PromptTemplate
 from .trees.shared_prefix import KeptPrefixes, prefix_caching
@@ -141,7 +141,7 @@ class AdaFusePredictor:
     def load(self) -> AdaFuseEnsemble:
         """The ensemble of the members, which are loaded where that has not been done."""
         if self._loaded is None:
-            placed = {"device_map": "cuda"} if torch.cuda.is_available() else {}
+            placed = {"device_map": "cuda"} if torch.cuda.is_available() and names_of(self._members) else {}
             ensemble = AdaFuseEnsemble(self._members, self._config, **{**placed, **self._options})
             if self._call["chat"]:
                 ensemble.encode(["?"], chat=True)  # a template that is missing is found before the first prompt
@@ -186,6 +186,7 @@ class AdaFusePredictor:
 
     def _check_columns(self, have: Sequence[Any]) -> None:
         problems = [f"have {name!r}" for name in self._template.fields if name not in have]
+        problems += [f"have {name!r} once" for name in self._template.fields if list(have).count(name) > 1]
         problems += [f"not have {name!r}" for name in self._added if name in have]
         if problems:
             raise ValueError(

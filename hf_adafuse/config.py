@@ -148,7 +148,7 @@ class AdaFuseConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values, the method's options beside them."""
-        values = asdict(self, dict_factory=lambda them: {k: list(v) if isinstance(v, tuple) else v for k, v in them})
+        values: dict[str, Any] = _plain(asdict(self))
         values |= values.pop("method_options")
         return values
 
@@ -295,3 +295,13 @@ class AdaFuseConfig:
 def is_file(value: Any) -> bool:
     """Whether settings are given by the name of a file in JSON."""
     return isinstance(value, os.PathLike) or (isinstance(value, str) and value.endswith(".json"))
+
+
+def _plain(value: Any) -> Any:
+    """A value of the types that JSON knows, where it is of subclasses of these, like numpy's."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    kind = next((one for one in (bool, int, float, str) if isinstance(value, one)), None)
+    return value if kind is None else kind(value)

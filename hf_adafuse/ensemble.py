@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +18,13 @@ from .call.sampling import requested_sampling
 from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig
+from .decoding.progress import AdaFuseDecodingError
 from .generation import enable_adafuse
 from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
 from .members.model_handle import ModelHandle, is_local
 from .members.prompt_inputs import padding_id, text_inputs
-from .members.thoughts import check_thinking, thinking_inputs
+from .members.thoughts import ThinkingError, check_thinking, thinking_inputs
 from .members.tools import Offer, with_tools
 from .rounds.round_lists import AdaFuseRoundsBatch
 from .trees.model_call import device_of
@@ -65,8 +68,13 @@ class AdaFuseEnsemble:
         **options: Any,
     ) -> None:
         check_members(members)
-        models = [member[0] if isinstance(member, (tuple, list)) else member for member in members]
-        check_options([os.fspath(model) for model in models if isinstance(model, (str, os.PathLike))], options)
+        names = names_of(members)
+        if options and not names:
+            raise ValueError(
+                f"`{next(iter(options))}` must be left out where all members are loaded, but is given. It is an "
+                "argument for loading members that are given by name. Drop it."
+            )
+        check_options(names, options)
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
@@ -119,6 +127,7 @@ class AdaFuseEnsemble:
 
         Raises:
             ValueError: prompts or settings cannot be used.
+            AdaFuseDecodingError: a member failed.
         """
         check_thinking(thinking, max_thinking_tokens)
         given = {
@@ -151,12 +160,16 @@ class AdaFuseEnsemble:
                 kwargs["structured"] = offer.structured
         # Earlier calls and their results are texts for all members, whether tools are offered again or not.
         chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
-        sampling = self._sampling_of(kwargs)
-        made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, **variables)
-
-        configs = [kwargs.get("generation_config"), self.model.generation_config]
-        asked = [kwargs.get("num_return_sequences"), *(getattr(one, "num_return_sequences", None) for one in configs)]
-        num_returned = next((number for number in asked if number), 1)
+        sampling, max_time = self._sampling_of(kwargs), self._setting_of(kwargs, "max_time")
+        end = math.inf if max_time is None else time.monotonic() + max_time
+        try:
+            made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, end, **variables)
+        except ThinkingError as error:
+            texts, sequences = [""] * len(chats), [list[int]() for _ in chats]
+            raise AdaFuseDecodingError(error.member, error.reason, 0, texts, sequences) from (error.__cause__ or error)
+        if max_time is not None:
+            kwargs["max_time"] = max(end - time.monotonic(), 0.0)
+        num_returned = self._setting_of(kwargs, "num_return_sequences") or 1
 
         def finish(row: int, rounds: Any) -> None:
             of_members = thoughts[row // num_returned]
@@ -318,13 +331,19 @@ class AdaFuseEnsemble:
         assistants = self.model._adafuse_bound.assistant_models or ()
         return list(zip([self.model, *assistants], self.tokenizers, strict=True))
 
+    def _setting_of(self, kwargs: Mapping[str, Any], name: str) -> Any:
+        """A setting of a call: its argument, or that of its generation config, or of the model's own."""
+        configs = (kwargs.get("generation_config"), self.model.generation_config)
+        given = [kwargs.get(name), *(getattr(one, name, None) for one in configs)]
+        return next((value for value in given if value is not None), None)
+
     def _sampling_of(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of `generate()` by which members draw their thoughts in a call: as they draw words."""
         generation_config = kwargs.get("generation_config")
         asked = requested_sampling(kwargs, generation_config, self.model.generation_config)
         arguments = self.model._adafuse_arguments(kwargs, generation_config)
         samples = asked.do_sample if arguments is None else asked.under(arguments[1])
-        return {"do_sample": True, **asked.settings} if samples else {}
+        return {"do_sample": True, **asked.settings} if samples and not asked.is_greedy else {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "handles"}  # found again from the rest
@@ -390,6 +409,12 @@ def _as_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, (list, tuple)) or not prompts:
         raise ValueError(f"`prompts` must be a text or a list of texts, but is {prompts!r}. Pass texts.")
     return list(prompts)
+
+
+def names_of(members: Sequence[Any]) -> list[str]:
+    """The names of those members that are given by name."""
+    models = [member[0] if isinstance(member, (tuple, list)) else member for member in members]
+    return [os.fspath(model) for model in models if isinstance(model, (str, os.PathLike))]
 
 
 def check_members(members: Any) -> None:

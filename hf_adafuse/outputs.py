@@ -111,7 +111,8 @@ class AdaFuseRound:
     confidence: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The round as plain JSON values."""
+        """The round as plain JSON values, but that scores and NLLs may be infinite, as of a candidate that was
+        forbidden."""
         return asdict(self)
 
 

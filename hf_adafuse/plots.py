@@ -104,26 +104,31 @@ def plot_margins(rounds: Any, ax: Axes | None = None) -> Axes:
 def plot_scores(rounds: Any, ax: Axes | None = None) -> Axes:
     """
     The fused score of what each round committed, along the text of one prompt, and as dots those of the candidates that
-    lost. The scale is that of square roots. Arguments as for [`plot_words`]; of several prompts, the one with the most
-    rounds is drawn.
+    lost. Where the highest value of the round's criterion wins, as of votes, that value is drawn. The scale is that of
+    square roots. Arguments as for [`plot_words`]; of several prompts, the one with the most rounds is drawn.
     """
     batch = _batch(rounds)
     ax = _axes(ax)
     row = max(range(len(batch)), key=lambda row: len(batch[row]))
+    scores = [c.score for committed in batch[row] for c in committed.candidates if math.isfinite(c.score)]
+    sign = -1 if any(score < 0 for score in scores) else 1  # shares and ratings: their negative is the score
     for place, committed in enumerate(batch[row]):
-        losers = [c.score for rank, c in enumerate(committed.candidates) if rank != committed.winner]
+        losers = [sign * c.score for rank, c in enumerate(committed.candidates) if rank != committed.winner]
         finite = [score for score in losers if math.isfinite(score)]
         ax.plot([place] * len(finite), finite, "o", color=_GREY, alpha=0.6, markersize=4)
         members = winning_members(committed)
         if committed.winner is not None and members:  # a fused answer has no score
-            _draw_winner(ax, place, committed.candidates[committed.winner].score, members)
+            _draw_winner(ax, place, sign * committed.candidates[committed.winner].score, members)
     spans = [on_one_line(c.text).strip(" ") + (" <end>" if c.ends else "") for c in batch[row]]
     has_labels = len(spans) <= _MAX_LABELS
     if has_labels:
         labels = [span.replace("$", r"\$") for span in spans]  # no formulas
         ax.set_xticks(range(len(spans)), labels, rotation=90 if len(spans) > 4 else 0)
     of_prompt = f" of prompt {row + 1}" if len(batch) > 1 else ""
-    _label(ax, f"Fused score{of_prompt} (the lowest wins)", "" if has_labels else "round", "NLL")
+    what = batch[row][0].criterion if sign < 0 else "Fused score"
+    end = "highest" if sign < 0 else "lowest"
+    title = f"{what[:1].upper()}{what[1:]}{of_prompt} (the {end} wins)"
+    _label(ax, title, "" if has_labels else "round", what if sign < 0 else "NLL")
     for k, name in enumerate(batch.names):
         ax.plot([], [], color=COLOURS[k % len(COLOURS)], linewidth=4, label=f"{k}: {name}")
     ax.legend(frameon=False, loc="best", fontsize="small")

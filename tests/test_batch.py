@@ -138,6 +138,15 @@ def test_missing_values_of_a_frame():
     answered = predictor()(pandas.DataFrame({"question": column}))
     assert answered["text"].tolist() == [*answers_to(questions()[:1]), "", "", ""]
     assert answered["error"].str.contains("it is null").tolist() == [False, True, True, True]
+    missing = [questions()[0], pandas.NA, pandas.NaT, np.float32("nan"), None]
+    for given in (missing, np.array(missing, dtype=object)):
+        errors = predictor()({"question": given})["error"]
+        assert ["it is null" in error for error in errors] == [False, True, True, True, True]
+    (error,) = predictor()({"question": [questions()[0].encode()]})["error"]
+    assert error.endswith("must have a text in the field 'question', but it is bytes")
+    twice = pandas.DataFrame([["a", "b"]] * 2, columns=["question"] * 2)
+    with pytest.raises(ValueError, match="The columns of a batch must have 'question' once"):
+        predictor()(twice)
     numbers = predictor(template="{a} and {b}")({"a": np.array([1.5, np.nan]), "b": np.array([2, 3])})
     assert [bool(error) for error in numbers["error"]] == [False, True]
 

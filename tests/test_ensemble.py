@@ -93,3 +93,9 @@ def test_texts_of_an_ensemble_that_is_turned_off_are_refused(ensemble):
         ):
             one.texts(PERU, max_new_tokens=4, **given)
     assert off.texts(PERU, max_new_tokens=6, adafuse_config=True) == [" Lima"]
+
+
+def test_options_for_loading_are_refused_where_nothing_is_loaded():
+    for make in (AdaFuseEnsemble, hf_adafuse.AdaFusePredictor):
+        with pytest.raises(ValueError, match="`thinking` must be left out where all members are loaded"):
+            make(demo.load_pair(), thinking="off")

@@ -32,7 +32,7 @@ def column_values(column: Any) -> list[Any]:
     if hasattr(column, "isna"):  # of pandas
         column = column.astype(object).where(column.notna(), None)
     values = column.tolist() if hasattr(column, "tolist") else list(column)
-    return [None if isinstance(value, float) and value != value else value for value in values]
+    return [None if _is_missing(value) else value for value in values]
 
 
 def with_columns(batch: Any, values: Mapping[str, list[Any]], types: Mapping[str, str]) -> Any:
@@ -52,6 +52,15 @@ def with_columns(batch: Any, values: Mapping[str, list[Any]], types: Mapping[str
     made = copy.copy(batch)
     made.update({name: _array(given, types[name]) for name, given in values.items()} if is_numpy else values)
     return made
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value stands for none: pandas' `NA` and `NaT`, and NaN of any type."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and value is pandas.NA:
+        return True
+    is_other = False if hasattr(value, "__len__") else value != value
+    return isinstance(is_other, (bool, np.bool_)) and bool(is_other)
 
 
 def _array(values: list[Any], kind: str) -> np.ndarray[Any, Any]:

@@ -43,6 +43,12 @@ class SamplingRequest:
     do_sample: bool
     settings: Mapping[str, Any]
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely tokens are taken, even where words are sampled."""
+        temperature = self.settings.get("temperature")
+        return temperature is not None and temperature <= GREEDY_TEMPERATURE
+
     def under(self, config: AdaFuseConfig) -> bool:
         """Whether words are sampled with these settings of an ensemble, which count before the call."""
         return self.do_sample if config.do_sample is None else config.do_sample

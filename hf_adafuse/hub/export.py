@@ -61,6 +61,10 @@ def export_adafuse(
     """
     target = Path(folder)
     _check_folder(target)
+    if isinstance(assistant_models, (str, os.PathLike)):
+        raise ValueError(
+            f"`assistant_models` must be a list, but is {os.fspath(assistant_models)!r}. Put it in a list."
+        )
     given = EnsembleArguments(
         list(assistant_models) or None, assistant_tokenizers, tokenizer=tokenizer, adafuse_config=adafuse_config
     ).over(getattr(model, "_adafuse_bound", None))
@@ -254,6 +258,8 @@ def _shown_name(model: Any) -> str:
 
 def _exported(settings: Mapping[str, Any], requirements: list[str]) -> str:
     return f'''"""What this repository says to its own code, written by `hf-adafuse export`."""
+
+inf = float("inf")  # a value that settings may have
 
 ADAFUSE_CONFIG = {settings["adafuse_config"]!r}
 

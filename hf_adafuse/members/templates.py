@@ -62,6 +62,8 @@ class PromptTemplate:
                 have = ", ".join(map(str, record)) or "none"
                 raise ValueError(f"must have the field {field!r}, but its fields are: {have}")
             value = record[field]
+            if isinstance(value, bytes):
+                raise ValueError(f"must have a text in the field {field!r}, but it is bytes")
             value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
             prompt += value
             is_blank = is_blank and not value.strip()

@@ -4,6 +4,9 @@ ensemble fuses the answer that follows. No member reads another's thoughts.
 
 from __future__ import annotations
 
+import bisect
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -14,15 +17,16 @@ import torch
 from transformers import BatchEncoding, StoppingCriteria
 
 from ..servers.served_model import ServedModel
-from ..trees.model_call import device_of
+from ..trees.adapters import base_model
+from ..trees.model_call import device_of, max_length
 from .chat import chat_inputs
 from .mistral_tokenizers import encode_marks
+from .model_handle import assistant_name
 from .prompt_inputs import pad_left
 from .thinking import (
     SWITCHES,
     ThinkingFormat,
     closed_at_once,
-    is_closed,
     thinking_format,
     thoughts_of,
     whole_text,
@@ -44,6 +48,21 @@ class Thought:
 
     text: str | None = None
     num_tokens: int = 0
+
+
+class ThinkingError(Exception):
+    """
+    A member has failed while it thought.
+
+    Args:
+        member (`str`): its name.
+        reason (`str`): what went wrong.
+    """
+
+    def __init__(self, member: str, reason: str) -> None:
+        super().__init__(member, reason)
+        self.member = member
+        self.reason = reason
 
 
 class Pace(Protocol):
@@ -113,6 +132,7 @@ def thinking_inputs(
     thinking: str | None = None,
     max_thinking_tokens: int | None = None,
     sampling: Mapping[str, Any] | None = None,
+    end: float = math.inf,
     **template_kwargs: Any,
 ) -> tuple[BatchEncoding, list[list[Thought]]]:
     """
@@ -130,6 +150,7 @@ def thinking_inputs(
         max_thinking_tokens (`int`, *optional*, defaults to 1024): the most tokens of one member's thoughts.
         sampling (`dict`, *optional*): arguments of `generate()` that say how thoughts are drawn (`do_sample`,
             `temperature`); by default they are greedy.
+        end (`float`, *optional*): when thoughts are cut off, by `time.monotonic()`.
         template_kwargs: of [`chat_inputs`].
 
     Returns:
@@ -137,6 +158,7 @@ def thinking_inputs(
 
     Raises:
         ValueError: a member behind a server would have to think.
+        ThinkingError: a member failed.
     """
     check_thinking(thinking, max_thinking_tokens)
     tokenizers = [tokenizer for _, tokenizer in members]
@@ -161,7 +183,8 @@ def thinking_inputs(
         own = [Thought()] * len(rows)
         if thinks[k]:
             budget = DEFAULT_BUDGET if max_thinking_tokens is None else max_thinking_tokens
-            rows, own = _think(k, model, tokenizer, form, rows, budget, sampling or {})  # type: ignore[arg-type]
+            how = {**(sampling or {}), **({} if end == math.inf else {"max_time": max(end - time.monotonic(), 0.001)})}
+            rows, own = _think(k, model, tokenizer, form, rows, budget, how)  # type: ignore[arg-type]
         elif form is not None:
             rows = [row + encode_marks(tokenizer, closed_at_once(whole_text(tokenizer, row), form)) for row in rows]
         made.append(pad_left(rows, tokenizer))
@@ -186,8 +209,11 @@ def _think(
         own = thoughts_of(text, prompt, form) if budget else None
         if own is None:  # it has answered at once, or may not think
             prompts.append(row + encode_marks(tokenizer, closed_at_once(prompt, form) if not budget else ""))
-        elif is_closed(text, form):
-            prompts.append(row + new + encode_marks(tokenizer, form.separator))
+        elif form.closing in text:
+            # The token that ends the mark may hold a part of what separates it from the answer.
+            behind = text.partition(form.closing)[2]
+            separator = form.separator.removeprefix(behind) if form.separator.startswith(behind) else form.separator
+            prompts.append(row + new + encode_marks(tokenizer, separator))
         else:
             prompts.append(row + new + encode_marks(tokenizer, form.cut + form.closing + form.separator))
         thoughts.append(Thought() if own is None else Thought(own, len(prompts[-1]) - len(row)))
@@ -218,22 +244,31 @@ def _write(
     filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
     if (pace := _pace.get()) is not None:
         how["stopping_criteria"] = [_Paced(pace)]
-    with nullcontext() if pace is None else _turns(pace, inputs["input_ids"].shape[1], member_index) as room:
+    length, longest = inputs["input_ids"].shape[1], max_length(base_model(model).config.get_text_config())
+    if longest is not None and length >= longest:  # which is an error of its own
+        return [[] for _ in rows]
+    with nullcontext() if pace is None else _turns(pace, length, member_index) as room:
+        # Behind the thoughts there is room for the marks, and in a context that ends for a token of the answer.
         closers = len(encode_marks(tokenizer, form.cut + form.closing + form.separator))
-        most = budget if room is None else max(min(budget, room - closers), 1)
-        made = model.generate(**inputs, max_new_tokens=most, pad_token_id=filler, **how)
+        rooms = [budget, *([] if room is None else [room - closers])]
+        rooms += [] if longest is None else [longest - length - closers - 1]
+        try:
+            made = model.generate(**inputs, max_new_tokens=max(min(rooms), 1), pad_token_id=filler, **how)
+        except (RuntimeError, IndexError) as error:
+            name = "the main model" if member_index == 0 else assistant_name(member_index - 1, model)
+            raise ThinkingError(name, f"{type(error).__name__}: {error}") from error
     written = []
-    for row in made[:, inputs["input_ids"].shape[1] :].tolist():
+    for row in made[:, length:].tolist():
         stop = next((at for at, token in enumerate(row) if token in ends), len(row))
-        closed = _end_of(row, closing)
-        written.append(row[:stop] if closed is None else row[:closed])
+        written.append(row[: _end_of(tokenizer, row[:stop], form.closing)])
     return written
 
 
-def _end_of(row: list[int], part: list[int]) -> int | None:
-    """Where the first occurrence of `part` in `row` ends."""
-    places = range(len(row) - len(part) + 1)
-    return next((at + len(part) for at in places if row[at : at + len(part)] == part), None)
+def _end_of(tokenizer: Any, ids: list[int], mark: str) -> int:
+    """How many ids there are up to the one with which a mark is complete in their text; all where it never is."""
+    if mark not in whole_text(tokenizer, ids):
+        return len(ids)
+    return bisect.bisect_left(range(len(ids)), True, key=lambda number: mark in whole_text(tokenizer, ids[:number]))
 
 
 def _unpadded(inputs: Any) -> list[list[int]]:

@@ -140,3 +140,11 @@ def test_answers_with_equal_numbers_agree_however_these_are_written():
     facts = [AnswerFacts(text, [[[-1.0]], [[-1.0]]], 3, (k,)) for k, text in enumerate((".5", "It is 0.50"))]
     rows = answer_features(facts, [".5", "It is 0.50"], [1.0, 1.0], PromptFacts([None] * 2, [None] * 2, [None] * 2))
     assert [row[names.index("agreement, last number")] for row in rows] == [1.0, 1.0]
+
+
+def test_a_number_keeps_its_sign():
+    for text in ("-5", "-$5", " (-\u20ac5)", "\u22125.", "\u2013$5!"):
+        assert normalized_answer(text) == "-5"
+    for text in ("5", "$5", "(\xa35)"):
+        assert normalized_answer(text) == "5"
+    assert normalized_answer("It's well-known \u2013 since 5\u201310") == "it's well-known since 5-10"

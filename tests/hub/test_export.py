@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import math
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 from support.project import setup_cfg
@@ -15,7 +17,7 @@ from support.tiny import TOKENIZERS, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
-from hf_adafuse import AdaFuseEnsemble, enable_adafuse, export_adafuse
+from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
 from hf_adafuse.hub import export, modeling_adafuse
 from hf_adafuse.hub.exported import REQUIREMENTS
@@ -122,6 +124,30 @@ def test_a_folder_in_use_is_refused(tmp_path, capsys):
     assert "`folder` must be new or empty" in capsys.readouterr().err
     assert command(["export", str(tmp_path / "new"), "--method-only", "--model", "A"]) == 2
     assert "`--model` must be left out with `--method-only`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"margin_threshold": np.float64(0.5)},
+        {"switch_margin": math.inf},
+        {"method": "adafuse", "length_exponent": np.float64(0.5), "model_weights": np.array([1.0, 2.0])},
+        {"method": np.str_("gac")},
+    ],
+)
+def test_settings_of_any_number_are_exported(tmp_path, settings):
+    """`exported.py` is Python that runs, and holds the values of the generation config."""
+    tokenizer, assistant = TOKENIZERS["byte_level"](), tiny_model("gpt2", "byte_level", 1)
+    folder = export_adafuse(tmp_path / "x", tiny_model(), tokenizer, [assistant], [tokenizer], settings)
+    values = {}
+    exec((folder / "custom_generate" / "exported.py").read_text("utf-8"), values)
+    stored = json.loads((folder / "generation_config.json").read_text("utf-8"))["adafuse_config"]
+    assert values["ADAFUSE_CONFIG"] == stored == AdaFuseConfig.from_dict(settings).to_dict()
+
+
+def test_a_single_assistant_is_no_list(tmp_path):
+    with pytest.raises(ValueError, match="`assistant_models` must be a list, but is 'one/name'"):
+        export_adafuse(tmp_path / "x", tiny_model(), TOKENIZERS["byte_level"](), "one/name")
 
 
 def test_what_is_bound_is_exported(tmp_path):

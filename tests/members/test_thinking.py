@@ -9,10 +9,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from support.thinkers import A_SEEN, ANSWERS, CHAT, OPENED, PLAIN, QWEN, A, member, pair, words_tokenizer
 from support.tiny import TOKENIZERS, tiny_model
-from transformers import GenerationConfig
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
+from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor
+from hf_adafuse.members import thoughts
 from hf_adafuse.members.thinking import closed_at_once, thinking_format, thoughts_of
+from hf_adafuse.members.thoughts import thinking_inputs
 
 
 def answer(members, config=None, **kwargs):
@@ -210,3 +213,96 @@ def test_what_cannot_be_is_refused(given, message):
     members = pair()
     with pytest.raises(ValueError, match=message):
         AdaFuseEnsemble(members).rounds("ask", **given)
+
+
+MERGED = "{% for m in messages %}{{ m['content'] }} {% endfor %}bot <think>{# </think> #}"
+
+
+class Scripted(LlamaForCausalLM):
+    """Writes one of two texts behind every prompt, by how long the prompt is."""
+
+    def generate(self, input_ids, attention_mask, max_new_tokens, pad_token_id, stop_strings=None, tokenizer=None, **_):
+        rows = []
+        for mask in attention_mask.tolist():
+            text = " one.</think>\n\n" if sum(mask) < 40 else " one two three four five six.</think>\n\n"
+            rows.append(tokenizer(text, add_special_tokens=False).input_ids)
+        width = max(map(len, rows))
+        new = [row + [pad_token_id] * (width - len(row)) for row in rows]
+        return torch.cat([input_ids, torch.tensor(new)], dim=1)
+
+
+def test_a_mark_of_several_tokens_in_a_batch():
+    """Its last token may hold what follows, and rows that end early are padded."""
+    backend = Tokenizer(models.BPE(continuing_subword_prefix="", unk_token=None))
+    pieces = pre_tokenizers.Split(Regex(r"</|>\n*| ?[a-z]+|."), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, show_progress=False, special_tokens=["<|pad|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    backend.train_from_iterator(["a </think>\n\n b </think>\n\n", "one two three four five six.</think>"] * 9, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|end|>")
+    tokenizer.chat_template = MERGED
+    written = tokenizer.convert_ids_to_tokens(tokenizer("</think>\n\n").input_ids)
+    assert written[-1].endswith("\u010a\u010a") and len(written[-1]) > 2, written
+    model = copy.copy(tiny_model())
+    model.__class__ = Scripted
+    chats = [[{"role": "user", "content": text}] for text in ("ab", "ab" * 40)]
+    batch, thoughts = thinking_inputs(chats, [(model, tokenizer)])
+    for row, chat in enumerate(chats):
+        (alone, own) = thinking_inputs([chat], [(model, tokenizer)])
+        kept = batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist()
+        assert kept == alone["input_ids"][0].tolist() and thoughts[row] == own[0]
+        text = tokenizer.decode(kept)
+        assert text.endswith(".</think>\n\n") and text.count("</think>") == 1 and "<|pad|>" not in text
+    assert [of_row[0].text for of_row in thoughts] == ["one.", "one two three four five six."]
+
+
+def test_a_member_that_fails_while_it_thinks_harms_no_other_prompt():
+    (main, tokenizer), other = endless()
+    model = copy.copy(main)
+
+    def fail(module, args, kwargs):
+        if (kwargs["input_ids"] == tokenizer("Q", add_special_tokens=False).input_ids[0]).any():
+            raise torch.OutOfMemoryError("no memory left")
+
+    model.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        chat = {"chat": True, "max_new_tokens": 2}
+        with pytest.raises(AdaFuseDecodingError, match="the main model failed in round 0: OutOfMemoryError: no memory"):
+            AdaFuseEnsemble([(model, tokenizer), other]).texts("Q", max_thinking_tokens=3, **chat)
+        predictor = AdaFusePredictor([(model, tokenizer), other], **chat)
+        found = predictor({"prompt": ["was a cat", "Q"]})
+        assert found["error"][0] == "" and "OutOfMemoryError" in found["error"][1] and found["text"][0]
+    finally:
+        model._forward_pre_hooks.clear()
+
+
+def test_max_time_is_that_of_thoughts_too(monkeypatch):
+    told = []
+    monkeypatch.setattr(thoughts, "_write", lambda *args: told.append(args[-1]) or [[] for _ in args[4]])
+    AdaFuseEnsemble(endless()).texts("was a cat", chat=True, max_time=60.0, max_new_tokens=2)
+    assert [0 < how["max_time"] <= 60 for how in told] == [True, True] and told[0]["max_time"] >= told[1]["max_time"]
+    AdaFuseEnsemble(endless()).texts("was a cat", chat=True, max_new_tokens=2)
+    assert "max_time" not in told[-1]
+
+
+def test_thoughts_end_with_a_context():
+    tokenizer = endless()[0][1]
+    pair = [(copy.copy(tiny_model(name, "byte_level")), tokenizer) for name in ("gpt2", "llama")]
+    for model, _ in pair:
+        model.generation_config = GenerationConfig(eos_token_id=None)
+    with pytest.warns(UserWarning, match="outgrows the context of the main model"):
+        rounds = AdaFuseEnsemble(pair).rounds("was a cat", chat=True, max_new_tokens=4)[0]
+    assert 400 < rounds.num_thinking_tokens[0] < 512 <= rounds.num_thinking_tokens[1] and rounds.text
+    with pytest.raises(ValueError, match="must be at most 512 tokens"):
+        AdaFuseEnsemble(pair).texts("was a cat " * 400, chat=True, max_new_tokens=4)
+
+
+def test_a_temperature_of_zero_draws_nothing():
+    settings = {"adafuse_config": {"preset": "robust", "do_sample": True}}
+    ensemble = AdaFuseEnsemble(endless())
+    assert thoughts_in(ensemble, temperature=0.0, **settings) == thoughts_in(ensemble)

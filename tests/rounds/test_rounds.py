@@ -224,6 +224,18 @@ def test_plots_show_the_numbers(pyplot):
     assert heights == [[1.35], [0.25, 0.25], [0.25, 0.25], [0.3, 0.3]]  # the dropped candidate has no score
 
 
+def test_a_plot_of_votes_shows_who_has_most(pyplot):
+    (first, *_) = made_rounds()
+    candidates = [
+        dataclasses.replace(one, score=score) for one, score in zip(first.candidates, (-0.25, -0.75), strict=False)
+    ]
+    votes = dataclasses.replace(first, candidates=candidates, winner=1, criterion="share of votes", highest_wins=True)
+    scores = plots.plot_scores([votes])
+    assert (scores.get_title(), scores.get_ylabel()) == ("Share of votes (the highest wins)", "share of votes")
+    heights = [list(line.get_ydata()) for line in scores.lines if len(line.get_ydata())]
+    assert heights[0] == [0.25] and all(height == [0.75, 0.75] for height in heights[1:])
+
+
 def test_plots_draw_where_they_are_told(pyplot):
     _, axes = pyplot.subplots(4)
     for plot, ax in zip((plots.plot_words, plots.plot_wins, plots.plot_margins, plots.plot_scores), axes, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -19,13 +19,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(text: str, answers: Sequence[str]) -> float:
-    """1 where the text is one of the answers, ignoring case, punctuation, articles and spaces, else 0."""
-    return float(any(_normalized(text) == _normalized(answer) for answer in answers))
+    """1 where the text is one of the answers, ignoring case, punctuation, articles and spaces, else 0. In an answer
+    that is nothing but these, like the choice `A`, articles and signs count."""
+    return float(any(found == expected for found, expected in _pairs(text, answers)))
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """The harmonic mean of precision and recall of the answer's words, from 0 to 1."""
-    return max((word_f1(_normalized(text).split(), _normalized(answer).split()) for answer in answers), default=0.0)
+    """The harmonic mean of precision and recall of the answer's words as of [`exact_match`], from 0 to 1."""
+    return max((word_f1(found.split(), expected.split()) for found, expected in _pairs(text, answers)), default=0.0)
 
 
 def last_number(text: str, answers: Sequence[str]) -> float:
@@ -49,12 +50,12 @@ def contains(text: str, answers: Sequence[str]) -> float:
 
 def chrf(text: str, answers: Sequence[str]) -> float:
     """chrF of one sentence (Popovic, 2015), from 0 to 100, by sacrebleu (extra `eval`)."""
-    return float(_sacrebleu().sentence_chrf(text, list(answers)).score)
+    return float(_sacrebleu().sentence_chrf(text, list(answers)).score) if answers else 0.0
 
 
 def bleu(text: str, answers: Sequence[str]) -> float:
     """BLEU of one sentence, smoothed, from 0 to 100, by sacrebleu (extra `eval`)."""
-    return float(_sacrebleu().sentence_bleu(text, list(answers)).score)
+    return float(_sacrebleu().sentence_bleu(text, list(answers)).score) if answers else 0.0
 
 
 Metric = Callable[[str, Sequence[str]], float]
@@ -73,4 +74,16 @@ def _sacrebleu() -> Any:
 
 
 def _normalized(text: str) -> str:
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return _words(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)))
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _pairs(text: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The text and each answer, normalized as far as something is left of the answer."""
+    ways = (_normalized, lambda one: _words(one.lower().translate(_PUNCTUATION)), lambda one: _words(one.lower()))
+    for answer in answers:
+        way = next((way for way in ways if way(answer)), ways[-1])
+        yield way(text), way(answer)

@@ -11,7 +11,12 @@ from hf_adafuse.lab.evaluation.metrics import METRICS
     [
         ("exact_match", " The Beatles. ", ["beatles"], 1),
         ("exact_match", "Beatles and Stones", ["beatles", "Stones"], 0),
-        ("exact_match", "", ["the"], 1),  # nothing but an article is nothing
+        ("exact_match", "", ["A"], 0),  # where an answer is nothing but an article, that is the answer
+        ("exact_match", "a.", ["A"], 1),
+        ("exact_match", "the", ["A"], 0),
+        ("exact_match", "", ["-"], 0),
+        ("f1", "", ["A"], 0),
+        ("f1", "answer A", ["A"], 2 / 3),
         ("f1", "the red big house", ["a red house"], 0.8),
         ("f1", "cat", ["dog", "cat"], 1),
         ("f1", "", ["dog"], 0),
@@ -22,6 +27,12 @@ from hf_adafuse.lab.evaluation.metrics import METRICS
         ("last_number", "about 1,000 or 1,234.50.", ["1234.5"], 1),
         ("last_number", "-3", ["3"], 0),
         ("last_number", "none", ["3"], 0),
+        ("last_number", "It fell by -$5", ["-5"], 1),
+        ("last_number", "It is \u22125", ["-5"], 1),
+        ("last_number", "costs $1,000", ["1000"], 1),
+        ("last_number", "pages 5\u201310", ["10"], 1),
+        ("chrf", "a", [], 0),
+        ("bleu", "a", [], 0),
         ("marked_number", "5 apples #### 12\n13", ["#### 12"], 1),
         ("marked_number", "12", ["#### 12"], 0),
     ],
