@@ -260,12 +260,17 @@ def _write(
     written = []
     for row in made[:, length:].tolist():
         stop = next((at for at, token in enumerate(row) if token in ends), len(row))
-        written.append(row[: _end_of(tokenizer, row[:stop], form.closing)])
+        written.append(row[: _end_of(tokenizer, row[:stop], form.closing, closing)])
     return written
 
 
-def _end_of(tokenizer: Any, ids: list[int], mark: str) -> int:
-    """How many ids there are up to the one with which a mark is complete in their text; all where it never is."""
+def _end_of(tokenizer: Any, ids: list[int], mark: str, mark_ids: list[int]) -> int:
+    """How many ids there are up to the one with which a mark is complete, in its own ids or, where its last one holds
+    what follows, in the text; all where it never is."""
+    size = len(mark_ids)
+    for end in range(size, len(ids) + 1):
+        if ids[end - size : end] == mark_ids:
+            return end
     if mark not in whole_text(tokenizer, ids):
         return len(ids)
     return bisect.bisect_left(range(len(ids)), True, key=lambda number: mark in whole_text(tokenizer, ids[:number]))
