@@ -281,7 +281,7 @@ def test_ids_are_read_as_they_are(server):
             "valid string",
         ),
         ("completions", {"prompt": []}, "prompt", "at least 1 item"),
-        ("completions", {"prompt": "a", "stop": [""]}, "stop.0", "at least 1 character"),
+        ("completions", {"prompt": "a", "stop": [""]}, "stop.0", "at least 1 item"),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
