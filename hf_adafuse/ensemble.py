@@ -22,7 +22,7 @@ from .decoding.progress import AdaFuseDecodingError
 from .generation import enable_adafuse
 from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
-from .members.model_handle import ModelHandle, is_local
+from .members.model_handle import ModelHandle
 from .members.prompt_inputs import padding_id, text_inputs
 from .members.thoughts import ThinkingError, check_thinking, thinking_inputs
 from .members.tools import Offer, with_tools
@@ -68,22 +68,15 @@ class AdaFuseEnsemble:
         **options: Any,
     ) -> None:
         check_members(members)
-        names = names_of(members)
-        if options and not names:
-            raise ValueError(
-                f"`{next(iter(options))}` must be left out where all members are loaded, but is given. It is an "
-                "argument for loading members that are given by name. Drop it."
-            )
-        check_options(names, options)
+        check_options(names_of(members), options)
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
+        assistants = [model for model, _ in others]
         stored = getattr(getattr(main, "generation_config", None), "adafuse_config", None)
         config = next(given for given in (adafuse_config, stored, True) if given is not None)
         # A view of the same weights: other ensembles of this model, and the caller, keep theirs.
-        self.model = enable_adafuse(
-            copy.copy(main), [model for model, _ in others], self.tokenizers[1:], tokenizer, config
-        )
+        self.model = enable_adafuse(copy.copy(main), assistants, self.tokenizers[1:], tokenizer, config)
 
     def generate(
         self,
@@ -143,7 +136,7 @@ class AdaFuseEnsemble:
                     f"`{name}` must be left out without `chat`, but is {value!r}. Pass `chat=True`, or drop it."
                 )
         members = self._members_of(kwargs)
-        tokenizers = [tokenizer for _, tokenizer in members]
+        tokenizers = [member.tokenizer for member in members]
         if not chat:
             if isinstance(inputs, (str, list, tuple)):
                 inputs = self._encode(inputs, False, tokenizers)
@@ -156,7 +149,7 @@ class AdaFuseEnsemble:
         if offer is not None:
             if kwargs.get("structured") is not None:
                 raise ValueError("`structured` must be left out with `tools`, but is given. Drop one of the two.")
-            if offer.forced or all(is_local(model) for model, _ in members):
+            if offer.forced or all(member.is_local for member in members):
                 kwargs["structured"] = offer.structured
         # Earlier calls and their results are texts for all members, whether tools are offered again or not.
         chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
@@ -232,7 +225,7 @@ class AdaFuseEnsemble:
                 "call `generate()`, which returns the ids of the main model alone."
             )
         settings = {
-            "pad_token_id": padding_id(self._members_of(kwargs)[0][1]),
+            "pad_token_id": padding_id(self._members_of(kwargs)[0].tokenizer),
             "use_cache": False,  # which is: do not hand it out
             "return_dict_in_generate": True,
         }
@@ -284,8 +277,7 @@ class AdaFuseEnsemble:
         """
         chats: list[Any] = as_chats(prompts) if chat else _as_texts(prompts)
         rows = read_answers(answers, len(chats), ends)
-        members = self._members_of({})
-        encoded = thinking_inputs(chats, members, "off")[0] if chat else text_inputs(chats, self.tokenizers)
+        encoded = thinking_inputs(chats, self.handles, "off")[0] if chat else text_inputs(chats, self.tokenizers)
         settings = {"adafuse_config": self._scoring_config(), "max_batch_size": max_batch_size}
         with planning() as plans:
             self.output(encoded, **settings, max_new_tokens=1, do_sample=False)
@@ -322,14 +314,12 @@ class AdaFuseEnsemble:
         """The members as a call holds them: checked, each with its name, vocabulary and device."""
         return resolve_handles(self.model, self.model._adafuse_bound)
 
-    def _members_of(self, kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-        """The models and tokenizers of the members that a call of `generate()` is made with: it may name others."""
-        if any(kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")):
-            found = member_handles(self.model, kwargs, kwargs.get("generation_config"), self.tokenizers[0])
-            if found is not None:
-                return [(handle.model, handle.tokenizer) for handle in found]
-        assistants = self.model._adafuse_bound.assistant_models or ()
-        return list(zip([self.model, *assistants], self.tokenizers, strict=True))
+    def _members_of(self, kwargs: Mapping[str, Any]) -> list[ModelHandle]:
+        """The members that a call of `generate()` is made with: it may name others."""
+        if not any(kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")):
+            return self.handles
+        found = member_handles(self.model, kwargs, kwargs.get("generation_config"), self.tokenizers[0])
+        return self.handles if found is None else found
 
     def _setting_of(self, kwargs: Mapping[str, Any], name: str) -> Any:
         """A setting of a call: its argument, or that of its generation config, or of the model's own."""

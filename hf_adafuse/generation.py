@@ -142,13 +142,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
         wanted = None if call is None else self._adafuse_arguments(call)
         if wanted is not None:
             arguments, config = wanted
-            _check_mode(generation_mode, generation_config, mode_kwargs, self.generation_config)
-            if generation_config.token_healing and arguments.assistant_inputs:
-                raise ValueError(
-                    "`token_healing` must be False where each assistant has inputs of its own, but is True. It changes "
-                    "the main model's prompt alone. "
-                    + _remedy({"token_healing": False}, self.generation_config, "Leave it out.")
-                )
+            has_inputs = bool(arguments.assistant_inputs)
+            _check_mode(generation_mode, generation_config, mode_kwargs, self.generation_config, has_inputs)
             arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
@@ -336,7 +331,9 @@ def _remedy(names: Mapping[str, Any], own: Any, otherwise: str) -> str:
     return f"It stands in the model's own `generation_config`: {in_the_call}{change}."
 
 
-def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any], own: Any = None) -> None:
+def _check_mode(
+    mode: Any, generation_config: Any, mode_kwargs: dict[str, Any], own: Any = None, has_assistant_inputs: bool = False
+) -> None:
     if mode not in ("greedy_search", "sample"):
         advice = "Leave out `num_beams`, `assistant_model`, `penalty_alpha` and the like."
         raise ValueError(
@@ -346,6 +343,11 @@ def _check_mode(mode: Any, generation_config: Any, mode_kwargs: dict[str, Any], 
     if mode_kwargs.get("synced_gpus"):
         raise ValueError(
             "`synced_gpus` must be False with AdaFuse, but is True. Use a device map instead of sharded processes."
+        )
+    if generation_config.token_healing and has_assistant_inputs:
+        raise ValueError(
+            "`token_healing` must be False where each assistant has inputs of its own, but is True. It changes the "
+            "main model's prompt alone. " + _remedy({"token_healing": False}, own, "Leave it out.")
         )
     if generation_config.guidance_scale not in (None, 1, 1.0):
         raise ValueError(

@@ -111,8 +111,7 @@ class AdaFuseRound:
     confidence: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The round as plain JSON values, but that scores and NLLs may be infinite, as of a candidate that was
-        forbidden."""
+        """The round as plain JSON values. The score and the NLLs of a candidate that was forbidden may be infinite."""
         return asdict(self)
 
 

@@ -104,14 +104,15 @@ def plot_margins(rounds: Any, ax: Axes | None = None) -> Axes:
 def plot_scores(rounds: Any, ax: Axes | None = None) -> Axes:
     """
     The fused score of what each round committed, along the text of one prompt, and as dots those of the candidates that
-    lost. Where the highest value of the round's criterion wins, as of votes, that value is drawn. The scale is that of
-    square roots. Arguments as for [`plot_words`]; of several prompts, the one with the most rounds is drawn.
+    lost. Of votes and ratings, whose scores are below 0, the shares and ratings themselves are drawn, and the highest
+    wins. The scale is that of square roots. Arguments as for [`plot_words`]; of several prompts, the one with the most
+    rounds is drawn.
     """
     batch = _batch(rounds)
     ax = _axes(ax)
     row = max(range(len(batch)), key=lambda row: len(batch[row]))
     scores = [c.score for committed in batch[row] for c in committed.candidates if math.isfinite(c.score)]
-    sign = -1 if any(score < 0 for score in scores) else 1  # shares and ratings: their negative is the score
+    sign = -1 if any(score < 0 for score in scores) else 1
     for place, committed in enumerate(batch[row]):
         losers = [sign * c.score for rank, c in enumerate(committed.candidates) if rank != committed.winner]
         finite = [score for score in losers if math.isfinite(score)]

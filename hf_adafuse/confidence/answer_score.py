@@ -51,6 +51,7 @@ class AnswerScore:
         return text_confidence(self.confidences)
 
     def to_dict(self) -> dict[str, Any]:
-        """The score as plain JSON values, the sums among them; minus infinity is the logarithm of an impossible one."""
+        """The score as plain JSON values, the sums among them. The log-probability of what is impossible is minus
+        infinity."""
         sums = {"log_likelihoods": self.log_likelihoods, "num_tokens": self.num_tokens, "confidence": self.confidence}
         return {**asdict(self), **sums}

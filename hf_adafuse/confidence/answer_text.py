@@ -12,21 +12,22 @@ from decimal import Decimal
 # The minus sign and the dash that stand for a hyphen before a number.
 _SIGNS = str.maketrans("\u2212\u2013", "--")
 # The punctuation before a word; a number keeps its sign and its point.
-_BEFORE = re.compile(r"\W*?(?=[-+]?[$€£¥]?\.?\d|\w)")
-_CURRENCY = re.compile(r"(?<=^[-+])[$€£¥]|^[$€£¥]")
+_BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
+# A sign of a currency before a number, also behind its sign: "-$5" is -5.
+_CURRENCY = re.compile(r"(?<!\w)[$€£¥](?=\.?\d)")
 # A hyphen behind a letter or a digit is no sign: "pages 5-10" ends with 10.
-_NUMBER = re.compile(r"(?:(?<!\w)-)?[$€£¥]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 def normalized_answer(text: str) -> str:
     """The words of a text with one space between them, without case and without punctuation around words."""
-    folded = unicodedata.normalize("NFKC", text).casefold().translate(_SIGNS)
-    return " ".join(filter(None, map(_bare, folded.split())))
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(filter(None, map(_bare, _with_plain_numbers(folded).split())))
 
 
 def numbers_in(text: str) -> list[Decimal]:
     """The numbers that a text names, in order: `1,000` is 1000, `.5` is 0.5, `-$2` is -2 and `3.0` equals 3."""
-    return [Decimal(re.sub("[,$€£¥]", "", number)) for number in _NUMBER.findall(text.translate(_SIGNS))]
+    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(_with_plain_numbers(text))]
 
 
 def last_number_in(text: str) -> Decimal | None:
@@ -45,4 +46,9 @@ def word_f1(words: Sequence[str], other_words: Sequence[str]) -> float:
 def _bare(word: str) -> str:
     """A word without the punctuation around it."""
     before = _BEFORE.match(word)
-    return re.sub(r"\W+$", "", _CURRENCY.sub("", word[before.end() :]) if before else word)
+    return re.sub(r"\W+$", "", word[before.end() :] if before else word)
+
+
+def _with_plain_numbers(text: str) -> str:
+    """A text with hyphens as the signs of its numbers, and without signs of currencies before them."""
+    return _CURRENCY.sub("", text.translate(_SIGNS))

@@ -68,14 +68,7 @@ def export_adafuse(
     given = EnsembleArguments(
         list(assistant_models) or None, assistant_tokenizers, tokenizer=tokenizer, adafuse_config=adafuse_config
     ).over(getattr(model, "_adafuse_bound", None))
-    plan = _plan(
-        model,
-        given.tokenizer,
-        list(given.assistant_models or ()),
-        given.assistant_tokenizers,
-        given.adafuse_config,
-        assistants,
-    )
+    plan = _plan(model, given, assistants)
     was_there = target.exists()
     try:
         _write(target, plan, repo_id or target.absolute().name)
@@ -97,18 +90,16 @@ class _Plan:
     config: AdaFuseConfig
 
 
-def _plan(
-    model: Any, tokenizer: Any, assistants: list[Any], tokenizers: Sequence[Any] | None, config: Any, how: str | None
-) -> _Plan:
+def _plan(model: Any, given: EnsembleArguments, how: str | None) -> _Plan:
     if how is not None and how not in ASSISTANTS:
         raise ValueError(f"`assistants` must be one of {list(ASSISTANTS)}, but is {how!r}. Choose one of these.")
-    if config is False:
+    if given.adafuse_config is False:
         raise ValueError("`adafuse_config` must be settings, but is False. Leave it out for the defaults.")
-    held, names = _split(assistants, how)
+    held, names = _split(list(given.assistant_models or ()), how)
     if model is not None:
         model = _load(model) if isinstance(model, (str, os.PathLike)) else model
         _check_main(model)
-    config = AdaFuseConfig.coerce(config) or _stored_config(model)
+    config = AdaFuseConfig.coerce(given.adafuse_config) or _stored_config(model)
     if isinstance(config.model_weights, tuple) and len(config.model_weights) != 1 + len(names):
         raise ValueError(
             f"`model_weights` must be one per member, but is {len(config.model_weights)} for {1 + len(names)} members. "
@@ -121,7 +112,8 @@ def _plan(
             "cannot hold it."
         )
     config = replace(config, method_options=strategy.portable_options())
-    return _Plan(model, _pairs(model, tokenizer, held, tokenizers, len(names)), names, config)
+    pairs = _pairs(model, given.tokenizer, held, given.assistant_tokenizers, len(names))
+    return _Plan(model, pairs, names, config)
 
 
 def _check_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
@@ -111,8 +111,14 @@ def check_served_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def check_options(names: Iterable[str], options: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where options are for models behind servers and none of the names is that of one."""
+def check_options(names: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where there are options and no names, or options for models behind servers and no name of
+    one."""
+    if options and not names:
+        raise ValueError(
+            f"`{next(iter(options))}` must be left out where all members are loaded, but is given. It is an argument "
+            "for loading members that are given by name. Drop it."
+        )
     wrong = sorted(_SERVED_OPTIONS.intersection(options))
     if wrong and not any(map(is_served_name, names)):
         raise ValueError(

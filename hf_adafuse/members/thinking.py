@@ -29,6 +29,11 @@ class ThinkingFormat:
     separator: str = ""
     cut: str = ""
 
+    @property
+    def ending(self) -> str:
+        """What closes thoughts that are cut off, up to the answer."""
+        return self.cut + self.closing + self.separator
+
 
 # Of the tags, the separator is that of Qwen3 and DeepSeek-R1. The last is that of gpt-oss: its thoughts are a message
 # of their own, and the answer is the next one.
@@ -67,8 +72,7 @@ def closed_at_once(prompt: str, form: ThinkingFormat) -> str:
         return ""
     if form is _FORMATS[-1]:  # a message of thoughts may be left out
         return form.closing.removeprefix("<|end|><|start|>assistant")
-    empty = form.cut + form.closing + form.separator
-    return empty if is_open(prompt, form) else form.opening + form.cut + empty
+    return form.ending if is_open(prompt, form) else form.opening + form.cut + form.ending
 
 
 def thoughts_of(new: str, prompt: str, form: ThinkingFormat) -> str | None:

@@ -16,12 +16,9 @@ from typing import Any, Protocol
 import torch
 from transformers import BatchEncoding, StoppingCriteria
 
-from ..servers.served_model import ServedModel
-from ..trees.adapters import base_model
-from ..trees.model_call import device_of, max_length
 from .chat import chat_inputs
 from .mistral_tokenizers import encode_marks
-from .model_handle import assistant_name
+from .model_handle import ModelHandle
 from .prompt_inputs import pad_left
 from .thinking import (
     SWITCHES,
@@ -128,7 +125,7 @@ def check_thinking(thinking: str | None, max_thinking_tokens: int | None) -> Non
 
 def thinking_inputs(
     chats: Sequence[Sequence[Mapping[str, Any]]],
-    members: Sequence[tuple[Any, Any]],
+    members: Sequence[ModelHandle],
     thinking: str | None = None,
     max_thinking_tokens: int | None = None,
     sampling: Mapping[str, Any] | None = None,
@@ -144,7 +141,7 @@ def thinking_inputs(
 
     Args:
         chats (`list[list[dict]]`): conversations.
-        members (`list`): each a model and its tokenizer, the main model first.
+        members (`list[ModelHandle]`): the members, the main model first.
         thinking (`str`, *optional*, defaults to `"apart"`): `"apart"`: each thinking member thinks. `"main"`: the main
             model does, the others do not. `"off"`: none does.
         max_thinking_tokens (`int`, *optional*, defaults to 1024): the most tokens of one member's thoughts.
@@ -161,13 +158,13 @@ def thinking_inputs(
         ThinkingError: a member failed.
     """
     check_thinking(thinking, max_thinking_tokens)
-    tokenizers = [tokenizer for _, tokenizer in members]
+    tokenizers = [member.tokenizer for member in members]
     forms = [thinking_format(tokenizer) for tokenizer in tokenizers]
     if not any(forms):
         return chat_inputs(chats, tokenizers, **template_kwargs), [[Thought()] * len(members) for _ in chats]
     thinks = [form is not None and thinking != "off" and (thinking != "main" or k == 0) for k, form in enumerate(forms)]
-    for k, (model, _) in enumerate(members):
-        if thinks[k] and isinstance(model, ServedModel):
+    for k, member in enumerate(members):
+        if thinks[k] and not member.is_local:
             raise ValueError(
                 f'`thinking` must be "off" or "main" where a member behind a server thinks, but is '
                 f'{thinking or "apart"!r}, and member {k} does. Pass `thinking="off"`, or load that model here.'
@@ -177,14 +174,14 @@ def thinking_inputs(
         for is_on in (True, False)
     }
     made, thoughts = [], []
-    for k, ((model, tokenizer), form) in enumerate(zip(members, forms, strict=True)):
+    for k, (member, tokenizer, form) in enumerate(zip(members, tokenizers, forms, strict=True)):
         inputs = rendered[thinks[k]]
         rows = _unpadded(inputs if k == 0 else inputs["assistant_inputs"][k - 1])
         own = [Thought()] * len(rows)
-        if thinks[k]:
+        if form is not None and thinks[k]:
             budget = DEFAULT_BUDGET if max_thinking_tokens is None else max_thinking_tokens
             how = {**(sampling or {}), **({} if end == math.inf else {"max_time": max(end - time.monotonic(), 0.001)})}
-            rows, own = _think(k, model, tokenizer, form, rows, budget, how)  # type: ignore[arg-type]
+            rows, own = _Thinker(member, k, form, budget, how).think(rows)
         elif form is not None:
             rows = [row + encode_marks(tokenizer, closed_at_once(whole_text(tokenizer, row), form)) for row in rows]
         made.append(pad_left(rows, tokenizer))
@@ -192,76 +189,87 @@ def thinking_inputs(
     return BatchEncoding({**made[0], "assistant_inputs": made[1:]}), [list(row) for row in zip(*thoughts, strict=True)]
 
 
-def _think(
-    member_index: int,
-    model: Any,
-    tokenizer: Any,
-    form: ThinkingFormat,
-    rows: list[list[int]],
-    budget: int,
-    sampling: Mapping[str, Any],
-) -> tuple[list[list[int]], list[Thought]]:
-    """The prompts of a member with its thoughts behind them, closed, and the thoughts."""
-    written = _write(member_index, model, tokenizer, form, rows, budget, sampling) if budget else [[] for _ in rows]
-    prompts, thoughts = [], []
-    for row, new in zip(rows, written, strict=True):
-        prompt, text = whole_text(tokenizer, row), whole_text(tokenizer, new)
-        own = thoughts_of(text, prompt, form) if budget else None
-        if own is None:  # it has answered at once, or may not think
-            prompts.append(row + encode_marks(tokenizer, closed_at_once(prompt, form) if not budget else ""))
-        elif form.closing in text:
-            # The token that ends the mark may hold a part of what separates it from the answer.
-            behind = text.partition(form.closing)[2]
-            separator = form.separator.removeprefix(behind) if form.separator.startswith(behind) else form.separator
-            prompts.append(row + new + encode_marks(tokenizer, separator))
+@dataclass(frozen=True)
+class _Thinker:
+    """
+    A member that thinks.
+
+    Args:
+        handle (`ModelHandle`): the member.
+        member_index (`int`): its place among the members; the main model has 0.
+        form (`ThinkingFormat`): how it marks its thoughts.
+        budget (`int`): the most tokens of its thoughts.
+        how (`dict`): further arguments of its `generate()`.
+    """
+
+    handle: ModelHandle
+    member_index: int
+    form: ThinkingFormat
+    budget: int
+    how: Mapping[str, Any]
+
+    def think(self, rows: list[list[int]]) -> tuple[list[list[int]], list[Thought]]:
+        """The prompts with the member's thoughts behind them, closed, and the thoughts."""
+        tokenizer, form = self.handle.tokenizer, self.form
+        written = self._write(rows) if self.budget else [[] for _ in rows]
+        prompts, thoughts = [], []
+        for row, new in zip(rows, written, strict=True):
+            prompt, text = whole_text(tokenizer, row), whole_text(tokenizer, new)
+            own = thoughts_of(text, prompt, form) if self.budget else None
+            if own is None:  # it has answered at once, or may not think
+                end = "" if self.budget else closed_at_once(prompt, form)
+            elif form.closing in text:
+                # The token that ends the mark may hold a part of what separates it from the answer.
+                behind = text.partition(form.closing)[2]
+                end = form.separator.removeprefix(behind) if form.separator.startswith(behind) else form.separator
+            else:
+                end = form.ending
+            kept = [] if own is None else new
+            prompts.append(row + kept + encode_marks(tokenizer, end))
+            thoughts.append(Thought() if own is None else Thought(own, len(prompts[-1]) - len(row)))
+        return prompts, thoughts
+
+    def _write(self, rows: list[list[int]]) -> list[list[int]]:
+        """What the model writes alone behind each prompt, up to the end of its thoughts, without an end of sequence."""
+        model, tokenizer = self.handle.model, self.handle.tokenizer
+        inputs = pad_left(rows, tokenizer).to(self.handle.device)
+        length = inputs["input_ids"].shape[1]
+        if self.handle.max_length is not None and length >= self.handle.max_length:  # which is an error of its own
+            return [[] for _ in rows]
+        ends = model.generation_config.eos_token_id
+        ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
+        closing = encode_marks(tokenizer, self.form.closing)
+        how = {"return_dict_in_generate": False, "num_return_sequences": 1, "do_sample": False, **self.how}
+        if len(closing) == 1:
+            how["eos_token_id"] = [*ends, closing[0]]
         else:
-            prompts.append(row + new + encode_marks(tokenizer, form.cut + form.closing + form.separator))
-        thoughts.append(Thought() if own is None else Thought(own, len(prompts[-1]) - len(row)))
-    return prompts, thoughts
+            how |= {"stop_strings": [self.form.closing], "tokenizer": tokenizer}
+        if hasattr(model, "_adafuse_arguments"):
+            how["adafuse_config"] = False
+        filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
+        if (pace := _pace.get()) is not None:
+            how["stopping_criteria"] = [_Paced(pace)]
+        with nullcontext() if pace is None else _turns(pace, length, self.member_index) as room:
+            try:
+                made = model.generate(**inputs, max_new_tokens=self._most(length, room), pad_token_id=filler, **how)
+            except (RuntimeError, IndexError) as error:
+                raise ThinkingError(self.handle.name, f"{type(error).__name__}: {error}") from error
+        written = []
+        for row in made[:, length:].tolist():
+            stop = next((at for at, token in enumerate(row) if token in ends), len(row))
+            written.append(row[: _end_of(tokenizer, row[:stop], self.form.closing, closing)])
+        return written
 
-
-def _write(
-    member_index: int,
-    model: Any,
-    tokenizer: Any,
-    form: ThinkingFormat,
-    rows: list[list[int]],
-    budget: int,
-    sampling: Mapping[str, Any],
-) -> list[list[int]]:
-    """What a model writes alone behind each prompt, up to the end of its thoughts, without an end of sequence."""
-    inputs = pad_left(rows, tokenizer).to(device_of(model))
-    ends = model.generation_config.eos_token_id
-    ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
-    closing = encode_marks(tokenizer, form.closing)
-    how: dict[str, Any] = {"return_dict_in_generate": False, "num_return_sequences": 1, "do_sample": False, **sampling}
-    if len(closing) == 1:
-        how["eos_token_id"] = [*ends, closing[0]]
-    else:
-        how |= {"stop_strings": [form.closing], "tokenizer": tokenizer}
-    if hasattr(model, "_adafuse_arguments"):
-        how["adafuse_config"] = False
-    filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
-    if (pace := _pace.get()) is not None:
-        how["stopping_criteria"] = [_Paced(pace)]
-    length, longest = inputs["input_ids"].shape[1], max_length(base_model(model).config.get_text_config())
-    if longest is not None and length >= longest:  # which is an error of its own
-        return [[] for _ in rows]
-    with nullcontext() if pace is None else _turns(pace, length, member_index) as room:
-        # Behind the thoughts there is room for the marks, and in a context that ends for a token of the answer.
-        closers = len(encode_marks(tokenizer, form.cut + form.closing + form.separator))
-        rooms = [budget, *([] if room is None else [room - closers])]
-        rooms += [] if longest is None else [longest - length - closers - 1]
-        try:
-            made = model.generate(**inputs, max_new_tokens=max(min(rooms), 1), pad_token_id=filler, **how)
-        except (RuntimeError, IndexError) as error:
-            name = "the main model" if member_index == 0 else assistant_name(member_index - 1, model)
-            raise ThinkingError(name, f"{type(error).__name__}: {error}") from error
-    written = []
-    for row in made[:, length:].tolist():
-        stop = next((at for at, token in enumerate(row) if token in ends), len(row))
-        written.append(row[: _end_of(tokenizer, row[:stop], form.closing, closing)])
-    return written
+    def _most(self, length: int, room: int | None) -> int:
+        """The most tokens that the member may think behind prompts of this length. Behind its thoughts there is room
+        for the marks, and in a context that ends for a token of the answer. `room`: as of [`Pace`]."""
+        num_marks = len(encode_marks(self.handle.tokenizer, self.form.ending))
+        limits = [self.budget]
+        if room is not None:
+            limits.append(room - num_marks)
+        if self.handle.max_length is not None:
+            limits.append(self.handle.max_length - length - num_marks - 1)
+        return max(min(limits), 1)
 
 
 def _end_of(tokenizer: Any, ids: list[int], mark: str, mark_ids: list[int]) -> int:

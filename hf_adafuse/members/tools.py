@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from transformers.utils import get_json_schema
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _DEFINITIONS = ("$defs", "definitions")
+_SPACE = re.compile(r"\s*")
 _DECODER = json.JSONDecoder(strict=False)  # the grammar lets control characters into some strings
 
 
@@ -192,9 +194,8 @@ class Offer:
     def _call_at(self, text: str, start: int) -> tuple[ToolCall, int] | None:
         """The call that begins at a character of a text, behind whitespace, and where it ends; `None` where there is
         none."""
-        start += len(text[start:]) - len(text[start:].lstrip())
         try:
-            found, end = _DECODER.raw_decode(text, start)
+            found, end = _DECODER.raw_decode(text, _SPACE.match(text, start).end())  # type: ignore[union-attr]
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.get("name") not in [tool["function"]["name"] for tool in self.tools]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.waiting import until
 
 from hf_adafuse.decoding.requests import ForwardRequest, ParallelMembers, merge_requests, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
@@ -226,13 +226,6 @@ class Elsewhere(FakeMember):
             return [node for nodes, _ in needs.values() for node in nodes]
 
         return Pass(work, lambda result: result())
-
-
-def until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it would wait for ever"
-        time.sleep(0.001)
 
 
 def num_passes(log, name):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 
 import pytest
+import support.thinkers
 import torch
 from peft import LoraConfig, get_peft_model
 from support.thinkers import A_SEEN, ANSWERS, CHAT, OPENED, PLAIN, QWEN, A, member, pair, words_tokenizer
-from support.tiny import TOKENIZERS, tiny_model
+from support.tiny import tiny_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor
 from hf_adafuse.members import thoughts
+from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.members.thinking import closed_at_once, thinking_format, thoughts_of
 from hf_adafuse.members.thoughts import thinking_inputs
 
@@ -88,14 +90,7 @@ def test_several_texts_of_a_chat_have_its_thoughts():
 
 
 def endless():
-    """Random members whose thoughts never close."""
-    template = "{{ bos_token or '' }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"
-    members = []
-    for architecture, name, seed in (("llama", "byte_level", 0), ("qwen3", "sentencepiece", 1)):
-        tokenizer = copy.deepcopy(TOKENIZERS[name]())
-        tokenizer.chat_template = template
-        members.append((tiny_model(architecture, name, seed), tokenizer))
-    return members
+    return support.thinkers.endless("{{ bos_token or '' }}")
 
 
 def thoughts_in(ensemble, **call):
@@ -250,10 +245,11 @@ def test_a_mark_of_several_tokens_in_a_batch():
     assert written[-1].endswith("\u010a\u010a") and len(written[-1]) > 2, written
     model = copy.copy(tiny_model())
     model.__class__ = Scripted
+    handle = ModelHandle("the main model", model, tokenizer)
     chats = [[{"role": "user", "content": text}] for text in ("ab", "ab" * 40)]
-    batch, thoughts = thinking_inputs(chats, [(model, tokenizer)])
+    batch, thoughts = thinking_inputs(chats, [handle])
     for row, chat in enumerate(chats):
-        (alone, own) = thinking_inputs([chat], [(model, tokenizer)])
+        (alone, own) = thinking_inputs([chat], [handle])
         kept = batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist()
         assert kept == alone["input_ids"][0].tolist() and thoughts[row] == own[0]
         text = tokenizer.decode(kept)
@@ -283,7 +279,7 @@ def test_a_member_that_fails_while_it_thinks_harms_no_other_prompt():
 
 def test_max_time_is_that_of_thoughts_too(monkeypatch):
     told = []
-    monkeypatch.setattr(thoughts, "_write", lambda *args: told.append(args[-1]) or [[] for _ in args[4]])
+    monkeypatch.setattr(thoughts._Thinker, "_write", lambda self, rows: told.append(self.how) or [[] for _ in rows])
     AdaFuseEnsemble(endless()).texts("was a cat", chat=True, max_time=60.0, max_new_tokens=2)
     assert [0 < how["max_time"] <= 60 for how in told] == [True, True] and told[0]["max_time"] >= told[1]["max_time"]
     AdaFuseEnsemble(endless()).texts("was a cat", chat=True, max_new_tokens=2)

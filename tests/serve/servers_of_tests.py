@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from dataclasses import replace
 
 import openai
@@ -102,10 +101,3 @@ class Passes:
     def allow(self, number=1):
         for _ in range(number):
             self.allowed.release()
-
-
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)

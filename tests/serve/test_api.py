@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from servers_of_tests import MODEL, Passes, alone, client_of, running, service_of, until
+from servers_of_tests import MODEL, Passes, alone, client_of, running, service_of
 from support.chats import CONFIG, LONGER, QUESTION, members
+from support.waiting import until
 
 from hf_adafuse.call.answering import cut_at
 from hf_adafuse.serve.engine import Engine

@@ -7,7 +7,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import httpx
 import pytest
-from servers_of_tests import MODEL, Passes, running, service_of, until
+from servers_of_tests import MODEL, Passes, running, service_of
+from support.waiting import until
 
 from hf_adafuse.serve.calls import Call
 from hf_adafuse.serve.fairness import FairPool, FairQueue

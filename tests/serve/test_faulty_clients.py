@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from servers_of_tests import MODEL, behind_a_server, running, until
+from servers_of_tests import MODEL, behind_a_server, running
+from support.waiting import until
 
 from hf_adafuse.call.running_batch import RunningBatch
 

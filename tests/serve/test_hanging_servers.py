@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from servers_of_tests import MODEL, alone, running, service_of, until
+from servers_of_tests import MODEL, alone, running, service_of
 from support.chats import members
 from support.stand_in import StandIn
 from support.stand_in import serving as standing
+from support.waiting import until
 
 from hf_adafuse import ServedModel
 from hf_adafuse.serve.engine import Engine

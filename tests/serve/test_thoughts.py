@@ -10,25 +10,16 @@ import httpx
 import openai
 import pytest
 import torch
-from servers_of_tests import MODEL, alone, running, service_of, until
-from support.chats import QUESTION, templated
-from support.thinkers import CHAT, pair
-from support.tiny import tiny_model
+from servers_of_tests import MODEL, alone, running, service_of
+from support.chats import QUESTION
+from support.thinkers import CHAT, endless, pair
+from support.waiting import until
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble
 from hf_adafuse.serve.calls import Seeded
 from hf_adafuse.serve.engine import Engine
 
-# Its thoughts are never closed, so that they are as long as they may be.
-ENDLESS = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"
 LONG = {"model": MODEL, "messages": QUESTION, "max_tokens": 4, "adafuse": {"max_thinking_tokens": 400}}
-
-
-def endless():
-    return [
-        (tiny_model("llama", "byte_level", 0), templated("byte_level", ENDLESS)),
-        (tiny_model("qwen3", "sentencepiece", 1), templated("sentencepiece", ENDLESS)),
-    ]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

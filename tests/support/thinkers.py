@@ -7,7 +7,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from support.chats import templated
 from support.releases import with_cache
+from support.tiny import tiny_model
 from support.toys import Toy, ToyConfig
 
 WORDS = ["ask", "bot", "blue", "red", "dim", "sky", "rose", "gray", "far"]
@@ -82,3 +84,11 @@ CHAT = [{"role": "user", "content": "ask"}]
 
 def pair(first=QWEN, second=QWEN):
     return [member(first, A, A_SEEN), member(second, B, B_SEEN)]
+
+
+def endless(beginning=""):
+    """Random members whose thoughts never close, so that they are as long as they may be. `beginning`: of the
+    template."""
+    template = beginning + "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>{# </think> #}"
+    kinds = (("llama", "byte_level", 0), ("qwen3", "sentencepiece", 1))
+    return [(tiny_model(*kind), templated(kind[1], template)) for kind in kinds]

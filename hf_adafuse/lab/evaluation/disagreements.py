@@ -46,8 +46,9 @@ class Comparison:
     @property
     def scale(self) -> float:
         """The factor of shown scores: 100 for scores from 0 to 1, which are shown in points, and 1 for any others."""
-        is_share = all(0 <= score <= 1 for scores in self.scores for score in scores)
-        return 100.0 if is_share and self.a.metric not in ("chrf", "bleu") else 1.0
+        is_of_translations = any(name in self.a.metric for name in ("chrf", "bleu"))  # sentence_chrf and spbleu, too
+        are_shares = all(0 <= score <= 1 for scores in self.scores for score in scores)
+        return 100.0 if are_shares and not is_of_translations else 1.0
 
     @property
     def paired(self) -> Paired:
