@@ -30,6 +30,7 @@ from .decoding.strategies.registry import make_strategy
 from .ensemble import AdaFuseEnsemble, check_members, names_of
 from .members.structured import read_structured
 from .members.templates import PromptTemplate
+from .members.thoughts import check_thinking
 from .trees.shared_prefix import KeptPrefixes, prefix_caching
 
 # What is added after the text, with its types; and what all of them are of an answer.
@@ -73,6 +74,8 @@ class AdaFusePredictor:
             `"Question: {question}\\nAnswer:"`.
         chat (`bool`, *optional*, defaults to `False`): whether a prompt is a user's message, in each member's own chat
             template.
+        thinking (`str`, *optional*), max_thinking_tokens (`int`, *optional*): for chats, which members think before an
+            answer, and how much, as of [`~AdaFuseEnsemble.generate`].
         output_column (`str`, *optional*, defaults to `"text"`): the column that gets the texts.
         max_new_tokens (`int`, *optional*, defaults to 128): the most tokens of an answer, in the main model's tokens.
         stop (`str` or `list[str]`, *optional*): texts to stop after.
@@ -99,6 +102,8 @@ class AdaFusePredictor:
         prompt_column: str = "prompt",
         template: str | None = None,
         chat: bool = False,
+        thinking: str | None = None,
+        max_thinking_tokens: int | None = None,
         output_column: str = "text",
         max_new_tokens: int = 128,
         stop: str | Sequence[str] | None = None,
@@ -128,7 +133,14 @@ class AdaFusePredictor:
                 f"`output_column` must be a new column, but is {output_column!r}. Choose a name that is not taken."
             )
         read_structured(structured)
-        self._call: dict[str, Any] = {"chat": chat, "max_new_tokens": max_new_tokens, "stop_strings": _stops(stop)}
+        check_thinking(thinking, max_thinking_tokens, chat)
+        thoughts = {"thinking": thinking, "max_thinking_tokens": max_thinking_tokens}
+        self._call: dict[str, Any] = {
+            "chat": chat,
+            **thoughts,
+            "max_new_tokens": max_new_tokens,
+            "stop_strings": _stops(stop),
+        }
         self._call |= {"structured": structured, "do_sample": False}
         self._seed = seed
         self._batch_size = batch_size

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers import BatchEncoding
 
 from .call.arguments import member_handles, resolve_handles
@@ -24,6 +25,7 @@ from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
 from .members.model_handle import ModelHandle
 from .members.prompt_inputs import padding_id, text_inputs
+from .members.thinking import thinking_format
 from .members.thoughts import ThinkingError, check_thinking, thinking_inputs
 from .members.tools import Offer, with_tools
 from .rounds.round_lists import AdaFuseRoundsBatch
@@ -122,14 +124,8 @@ class AdaFuseEnsemble:
             ValueError: prompts or settings cannot be used.
             AdaFuseDecodingError: a member failed.
         """
-        check_thinking(thinking, max_thinking_tokens)
-        given = {
-            "thinking": thinking,
-            "max_thinking_tokens": max_thinking_tokens,
-            "template_kwargs": template_kwargs,
-            "tools": tools,
-            "tool_choice": tool_choice,
-        }
+        check_thinking(thinking, max_thinking_tokens, chat)
+        given = {"template_kwargs": template_kwargs, "tools": tools, "tool_choice": tool_choice}
         for name, value in given.items():
             if not chat and value is not None:
                 raise ValueError(
@@ -153,6 +149,8 @@ class AdaFuseEnsemble:
                 kwargs["structured"] = offer.structured
         # Earlier calls and their results are texts for all members, whether tools are offered again or not.
         chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
+        if thinking != "off" and any(map(thinking_format, tokenizers)):
+            self._check_settings(chats, members, kwargs, variables)
         sampling, max_time = self._sampling_of(kwargs), self._setting_of(kwargs, "max_time")
         end = math.inf if max_time is None else time.monotonic() + max_time
         try:
@@ -313,6 +311,16 @@ class AdaFuseEnsemble:
     def handles(self) -> list[ModelHandle]:
         """The members as a call holds them: checked, each with its name, vocabulary and device."""
         return resolve_handles(self.model, self.model._adafuse_bound)
+
+    def _check_settings(
+        self, chats: Sequence[Any], members: Sequence[ModelHandle], kwargs: Mapping[str, Any], variables: Any
+    ) -> None:
+        """Raises what a call that cannot be made raises, before members think. Nothing is run."""
+        if self.model._adafuse_arguments(kwargs, kwargs.get("generation_config")) is None:
+            return
+        made = self._placed(thinking_inputs(chats, members, "off", **variables)[0])
+        with planning(), torch.random.fork_rng(devices=()):
+            self.model.generate(**{**made, **kwargs, "streamer": None})  # a streamer would be told the prompt
 
     def _members_of(self, kwargs: Mapping[str, Any]) -> list[ModelHandle]:
         """The members that a call of `generate()` is made with: it may name others."""

@@ -222,6 +222,9 @@ BAD_ARGUMENTS = [
     ({"stop": ""}, "`stop` must be a text or a list of texts, none empty, but is ''. "),
     ({"stop": [3]}, "`stop` must be a text or a list of texts, none empty, but is [3]. "),
     ({"structured": {"xml": ""}}, "`structured` must be a dict with one of "),
+    ({"thinking": "off"}, "`thinking` must be left out without `chat`, but is 'off'. "),
+    ({"max_thinking_tokens": 5}, "`max_thinking_tokens` must be left out without `chat`, but is 5. "),
+    ({"chat": True, "thinking": "no"}, '`thinking` must be "apart", "main" or "off", but is \'no\'. '),
     ({"on_error": "skip"}, '`on_error` must be "record" or "raise", but is \'skip\'. '),
 ]
 

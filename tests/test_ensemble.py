@@ -97,5 +97,5 @@ def test_texts_of_an_ensemble_that_is_turned_off_are_refused(ensemble):
 
 def test_options_for_loading_are_refused_where_nothing_is_loaded():
     for make in (AdaFuseEnsemble, hf_adafuse.AdaFusePredictor):
-        with pytest.raises(ValueError, match="`thinking` must be left out where all members are loaded"):
-            make(demo.load_pair(), thinking="off")
+        with pytest.raises(ValueError, match="`shards` must be left out where all members are loaded"):
+            make(demo.load_pair(), shards=2)

@@ -121,6 +121,7 @@ class Conversation:
         return True
 
     def _answer(self, message: str) -> None:
+        from ..call.answering import cut_at
         from .generate import answer
         from .streaming import TextWriter
 
@@ -138,7 +139,7 @@ class Conversation:
             raise
         finally:
             writer.close()
-        self.messages.append({"role": "assistant", "content": text.strip()})
+        self.messages.append({"role": "assistant", "content": cut_at(text, self._args.stop).strip()})
         if not text:
             _say("(an empty answer)\n")
 

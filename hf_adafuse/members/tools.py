@@ -196,12 +196,14 @@ class Offer:
         none."""
         try:
             found, end = _DECODER.raw_decode(text, _SPACE.match(text, start).end())  # type: ignore[union-attr]
+            if not isinstance(found, dict):
+                return None
+            arguments = found.get("arguments", found.get("parameters", {}))
+            written = json.dumps(arguments, allow_nan=False)  # Python reads NaN, which is no JSON
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, dict) or found.get("name") not in [tool["function"]["name"] for tool in self.tools]:
-            return None
-        arguments = found.get("arguments", found.get("parameters", {}))
-        return (ToolCall(found["name"], json.dumps(arguments)), end) if isinstance(arguments, dict) else None
+        is_known = found.get("name") in [tool["function"]["name"] for tool in self.tools]
+        return (ToolCall(found["name"], written), end) if is_known and isinstance(arguments, dict) else None
 
 
 def with_tools(

@@ -94,6 +94,19 @@ def test_a_turn_reads_what_is_new(pair, monkeypatch, capsys):
         assert read[1][k] <= whole[k] - num_tokens
 
 
+def test_a_stop_text_is_no_part_of_the_conversation(pair, monkeypatch, capsys):
+    from hf_adafuse.cli import chat
+
+    (whole,), _ = conversation(pair, SAID[:1])
+    stop = whole.strip()[3:6]
+    said = []
+    take = chat.Conversation.take
+    monkeypatch.setattr(chat.Conversation, "take", lambda self, line: said.append(self) or take(self, line))
+    assert talk(pair, SAID[:1], monkeypatch, "--stop", stop) == 0
+    assert said[0].messages[1]["content"] == whole.strip()[:3].strip()
+    assert stop in capsys.readouterr().out
+
+
 def test_commands(pair, monkeypatch, capsys):
     (first, second), _ = conversation(pair, SAID)
     alone = conversation(pair, SAID[1:])[0][0]

@@ -257,6 +257,13 @@ def test_a_mark_of_several_tokens_in_a_batch():
     assert [of_row[0].text for of_row in thoughts] == ["one.", "one two three four five six."]
 
 
+def test_predictors_think_as_ensembles_do():
+    """By hand, as above: "sky" behind thoughts, "gray" without them."""
+    for given, text in (({}, " sky"), ({"thinking": "off"}, " gray"), ({"max_thinking_tokens": 0}, " gray")):
+        predictor = AdaFusePredictor(pair(), chat=True, max_new_tokens=4, **given)
+        assert predictor({"prompt": ["ask"]})["text"] == [text], given
+
+
 def test_a_member_that_fails_while_it_thinks_harms_no_other_prompt():
     (main, tokenizer), other = endless()
     model = copy.copy(main)
@@ -302,3 +309,42 @@ def test_a_temperature_of_zero_draws_nothing():
     settings = {"adafuse_config": {"preset": "robust", "do_sample": True}}
     ensemble = AdaFuseEnsemble(endless())
     assert thoughts_in(ensemble, temperature=0.0, **settings) == thoughts_in(ensemble)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1.0, "do_sample": True}, "temperature"),
+        ({"adafuse_config": {"num_branches": 0}}, "num_branches"),
+        ({"structured": {"regex": "("}}, "structured"),
+        ({"no_such_argument": 1}, "no_such_argument"),
+    ],
+)
+def test_settings_are_checked_before_members_think(given, message, monkeypatch):
+    monkeypatch.setattr(thoughts._Thinker, "think", lambda *_: pytest.fail("a member has thought"))
+    with pytest.raises(ValueError, match=message):
+        AdaFuseEnsemble(pair()).rounds("ask", chat=True, **{"max_new_tokens": 2, **given})
+
+
+def test_the_check_of_settings_leaves_no_trace():
+    """A streamer is told the prompt once, and what is drawn follows from the seed as in a call by hand."""
+    ensemble, told = AdaFuseEnsemble(endless()), []
+
+    class Streamer:
+        def put(self, value):
+            told.append(value.tolist())
+
+        def end(self):
+            told.append("end")
+
+    torch.manual_seed(3)
+    rounds = ensemble.rounds(
+        "was a cat", chat=True, max_thinking_tokens=5, max_new_tokens=4, do_sample=True, streamer=Streamer()
+    )[0]
+    torch.manual_seed(3)
+    sampling = {"do_sample": True}
+    inputs, thought = thinking_inputs([[{"role": "user", "content": "was a cat"}]], ensemble.handles, None, 5, sampling)
+    by_hand = ensemble.output(inputs, max_new_tokens=4, do_sample=True).rounds[0]
+    assert (rounds.text, rounds.thoughts) == (by_hand.text, [one.text for one in thought[0]])
+    assert told[0] == inputs["input_ids"].tolist() and told.count("end") == 1

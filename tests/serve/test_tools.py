@@ -47,6 +47,7 @@ def client():
         (LIMA + '<tool_call>{"name"', LIMA + '<tool_call>{"name"', []),
         ('<tool_call>{"name": "clock", "arguments": 3}', '<tool_call>{"name": "clock", "arguments": 3}', []),
         ("[1]", "[1]", []),
+        *((bad, bad, []) for bad in (LIMA.replace('"Lima"', value) for value in ("NaN", "-Infinity", "1e999"))),
         ("", "", []),
     ],
 )

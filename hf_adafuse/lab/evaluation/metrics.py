@@ -43,9 +43,10 @@ def marked_number(text: str, answers: Sequence[str]) -> float:
 
 
 def contains(text: str, answers: Sequence[str]) -> float:
-    """1 where the words of an answer stand in the text, ignoring case, punctuation and articles, else 0."""
-    given = f" {_normalized(text)} "
-    return float(any(f" {_normalized(answer)} " in given for answer in answers if _normalized(answer)))
+    """1 where the words of an answer stand in the text, ignoring case, punctuation and articles, else 0. An answer that
+    is an article, like the option A, must stand there as it is written."""
+    found = _pairs(text, answers, (_normalized, lambda one: _words(one.translate(_PUNCTUATION))))
+    return float(any(answer and f" {answer} " in f" {given} " for given, answer in found))
 
 
 def chrf(text: str, answers: Sequence[str]) -> float:
@@ -81,9 +82,13 @@ def _words(text: str) -> str:
     return " ".join(text.split())
 
 
-def _pairs(text: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The text and each answer, normalized as far as something is left of the answer."""
-    ways = (_normalized, lambda one: _words(one.lower().translate(_PUNCTUATION)), lambda one: _words(one.lower()))
+_WAYS = (_normalized, lambda one: _words(one.lower().translate(_PUNCTUATION)), lambda one: _words(one.lower()))
+
+
+def _pairs(
+    text: str, answers: Sequence[str], ways: Sequence[Callable[[str], str]] = _WAYS
+) -> Iterator[tuple[str, str]]:
+    """The text and each answer, normalized in the first of the ways that leaves something of the answer."""
     for answer in answers:
         way = next((way for way in ways if way(answer)), ways[-1])
         yield way(text), way(answer)

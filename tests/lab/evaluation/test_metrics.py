@@ -23,6 +23,9 @@ from hf_adafuse.lab.evaluation.metrics import METRICS
         ("contains", "It was Paris, France", ["paris"], 1),
         ("contains", "Parisian", ["paris"], 0),
         ("contains", "anything", [""], 0),
+        ("contains", "The answer is A.", ["A"], 1),  # an option, which is no article
+        ("contains", "It is a dog.", ["A"], 0),
+        ("contains", "It is (B).", ["b"], 1),
         ("last_number", "3 + 4 = 7.0 dollars", ["#### 7"], 1),
         ("last_number", "about 1,000 or 1,234.50.", ["1234.5"], 1),
         ("last_number", "-3", ["3"], 0),
