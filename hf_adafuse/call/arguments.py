@@ -142,12 +142,19 @@ class EnsembleSpec:
         """Raises `ValueError` where a calibration was fitted to these members in another order."""
         calibration = self.config.method_options.get("calibration")
         fitted = calibration.get("members") if isinstance(calibration, Mapping) else None
-        names = [PurePath(str(getattr(one.model, "name_or_path", ""))).name for one in self.handles]
+        names = distinct_names([str(getattr(one.model, "name_or_path", "")) for one in self.handles])
         if isinstance(fitted, list) and fitted != names and sorted(fitted) == sorted(names):
             raise ValueError(
                 f"The members must come in the order {fitted} in which the calibration was fitted, but come as {names}."
                 " Make the first of these the main model, or fit again."
             )
+
+
+def distinct_names(paths: Sequence[str]) -> list[str]:
+    """The last part of each member's name or folder; as many parts of all as tell different ones apart."""
+    parts = [PurePath(path).parts for path in paths]
+    tails = [["/".join(one[-size:]) for one in parts] for size in range(1, max(map(len, parts), default=0) + 1)]
+    return next((names for names in tails if len(set(names)) == len(set(paths))), list(paths))
 
 
 def ensemble_arguments(

@@ -38,8 +38,22 @@ class Question:
 
 
 def answers_of(value: Any) -> list[str]:
-    """The accepted answers of a question, which gives one answer or a list of them."""
-    return [str(answer) for answer in value] if isinstance(value, (list, tuple)) else [str(value)]
+    """
+    The accepted answers of a question, which gives one answer or a list of them. `72.0` is the answer 72: tables write
+    whole numbers so where some are missing.
+
+    Raises:
+        ValueError: an answer is neither a text nor a number.
+    """
+    return [_answer(one) for one in value] if isinstance(value, (list, tuple)) else [_answer(value)]
+
+
+def _answer(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, (str, int, float)) or value != value:
+        raise ValueError(f"An answer must be a text or a number, but is {value!r}. Write it as a text.")
+    return str(value)
 
 
 class Template(PromptTemplate):

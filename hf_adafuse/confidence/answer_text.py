@@ -11,8 +11,9 @@ from decimal import Decimal
 
 # The minus sign and the dash that stand for a hyphen before a number.
 _SIGNS = str.maketrans("\u2212\u2013", "--")
-# The punctuation before a word; a number keeps its sign and its point.
-_BEFORE = re.compile(r"\W*?(?=[-+]?\.?\d|\w)")
+# A number with its sign and its point, as a word may begin with it.
+_SIGNED = re.compile(r"[-+]?\.?\d")
+_BACKTICKS = "`\u00b4"  # punctuation that Unicode counts among symbols
 # A sign of a currency before a number, also behind its sign: "-$5" is -5.
 _CURRENCY = re.compile(r"(?<!\w)[$€£¥](?=\.?\d)")
 # A hyphen behind a letter or a digit is no sign: "pages 5-10" ends with 10.
@@ -21,8 +22,8 @@ _NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 def normalized_answer(text: str) -> str:
     """The words of a text with one space between them, without case and without punctuation around words."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(filter(None, map(_bare, _with_plain_numbers(folded).split())))
+    folded = _with_plain_numbers(unicodedata.normalize("NFKC", text).casefold()).split()
+    return " ".join(filter(None, map(_bare, folded)))
 
 
 def numbers_in(text: str) -> list[Decimal]:
@@ -44,9 +45,17 @@ def word_f1(words: Sequence[str], other_words: Sequence[str]) -> float:
 
 
 def _bare(word: str) -> str:
-    """A word without the punctuation around it."""
-    before = _BEFORE.match(word)
-    return re.sub(r"\W+$", "", word[before.end() :] if before else word)
+    """A word without the punctuation around it. Marks, like vowel signs, and symbols, as in C++, are no punctuation."""
+    start, end = 0, len(word)
+    while start < end and _is_punctuation(word[start]) and not _SIGNED.match(word, start):
+        start += 1
+    while end > start and _is_punctuation(word[end - 1]):
+        end -= 1
+    return word[start:end]
+
+
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character).startswith("P") or character in _BACKTICKS
 
 
 def _with_plain_numbers(text: str) -> str:

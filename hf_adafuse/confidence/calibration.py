@@ -34,6 +34,8 @@ FEATURE_PENALTY, PLACE_PENALTY, PRODUCT_PENALTY, _INTERCEPT_PENALTY = 10.0, 3.0,
 _MOST_DEVIATIONS = 5.0
 # A fit of fewer questions is noted as one that says little.
 FEW_QUESTIONS = 30
+# Squares of larger features would overflow.
+_TOO_LARGE = 1e100
 _VERSION = 1
 
 
@@ -104,8 +106,9 @@ class Calibration:
         labels = _labels(is_right, values.shape[:2])
         num_questions, num_candidates, num_features = values.shape
         means = values.mean(1)
-        centres, prompt_spreads = means.mean(0), _spread(means)
-        own_spreads = _spread((values - means[:, None]).reshape(-1, num_features))
+        sizes = np.abs(values).max((0, 1))
+        centres, prompt_spreads = means.mean(0), _spread(means, sizes)
+        own_spreads = _spread((values - means[:, None]).reshape(-1, num_features), sizes)
         blank = cls(
             num_candidates,
             num_features,
@@ -177,19 +180,21 @@ class Calibration:
         try:
             if values["version"] != _VERSION:
                 raise ValueError(f"version {values['version']!r}")
-            num_candidates, num_features = int(values["num_candidates"]), int(values["num_features"])
+            num_candidates, num_features = (_count(values, name) for name in ("num_candidates", "num_features"))
             made = cls(
                 num_candidates=num_candidates,
                 num_features=num_features,
                 **{name: _row(values, name, num_features) for name in _PER_FEATURE},
-                intercept=float(values["intercept"]),
+                intercept=_checked("intercept", [values["intercept"]], 1)[0],
                 places=_row(values, "places", num_candidates),
                 products=tuple(_checked("products", row, num_features) for row in values["products"]),
                 note=values.get("note"),
             )
             if len(made.products) != num_candidates:
                 raise ValueError(f"{len(made.products)} rows of products")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if min(made.own_spreads + made.prompt_spreads) <= 0:
+                raise ValueError("spreads must be positive")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(
                 "`calibration` must be what `Calibration.to_dict()` gave, but is not: "
                 f"{type(error).__name__}: {error}. Fit it again."
@@ -252,11 +257,12 @@ def _features(features: Any) -> Any:
             "`features` must have the shape (questions, candidates, features), each at least 1, but have "
             f"{values.shape}. Give every candidate of every question the same features."
         )
-    if not np.isfinite(values).all():
-        at = tuple(int(index) for index in np.argwhere(~np.isfinite(values))[0])
+    usable = np.abs(values) < _TOO_LARGE
+    if not usable.all():  # NaN is not usable either
+        at = tuple(int(index) for index in np.argwhere(~usable)[0])
         raise ValueError(
-            f"`features` must be finite numbers, but features{list(at)} is {values[at]}. Replace what is not known by "
-            "the mean of the others."
+            f"`features` must be finite numbers below {_TOO_LARGE:g}, but features{list(at)} is {values[at]}. Replace "
+            "what is not known by the mean of the others."
         )
     return values
 
@@ -288,6 +294,8 @@ def _labels(is_right: Any, shape: tuple[int, ...]) -> Any:
 
 def _array(name: str, values: Any) -> Any:
     try:
+        if hasattr(values, "detach"):  # numpy has no bfloat16, and takes no tensor on a GPU or with a gradient
+            values = values.detach().to("cpu").double()
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
@@ -295,10 +303,11 @@ def _array(name: str, values: Any) -> Any:
         ) from None
 
 
-def _spread(values: Any) -> Any:
-    """The standard deviation of each column; 1 where it has none, so that it can be divided by."""
+def _spread(values: Any, sizes: Any) -> Any:
+    """The standard deviation of each column; 1 where it has none but for the rounding of numbers of these sizes, so
+    that it can be divided by."""
     found = values.std(0)
-    return np.where(found > 1e-9 * (1 + np.abs(values).max(0)), found, 1.0)
+    return np.where(found > 1e-9 * sizes, found, 1.0)
 
 
 def _clipped(values: Any) -> Any:
@@ -313,8 +322,15 @@ def _row(values: Mapping[str, Any], name: str, length: int) -> tuple[float, ...]
     return _checked(name, values[name], length)
 
 
+def _count(values: Mapping[str, Any], name: str) -> int:
+    found = values[name]
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1")
+    return found
+
+
 def _checked(name: str, row: Sequence[Any], length: int) -> tuple[float, ...]:
-    found = _numbers(row)
+    found = () if isinstance(row, str) else _numbers(row)
     if len(found) != length or not np.isfinite(found).all():
         raise ValueError(f"{name} must be {length} finite numbers")
     return found

@@ -23,6 +23,7 @@ from support.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+from hf_adafuse.call.arguments import distinct_names
 
 pytestmark = pytest.mark.fast
 
@@ -164,3 +165,17 @@ def test_other_types_are_not_bound(name):
     }
     with pytest.raises(ValueError, match=f"^`{name}` must be "):
         enable_adafuse(own(), **given | {name: 3})
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["org/llama", "/models/gpt"], ["llama", "gpt"]),
+        (["/a/final", "/b/final"], ["a/final", "b/final"]),
+        (["x/a/final", "x/b/final", "y/b/last"], ["a/final", "b/final", "b/last"]),
+        (["/a/final", "/a/final"], ["final", "final"]),
+        (["", "a"], ["", "a"]),
+    ],
+)
+def test_names_that_tell_members_apart(paths, names):
+    assert distinct_names(paths) == names

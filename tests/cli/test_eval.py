@@ -143,6 +143,40 @@ def test_perplexities_have_standard_errors(evaluate, tmp_path):
     assert lines[3][-2:] == [f"{error:.4f}", "3"] and float(lines[0][-2]) > 0
 
 
+LAST_WORDS = """\
+output_type: loglikelihood
+doc_to_text: "{{question}}"
+doc_to_target: " tree"
+metric_list:
+  - metric: perplexity
+    aggregation: perplexity
+    higher_is_better: false
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+"""
+
+
+def test_perplexities_of_last_words(evaluate, tmp_path):
+    """A perplexity is no mean over questions: nothing is said of differences. What an ensemble writes, is not asked."""
+    rows = [{"question": text} for text in ("Once upon a", "She is there in the", "There was a big")]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    beginning = CHOICE.partition("output_type")[0].format(data=tmp_path / "rows.jsonl", cache=tmp_path / "cache")
+    (folder / "trees.yaml").write_text(beginning + LAST_WORDS, encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, out, err = evaluate("--members-alone", "--include-path", str(folder), tasks="trees")
+    assert code == 0 and err.count("`acc` of trees counts what every member would write by itself") == 1
+    perplexities, accuracies = [
+        [line for line in out.splitlines() if name in line.split()[1:2]] for name in ("perplexity", "acc")
+    ]
+    assert len(perplexities) == len(accuracies) == 3
+    assert all(line.split()[-1] == "3" for line in perplexities)  # the number of questions, and no difference
+    assert sum(line.split()[-1] != "3" for line in accuracies) == 2
+
+
 def test_started_again_it_goes_on(evaluate, monkeypatch):
     assert evaluate("--limit", "2")[0] == 0
     first = lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")
@@ -260,7 +294,9 @@ def test_the_settings_of_rules():
 def test_settings_for_all_leave_a_rule_what_it_sets():
     parser = argparse.ArgumentParser()
     eval_command.add_arguments(parser)
-    assert "methods other than AdaFuse are scored by its span rule" in " ".join(parser.format_help().split())
+    assert "methods other than AdaFuse and words are scored by AdaFuse's span rule" in " ".join(
+        parser.format_help().split()
+    )
     flags = ["--model", "a", "--assistant", "b", "--weights", "1,2", "--max-word-tokens", "5"]
     args = parser.parse_args(["--tasks", "nq", *flags])
     configs = eval_command._configs(["robust", "word 3:1", "word", "unite"], args)

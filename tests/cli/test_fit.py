@@ -174,6 +174,22 @@ def test_members_in_another_order_are_refused(again, monkeypatch):
         AdaFuseEnsemble(pair()[::-1], again.file)
 
 
+def test_equal_questions_count_once(again):
+    """The figures are those of the questions, and not of their copies."""
+    once = again(command="headroom").out
+    write_lines(again.folder / "dev.jsonl", [*ASKED, *ASKED, ASKED[0]])
+    done = again(command="headroom")
+    assert done.code == 0 and done.out == once
+    assert "9 questions have the prompt of an earlier one, which counts once: not asked" in done.err
+
+
+@pytest.mark.parametrize("answer", [[None, "Lima"], [None], {"text": ["Lima"]}, [["Lima"]]], ids=str)
+def test_answers_that_are_none_are_refused(answer, again):
+    write_lines(again.folder / "dev.jsonl", [*ASKED, {"question": "Who?", "answer": answer}])
+    err = again().err
+    assert "line 9 of dev.jsonl: An answer must be a text or a number, but is" in err
+
+
 def test_the_calibration_is_kept_also_where_it_is_not_used(again, monkeypatch):
     choosing(0, monkeypatch)
     assert again().code == 0

@@ -185,7 +185,11 @@ def test_tensors_and_lists_are_taken():
         (np.zeros((0, 2, 1)), np.zeros((0, 2)), r"each at least 1, but have \(0, 2, 1\)"),
         (np.zeros((4, 2, 1)), np.zeros((4, 3)), r"`is_right` must have the shape \(4, 2\) .* but has \(4, 3\)"),
         (np.zeros((4, 2, 1)), np.full((4, 2), 0.5), r"`is_right` must be 0 or 1, but holds 0.5"),
-        (np.full((4, 2, 1), math.inf), np.zeros((4, 2)), r"finite numbers, but features\[0, 0, 0\] is inf"),
+        (
+            np.full((4, 2, 1), math.inf),
+            np.zeros((4, 2)),
+            r"numbers below 1e\+100, but features\[0, 0, 0\] is inf",
+        ),
         ([[[1.0], [2.0, 3.0]]], [[0, 1]], r"`features` must be an array of numbers"),
         ([[["a"], ["b"]]], [[0, 1]], r"`features` must be an array of numbers"),
     ],
@@ -209,6 +213,12 @@ def test_other_features_than_those_of_the_fit_are_refused():
         lambda values: values.update(places=[0.0]),
         lambda values: values.update(products=[[0.0, 0.0]]),
         lambda values: values.update(intercept=None),
+        lambda values: values.update(intercept=math.nan),
+        lambda values: values.update(num_candidates=2.7),
+        lambda values: values.update(num_candidates=10**400),
+        lambda values: values["own_spreads"].__setitem__(0, 0.0),
+        lambda values: values["prompt_spreads"].__setitem__(1, -1.0),
+        lambda values: values.update(centres="12"),
         lambda values: values["prompt"].__setitem__(0, math.nan),
     ],
 )
@@ -222,3 +232,27 @@ def test_what_is_no_calibration_is_refused(change):
 def test_no_mapping_is_refused():
     with pytest.raises(ValueError, match="must be what"):
         Calibration.from_dict([1, 2])
+
+
+def test_features_of_any_size_are_told_apart():
+    features, is_right = questions(np.random.default_rng(16), 60)
+    expected = Calibration.fit(features, is_right).probabilities(features)
+    for size in (1e-30, 1e-9, 1e60):
+        found = Calibration.fit(features * size, is_right).probabilities(features * size)
+        assert np.allclose(found, expected, atol=1e-6), size
+    with pytest.raises(ValueError, match=r"must be finite numbers below 1e\+100, but features\[0, 0, 0\] is"):
+        Calibration.fit(np.full((4, 2, 1), 1e160), np.zeros((4, 2)))
+
+
+def test_a_feature_that_differs_by_rounding_alone_says_nothing():
+    features, is_right = questions(np.random.default_rng(17), 60)
+    noise = 0.1 + 1e-17 * np.random.default_rng(18).normal(size=features[:, :, :1].shape)
+    found = Calibration.fit(np.concatenate([features, noise], axis=2), is_right)
+    assert found.own_spreads[-1] == found.prompt_spreads[-1] == 1.0
+
+
+def test_tensors_of_any_kind():
+    features, is_right = questions(np.random.default_rng(19), 40)
+    rough = torch.tensor(features, dtype=torch.bfloat16).requires_grad_()
+    expected = Calibration.fit(rough.detach().double().numpy(), is_right)
+    assert Calibration.fit(rough, torch.tensor(is_right) > 0) == expected

@@ -114,6 +114,16 @@ def test_confidences_too_small_for_a_number_have_a_logarithm():
 def test_normalized_answers():
     assert normalized_answer("  The\n'Lima'.") == "the lima"
     assert normalized_answer("-3.5%, +.5") == "-3.5 +.5"
+    # Vowel signs and symbols are no punctuation.
+    for one, other in [
+        ("\u0932\u095c\u0915\u093e", "\u0932\u095c\u0915\u0940"),
+        ("C++", "C#"),
+        ("\u0e17\u0e35\u0e48", "\u0e17\u0e35"),
+        ("A+", "A-"),
+    ]:
+        assert normalized_answer(one) != normalized_answer(other)
+    assert normalized_answer("`Lima`, **so**") == "lima so" and normalized_answer("<5") != normalized_answer(">5")
+    assert normalized_answer("\U0001f44d!") == "\U0001f44d"
     assert normalized_answer("New York - USA") == "new york usa"
 
 

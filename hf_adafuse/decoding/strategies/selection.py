@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,8 @@ class Select(WholeAnswers):
             return
         names = feature_names(len(vocabularies), self.with_ratings)
         fitted = self._values.get("features")
+        if fitted is not None and not isinstance(fitted, list):
+            raise ValueError(f"`features` of a calibration must be a list of names, but is {fitted!r}. Fit it again.")
         if self._calibration.num_candidates != len(vocabularies):
             raise ValueError(
                 f"`calibration` must be of as many members as there are, {len(vocabularies)}, but is of "
@@ -118,7 +121,10 @@ class Select(WholeAnswers):
             confidences: dict[int, float] = {}
         else:
             confidences = self._probabilities(self._calibration, candidates, features, len(weights))
-            scores = [-math.log(confidences[index]) if index in confidences else math.inf for index in range(len(nlls))]
+            scores = [
+                -math.log(max(confidences[index], sys.float_info.min)) if index in confidences else math.inf
+                for index in range(len(nlls))
+            ]
         choice = lowest(candidates, nlls, scores)
         shown = [[math.exp(-score)] for score in choice.scores]
         return Choice(choice.winner, nlls, choice.scores, shown, features=features, confidences=confidences)

@@ -33,9 +33,10 @@ examples:
 
 --data FOLDER holds one file per task, named by it (nq*.jsonl), with lines {"question": ..., "answer": ...}; an answer
 is a text or a list of accepted ones. The first lines are the worked examples, the others are asked. Where a task asks
-for log-likelihoods (multiple choice, perplexity), methods other than AdaFuse are scored by its span rule, and differ in
-nothing but weights. --output DIR gets results.json and, per method, samples_TASK.jsonl, two of which `hf-adafuse
-compare` sets side by side. Killed and started again with the same --output, it goes on where it stopped."""
+for log-likelihoods (multiple choice, perplexity), methods other than AdaFuse and words are scored by AdaFuse's span
+rule, and differ in nothing but weights. --output DIR gets results.json and, per method, samples_TASK.jsonl, two of
+which `hf-adafuse compare` sets side by side. Killed and started again with the same --output, it goes on where it
+stopped."""
 
 _SETTINGS = "settings.json"
 _MEMBER = "member-"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from ...cli.few_shot import add_prompt_arguments, default_stops, first_answers, put_behind, worked_examples
 from ...cli.file_jobs import check_lines
@@ -66,14 +67,16 @@ def read_asked(args: argparse.Namespace, with_answers: bool) -> tuple[list[Quest
         raise ValueError("`--assistant` must be given, but is not: there is nothing to choose. Name another member.")
     template = Template(args.template or ("{question}" if args.chat else TEMPLATE))
     found = read_questions(args.data, template)
+    _check_answers(found, args.data)
     if args.stop is None and not args.chat:
         args.stop = default_stops(found)
     examples, others, source = worked_examples(found, args.few_shot, template)
     shown = {example.prompt for example in examples} - {None}
     asked = put_behind(examples, [question for question in others if question.prompt not in shown], source)
-    if len(asked) < len(others):
-        number = len(others) - len(asked)
-        sys.stderr.write(f"hf-adafuse: {number} questions are among the worked examples, and are not asked\n")
+    _tell(len(others) - len(asked), "are among the worked examples")
+    different = [question for question in asked if not question.repeat]
+    _tell(len(asked) - len(different), "have the prompt of an earlier one, which counts once")
+    asked = different
     check_lines(asked, args.data, "Mend it.")
     for question in asked:
         metric = (question.record or {}).get("metric", args.metric)
@@ -89,3 +92,17 @@ def read_asked(args: argparse.Namespace, with_answers: bool) -> tuple[list[Quest
             "`hf-adafuse headroom` needs none."
         )
     return asked, template
+
+
+def _check_answers(questions: Sequence[Question], source: str) -> None:
+    """Raises `ValueError` where a question has an answer that is none."""
+    for question in questions:
+        try:
+            first_answers([question])
+        except ValueError as error:
+            raise ValueError(f"line {question.line} of {source}: {error}") from None
+
+
+def _tell(number: int, what: str) -> None:
+    if number:
+        sys.stderr.write(f"hf-adafuse: {number} questions {what}: not asked\n")

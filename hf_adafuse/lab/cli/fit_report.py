@@ -8,10 +8,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...call.arguments import distinct_names
 from ...confidence.calibration import FEW_QUESTIONS
 from ...confidence.features import feature_names
 from ...config import AdaFuseConfig
@@ -207,7 +208,7 @@ class FitReport:
     def to_dict(self) -> dict[str, Any]:
         """What the file holds: `members`, `adafuse_config`, and what speaks for them."""
         judged = self._judged
-        names = [PurePath(path).name for path in self._paths]
+        names = distinct_names(self._paths)
         features = feature_names(len(names), self._args.with_ratings)
         calibration = {**judged.calibration.to_dict(), "members": names, "features": features}
         members = [self._paths[judged.choice]] if isinstance(judged.choice, int) else self._paths

@@ -157,8 +157,8 @@ class EnsembleScorer:
 def warn_of_span_rule() -> None:
     """Warn once per process. `warnings` itself may forget between two batches what it has shown."""
     warnings.warn(
-        "Log-likelihoods (multiple choice, perplexity) under methods other than AdaFuse follow AdaFuse's span rule, "
-        "not the method: with the same weights such methods have the same scores.",
+        "Log-likelihoods (multiple choice, perplexity) under methods other than AdaFuse and words follow AdaFuse's "
+        "span rule, not the method: with the same weights such methods have the same scores.",
         UserWarning,
         stacklevel=2,
     )

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -134,6 +135,15 @@ def evaluate(lm: Any, tasks: Tasks, plan: Plan) -> dict[str, Any]:
     for name, samples in results["samples"].items():
         _add_standard_errors(results["results"][name], samples)
     _add_rounds(results["samples"], lm)
+    likelihoods = [name for name, one in results["configs"].items() if one.get("output_type") == "loglikelihood"]
+    greedy = [name for name in likelihoods if any(key.startswith("acc,") for key in results["results"][name])]
+    if greedy and len(lm.handles) > 1:
+        warnings.warn(
+            f"`acc` of {', '.join(greedy)} counts what every member would write by itself: what an "
+            "ensemble writes is known by decoding. Ask for texts (`output_type: generate_until`) to compare it.",
+            UserWarning,
+            stacklevel=2,
+        )
     return results
 
 

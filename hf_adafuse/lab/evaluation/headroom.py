@@ -17,14 +17,15 @@ Same = Callable[[str | None, str | None], bool]
 
 
 def same_by(metric: str) -> Same:
-    """A function that tells whether two answers say the same: they are the same text, or one is right where the other
-    is the accepted answer, by a metric of 0 and 1. A missing answer (`None`) says the same as no other."""
+    """A function that tells whether two answers say the same: they are the same text, or each is right where the other
+    is the accepted answer, by a metric of 0 and 1. Then both are right or both are wrong. A missing answer (`None`)
+    says the same as no other."""
 
     def same(one: str | None, other: str | None) -> bool:
         if one is None or other is None:
             return False
         score = METRICS[metric]
-        return one.strip() == other.strip() or score(one, [other]) == 1 or score(other, [one]) == 1
+        return one.strip() == other.strip() or score(one, [other]) == score(other, [one]) == 1
 
     return same
 

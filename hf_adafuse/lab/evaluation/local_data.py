@@ -99,7 +99,11 @@ def read_rows(path: Path) -> Iterator[QuestionRow]:
     Raises:
         ValueError: a line does not have the form that the module describes.
     """
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} must be in UTF-8, but is not ({error}). Save it so.") from None
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -1,7 +1,8 @@
 """Metrics: each says how right a text is as the answer to one question, from 0 to 1, or for translations from 0 to 100.
 
-`exact_match` and `f1` are those of SQuAD (Rajpurkar et al., 2016, section 6.1), NaturalQuestions and TriviaQA. Of
-several accepted answers the one that gives the highest score counts.
+`exact_match` and `f1` are those of SQuAD (Rajpurkar et al., 2016, section 6.1). NaturalQuestions and TriviaQA have them
+too, but their own scripts part words at hyphens and other signs that are dropped here. Of several accepted answers the
+one that gives the highest score counts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(text: str, answers: Sequence[str]) -> float:
-    """1 where the text is one of the answers, ignoring case, punctuation, articles and spaces, else 0. In an answer
-    that is nothing but these, like the choice `A`, articles and signs count."""
+    """1 where the text is one of the answers, ignoring case, punctuation, articles and spaces, else 0. Of an
+    answer that is nothing but these, like the choice `A` or the sign `-`, they count."""
     return float(any(found == expected for found, expected in _pairs(text, answers)))
 
 

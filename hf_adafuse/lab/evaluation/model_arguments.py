@@ -79,7 +79,13 @@ def settings_of(given: Any, settings: Mapping[str, Any], model: Any, num_members
     changes = dict(settings)
     weights = changes.get("model_weights")
     if isinstance(weights, str) and weights not in WEIGHTINGS:  # a comma parts arguments
-        changes["model_weights"] = tuple(float(weight) for weight in weights.split("+"))
+        try:
+            changes["model_weights"] = tuple(float(weight) for weight in weights.split("+"))
+        except ValueError:
+            raise ValueError(
+                f"`model_weights` must be numbers with + between or one of {list(WEIGHTINGS)}, but is {weights!r}. "
+                "Write 2+1."
+            ) from None
     return config.changed(changes)
 
 

@@ -97,7 +97,7 @@ def read_scores(task: str, samples: Sequence[dict[str, Any]], has_rounds: bool, 
         metric (`str`, *optional*): one of `OTHERS`, where the task has it. By default the paper's metric.
     """
     known = (metric, *_METRICS.get(task, ("exact_match",)))
-    metric = next(name for name in known if name is not None and name in samples[0])
+    metric = next(name for name in known if name is not None and all(name in sample for sample in samples))
     values = [sample[metric] if metric in _OF_SETS else 100.0 * sample[metric] for sample in samples]
     rounds = [committed for sample in samples for committed in sample.get("rounds") or []] if has_rounds else []
     return Scores(metric, values, [len(committed["words"]) + bool(committed["ends"]) for committed in rounds])

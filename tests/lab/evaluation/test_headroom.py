@@ -25,7 +25,11 @@ def test_answers_that_say_the_same():
     same = same_by("exact_match")
     assert same(" The Lima.", "lima") and not same("Lima", "Cusco") and not same(None, None)
     assert same_by("last_number")("It is 3,000.", "3000.0") and not same_by("last_number")("3", "4")
-    assert same_by("last_number")("none", " none") and same_by("contains")("in Lima", "Lima")
+    assert same_by("last_number")("none", " none")
+    # Each must be right by the other: else one may be right where the other is wrong.
+    assert same_by("contains")("The Lima.", "lima") and not same_by("contains")("Lima.", "It is Lima or Cusco.")
+    marked = same_by("marked_number")
+    assert marked("so #### 12", "#### 12.0") and not marked("It is 12.", "so #### 12")
 
 
 def test_votes():

@@ -53,3 +53,10 @@ def test_sacrebleu_metrics():
 def test_one_answer_or_many():
     assert answers_of("a") == ["a"]
     assert answers_of(["a", 1]) == ["a", "1"]
+    assert answers_of([72.0, 0.5, 1e3]) == ["72", "0.5", "1000"]  # tables write whole numbers so
+
+
+@pytest.mark.parametrize("value", [None, [None], {"text": "a"}, float("nan"), [["a"]]], ids=str)
+def test_what_is_no_answer(value):
+    with pytest.raises(ValueError, match="An answer must be a text or a number, but is"):
+        answers_of(value)
