@@ -164,7 +164,7 @@ def test_samples_of_lm_eval(compare):
 def test_a_perplexity_is_no_score_of_a_question(compare):
     """lm-eval's samples hold a log-likelihood in its place."""
     rows = [[sample(0, "42", metrics=["perplexity", "acc"], perplexity=-value, acc=1.0)] for value in (0.9, 1.8)]
-    assert compare(*rows).startswith("acc on the 1 questions")
+    assert compare(*rows).startswith("acc on the 1 question ")
     assert "`--metric` must be one that" in compare(*rows, "--metric", "perplexity")
 
 
