@@ -213,6 +213,15 @@ def modules_inside(module: Any) -> dict[str, Any]:
     return dict(module._modules)
 
 
+def layers_with_keys(cache: Any) -> list[Any]:
+    """The layers of a cache but for those at its end that hold nothing by design: the model's last layers may share the
+    keys of earlier ones."""
+    layers = list(cache.layers)
+    while layers and layers[-1].is_initialized and getattr(layers[-1], "keys", layers) is None:
+        layers.pop()
+    return layers
+
+
 def holds_all_keys(layer: Any, num_tokens: int) -> bool:
     """Whether a cache's layer holds the plain keys and values of `num_tokens` tokens, one column a token, or, where it
     slides, of those in its window. A layer that stores keys in another form as well, in few bits say, does not."""

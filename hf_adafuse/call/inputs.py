@@ -21,7 +21,6 @@ _EXPECTED = {
     "logits_to_keep",
     "use_cache",
     "tokenizer",
-    "token_type_ids",
     "assistant_tokenizer",
 }
 
@@ -92,7 +91,7 @@ def read_inputs(call: GenerateInputs, model: Any) -> MainInputs:
         ValueError: they cannot be used.
     """
     ids, kwargs = call.input_ids, call.model_kwargs
-    _check_arguments(ids, kwargs, call.streamer)
+    _check_arguments(ids, kwargs, call.streamer, model)
     mask = kwargs.get("attention_mask")
     prompts = unpadded_rows(ids, mask, "input_ids")
     _check_positions(ids, mask, kwargs.get("position_ids"))
@@ -138,13 +137,13 @@ def _check_batch_size(cached: int, given: int) -> None:
         )
 
 
-def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:
+def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], streamer: Any, model: Any) -> None:
     if "inputs_embeds" in model_kwargs:
         raise ValueError("`inputs_embeds` must be left out with AdaFuse, but is given. Pass `input_ids`.")
     unexpected = sorted(
         name
         for name, value in model_kwargs.items()
-        if name not in _EXPECTED and value is not None and value is not False and not _is_no_image(name, value)
+        if name not in _EXPECTED and value is not None and value is not False and not _is_no_image(name, value, model)
     )
     if unexpected:
         raise ValueError(
@@ -159,9 +158,12 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
         )
 
 
-def _is_no_image(name: str, value: Any) -> bool:
-    """Whether an argument, which the caller did not pass, says that there are no images."""
-    return name in NO_IMAGES and not (value.any() if isinstance(value, torch.Tensor) else value)
+def _is_no_image(name: str, value: Any, model: Any) -> bool:
+    """Whether an argument says that there are no images. In models of texts alone `token_type_ids` mean something
+    else, also where they are all 0."""
+    has_images = model.config.get_text_config() is not model.config
+    names = (*NO_IMAGES, "token_type_ids") if has_images else NO_IMAGES
+    return name in names and not (value.any() if isinstance(value, torch.Tensor) else value)
 
 
 def _check_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, given: torch.Tensor | None) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..transformers_compat import Conv1D, has_compiled_parts, is_watched, modules_inside, with_modules
+from ..transformers_compat import Conv1D, has_compiled_parts, hooks_of, is_watched, modules_inside, with_modules
 from .autotuner import Autotuner, timing_allowed
 from .native_product import MAX_TOKENS, can_multiply, product
 
@@ -60,7 +60,7 @@ _BY_KERNEL = _Way(by_kernel=True)
 
 def with_small_batch_linears(model: Any) -> Any:
     """
-    The same model, its parameters, buffers and hooks shared, in which linear layers multiply in the quickest way: they
+    The same model, its parameters and buffers shared, in which linear layers multiply in the quickest way: they
     give the same but for rounding. `model` itself is not touched. It is returned as it is where there is nothing to
     gain: compiled, or with layers that are all small, quantized, hooked, in float64 or on another device; in half
     precision, where there is no kernel.
@@ -179,10 +179,12 @@ _TWINS = {torch.nn.Linear: _SmallBatchLinear, Conv1D: _SmallBatchConv1D}
 
 
 def _twin(module: Any, known: dict[int, Any]) -> Any:
-    """The module itself where no layer below is to be another, else one that shares all but those layers."""
+    """The module itself where no layer below is to be another, else one that shares all but those layers. A module with
+    hooks stays itself: a hook may look its module up, or write on it."""
     if id(module) not in known:
         known[id(module)] = module
-        if not isinstance(module, torch.jit.ScriptModule) and "forward" not in vars(module):
+        is_plain = "forward" not in vars(module) and not hooks_of(module)
+        if is_plain and not isinstance(module, torch.jit.ScriptModule):
             before = modules_inside(module)
             children = {name: child and _twin(child, known) for name, child in before.items()}
             kind = _TWINS[type(module)] if _is_eligible(module) else None

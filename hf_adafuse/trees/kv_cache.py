@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..transformers_compat import CACHE_NAME, DynamicCache, holds_all_keys
+from ..transformers_compat import CACHE_NAME, DynamicCache, holds_all_keys, layers_with_keys
 from .adapters import base_model, model_fingerprint
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
@@ -101,13 +101,20 @@ class AdaFuseCache(DynamicCache):
         return None
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
+        usable = [not _has_stand_ins(layers) for _, layers in self.rows()]
         super().crop(*args, **kwargs)
         length = self.get_seq_length()
         if self.sequences is not None:
             self.sequences = self.sequences[:, :length]
+        lefts = [max(0, length - text.start) for text in self.texts]
         self.texts = [
-            replace(text, ids=text.ids[:left], num_read=min(text.num_read, left), is_whole=False)
-            for text, left in ((text, max(0, length - text.start)) for text in self.texts)
+            replace(
+                text,
+                ids=text.ids[:left],
+                num_read=min(text.num_read, left) if is_usable or left >= text.num_read else 0,
+                is_whole=False,
+            )
+            for text, left, is_usable in zip(self.texts, lefts, usable, strict=True)
         ]
 
     def reset(self) -> None:
@@ -150,10 +157,7 @@ def kept_beginnings(states: Sequence[CachedIds], prompts: Sequence[list[int]]) -
     """
     width = max(map(len, prompts))
     pads = [width - len(ids) for ids in prompts]
-    known = [
-        min(common_length([read[: _num_columns(layers)], ids]), len(ids) - 1)
-        for (read, layers), ids in zip(states, prompts, strict=True)
-    ]
+    known = [_num_kept(read, layers, ids) for (read, layers), ids in zip(states, prompts, strict=True)]
     length = min(pad + number for pad, number in zip(pads, known, strict=True))
     if length <= 0:
         return None
@@ -162,6 +166,19 @@ def kept_beginnings(states: Sequence[CachedIds], prompts: Sequence[list[int]]) -
         for (_, layers), pad in zip(states, pads, strict=True)
     ]
     return list(join_rows(rows, [min(pad, length) for pad in pads], length))
+
+
+def _num_kept(read: list[int], layers: KeysValues | None, ids: list[int]) -> int:
+    """How many first columns of a row are of use for a prompt."""
+    num_columns = _num_columns(layers)
+    kept = min(common_length([read[:num_columns], ids]), len(ids) - 1)
+    return 0 if kept < num_columns and _has_stand_ins(layers) else kept
+
+
+def _has_stand_ins(layers: KeysValues | None) -> bool:
+    """Whether zeros stand for keys that a caller's sliding layer had dropped, see [`adopt_cache`]. A text that leaves
+    the cached one early would see them."""
+    return any(keys.shape[2] > 0 and not keys[:, :, 0].any() for keys, _ in layers or [])
 
 
 def common_length(rows: Sequence[list[int]]) -> int:
@@ -198,13 +215,14 @@ def make_cache(layers: Iterable[tuple[torch.Tensor, torch.Tensor]], cache: Dynam
 def adopt_cache(cache: Any, length: int) -> KeysValues:
     """
     The keys and values of a caller's cache of `length` tokens; its own tensors, to be read only. A sliding layer has
-    dropped its oldest keys: zeros stand in for them, which the window hides for good.
+    dropped its oldest keys: zeros stand in for them, which the window hides from all that follows. Layers at the end
+    that keep no keys, because they take those of others, are left out.
 
     Raises:
         ValueError: the cache is of a kind whose keys cannot be gathered (static, quantized, recurrent).
     """
     layers: KeysValues = []
-    for layer in cache.layers:
+    for layer in layers_with_keys(cache):
         if not holds_all_keys(layer, length):
             raise ValueError(
                 f"`{CACHE_NAME}` must be a DynamicCache with the keys of {length} tokens in all layers, but has a "

@@ -9,7 +9,7 @@ import torch
 from support.cases import random_case
 from support.hosts import LONG, TWO, ensemble, new_ids
 from support.releases import cache_of, with_cache
-from transformers import DynamicCache
+from transformers import DynamicCache, Gemma3nForCausalLM, Gemma3nTextConfig
 
 from hf_adafuse import AdaFuseConfig, disable_adafuse, enable_adafuse
 
@@ -181,3 +181,63 @@ def test_ordinary_generate_continues_from_the_cache(members):
     with Passes([model]) as widths:
         assert torch.equal(model.generate(**inputs, **with_cache(cache_of(output))), expected)
     assert widths[0][0] == 1
+
+
+def sliding_pair():
+    case = ensemble("gemma3/sentencepiece/0", "gpt2/byte_level/1", prompts=LONG[:1], n=4)
+    config = copy.deepcopy(case.models[0].config)
+    config.sliding_window = 16
+    config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    torch.manual_seed(5)
+    case.models[0] = type(case.models[0])(config).eval()
+    return case
+
+
+@pytest.mark.parametrize("is_cropped", [False, True])
+def test_a_text_that_leaves_a_cache_with_dropped_keys_early_is_read_anew(is_cropped):
+    """The caller's own cache of a model whose layers all slide begins a call; its oldest keys are gone for good."""
+    case = sliding_pair()
+    _, ids, mask = case.main_ids()
+    ids, mask = ids[:, mask[0] > 0], mask[:, mask[0] > 0]
+    assert ids.shape[1] > 40
+    past = DynamicCache(config=case.models[0].config)
+    with torch.no_grad():
+        case.models[0](ids[:, :-1], **with_cache(past))
+    assert past.layers[0].keys.shape[2] == 15
+    first = call(case, ids, mask, 4, **with_cache(past))
+    assert torch.equal(first.sequences, call(case, ids, mask, 4).sequences)
+    # It goes on from there, also with what the window does not see any more.
+    more = torch.ones_like(first.sequences)
+    expected = call(case, first.sequences, more, 6)
+    with Passes(case.models) as widths:
+        found = call(case, first.sequences, more, 6, **with_cache(copy.deepcopy(cache_of(first))))
+    assert torch.equal(found.sequences, expected.sequences) and widths[0][0] == 1
+    # A text that leaves it early does not.
+    other = torch.cat([ids[:, :20], ids[:, 5:15]], dim=1)
+    cache = copy.deepcopy(cache_of(first))
+    if is_cropped:
+        cache.crop(20 - cache.get_seq_length())
+    expected = call(case, other, torch.ones_like(other), 6)
+    with Passes(case.models) as widths:
+        found = call(case, other, torch.ones_like(other), 6, **with_cache(cache))
+    assert torch.equal(found.sequences, expected.sequences) and widths[0][0] == 30
+
+
+def test_a_cache_of_layers_that_share_keys():
+    """The last layers of Gemma 3n take the keys of earlier ones, and keep none."""
+    config = Gemma3nTextConfig(
+        vocab_size=512, vocab_size_per_layer_input=512, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_kv_shared_layers=2, sliding_window=16,
+        hidden_size_per_layer_input=8, laurel_rank=8, altup_num_inputs=2, max_position_embeddings=512,
+        layer_types=["sliding_attention", "full_attention"] * 2, activation_sparsity_pattern=[0.0] * 4,
+    )  # fmt: skip
+    torch.manual_seed(6)
+    case = ensemble("gemma3/sentencepiece/0", "gpt2/byte_level/1", prompts=LONG[:1], n=4)
+    case.models[0] = Gemma3nForCausalLM(config).eval()
+    case.models[0].generation_config.eos_token_id = None
+    _, ids, mask = case.main_ids()
+    past = DynamicCache(config=config)
+    with torch.no_grad():
+        case.models[0](ids[:, :-1], **with_cache(past))
+    expected = call(case, ids, mask, 4)
+    assert torch.equal(call(case, ids, mask, 4, **with_cache(past)).sequences, expected.sequences)

@@ -307,3 +307,22 @@ def test_generate_multiplies_by_parts(products):
     main.generate(ids, adafuse_config=True, max_new_tokens=8)
     assert len(products) > 100
     assert (state(main), state(assistant)) == before
+
+
+@pytest.mark.parametrize("pick", [lambda model: model.model.layers[0], lambda model: model.model.layers[1].mlp.up_proj])
+def test_hooks_see_the_modules_that_they_are_on(pick):
+    """They may look them up by name, and write on them, in every pass."""
+    model = copy.deepcopy(tiny_model())
+    names = {module: name for name, module in model.named_modules()}
+    seen = []
+
+    def note(module, inputs, output):
+        seen.append(names[module])
+        module.seen = len(seen)
+
+    pick(model).register_forward_hook(note)
+    twin = with_small_batch_linears(model)
+    assert twin is not model  # the other layers multiply in the quicker way
+    for _ in range(2):
+        twin(torch.tensor([[3, 4]]))
+    assert seen == [names[pick(model)]] * 2 and pick(model).seen == 2

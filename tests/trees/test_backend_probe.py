@@ -7,17 +7,26 @@ import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support.cases import assert_equal, counts
 from support.kinds import BYTES, CPU, MANY, MODELS, case_of, model_of, peaked
 from support.releases import with_cache
 from support.tiny import TOKENIZERS, tiny_model
-from transformers import DynamicCache, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import (
+    DynamicCache,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    XLMRobertaXLConfig,
+    XLMRobertaXLForCausalLM,
+)
 from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from hf_adafuse import disable_adafuse, enable_adafuse
 from hf_adafuse.kernels import small_batch_linear
 from hf_adafuse.kernels.small_batch_linear import with_small_batch_linears
 from hf_adafuse.trees.backend_probe import SelfTestError, _choose, _distance, _eps, _ids, _plain_logits, choose_backend
+from hf_adafuse.trees.model_call import has_dropout
 
 
 def passes(model, call):
@@ -283,3 +292,90 @@ def test_training_mode_without_dropout_is_nobodys_business():
     expected = case_of(model).fast().sequences
     case = case_of(model.train())
     assert torch.equal(case.fast().sequences, expected) and model.training
+
+
+class OwnAttention(LlamaAttention):
+    """As remote code may have it: it looks at the columns of keys, and not at the positions of tokens."""
+
+    def bias_of(self, distances):
+        raise NotImplementedError
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+        cache = kwargs.get("past_key_values", kwargs.get("cache"))
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (one(hidden_states).view(shape).transpose(1, 2) for one in projections)
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        key, value = (one.repeat_interleave(self.num_key_value_groups, 1) for one in (key, value))
+        length, columns = query.shape[2], key.shape[2]
+        distances = torch.arange(length)[:, None] + columns - length - torch.arange(columns)
+        mask = torch.full((length, columns), -1e9).triu(columns - length + 1)
+        if attention_mask is not None:
+            mask = attention_mask
+            mask = torch.where(mask, 0.0, -1e9) if mask.dtype == torch.bool else mask
+        weights = (query @ key.transpose(-1, -2) * self.scaling + mask + self.bias_of(distances)).softmax(-1)
+        return self.o_proj((weights @ value).transpose(1, 2).flatten(2)), weights
+
+
+class Alibi(OwnAttention):
+    def bias_of(self, distances):
+        return -0.3 * distances
+
+
+class Window(OwnAttention):
+    def bias_of(self, distances):
+        return torch.where(distances < 128, 0.0, -1e9)
+
+
+@pytest.mark.parametrize("attention", [Alibi, Window])
+def test_another_class_of_attention_is_tested_for_itself(attention):
+    """The result for a model of the same class and config says nothing of it. What a window hides shows behind a long
+    text alone."""
+    config = copy.deepcopy(tiny_model().config)
+    config.max_position_embeddings = 507
+    plain, other = peaked(LlamaForCausalLM(config)).eval(), peaked(LlamaForCausalLM(config)).eval()
+    for layer in other.model.layers:
+        layer.self_attn.__class__ = attention
+    assert choose_backend(plain, CPU) == "tree-attention"
+    assert choose_backend(other, CPU) == "branch-rows"
+
+
+@pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize("name", ["mamba", "mpt"])
+def test_tokens_that_are_ruled_out_hide_no_difference(name, value):
+    model = copy.deepcopy(model_of(name))
+
+    def rule_out(module, inputs, logits):
+        logits = logits.clone()
+        logits[..., 20:90] = value
+        return logits
+
+    handle = model.get_output_embeddings().register_forward_hook(rule_out)
+    try:
+        assert choose_backend(model, CPU) == MODELS[name][-1]
+    finally:
+        handle.remove()
+
+
+def test_positions_that_begin_behind_the_padding_id():
+    config = XLMRobertaXLConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        is_decoder=True, max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    assert choose_backend(XLMRobertaXLForCausalLM(config).eval(), CPU) == "tree-attention"
+
+
+def test_dropout_in_an_adapter_is_dropout():
+    """PEFT leaves its own layers in training mode."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what PEFT asks
+        lora = LoraConfig(lora_dropout=0.3, target_modules=["q_proj"])
+        adapted = get_peft_model(copy.deepcopy(tiny_model()).eval(), lora)
+    adapted.base_model.eval()
+    assert not has_dropout(adapted.base_model.model)
+    for module in adapted.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.train()
+    assert has_dropout(adapted.base_model.model)

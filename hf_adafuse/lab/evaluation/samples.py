@@ -117,8 +117,8 @@ def _of_lm_eval(path: Path, records: list[Record], metric: str | None, filter: s
     notes = [f"{path.name} has the filters {', '.join(filters)}: {chosen} is read (--filter)."]
     records = [record for record in records if str(record.get("filter", "none")) == chosen]
     # What a sample holds as `perplexity` is a log-likelihood, from which the harness computes the figure of the set.
-    given = [name for name in records[0].get("metrics") or [] if name != "perplexity"]
-    names = [name for name in given if _as_number(records[0].get(name)) is not None]
+    named = [name for name in records[0].get("metrics") or [] if name != "perplexity"]
+    names = [name for name in named if _as_number(records[0].get(name)) is not None]
     if not names or (metric is not None and metric not in names):
         given = "no metric that is a number" if not names else f"{metric!r}"
         raise ValueError(
