@@ -46,7 +46,8 @@ class StopCheck:
     def __call__(self, prompt: Prompt, row: int | None = None) -> str | None:
         """
         Why the prompt stops: `"length"` where only the most tokens or seconds of the call are reached, `"stop"` where
-        another criterion says so; `None` where it goes on. All are asked, as in the ordinary loop.
+        another criterion says so; `None` where it goes on. All are asked, as in the ordinary loop; of a whole answer
+        that is there, not whether the time is over.
 
         Args:
             prompt (`Prompt`): the prompt whose text is checked.
@@ -56,6 +57,8 @@ class StopCheck:
         ids = torch.tensor([prompt.ids], device="cpu")
         reasons = set[str]()
         for criterion, num_rows in self._criteria[row]:
+            if prompt.is_answered and isinstance(criterion, MaxTimeCriteria):
+                continue
             scores = tuple(one.expand(num_rows, -1) for one in prompt.scores) if self._with_scores else None
             rows = ids if is_of_transformers(type(criterion)) else ids.to(self._device)
             rows = rows if num_rows == 1 else rows.repeat(num_rows, 1)

@@ -43,6 +43,14 @@ class AnswerStops:
         ids = self._vocabulary.encode(text).ids if ids is None else ids
         return self._num_taken(prompt_index, ids, number) is not None
 
+    def is_over(self, prompt_index: int) -> bool:
+        """Whether the call's time is over before an answer has begun."""
+        return self._should_stop(Prompt(prompt_index, list(self._prompts[prompt_index].ids))) == "length"
+
+    def length(self, text: str) -> int:
+        """How many ids of the main model an answer is."""
+        return len(self._vocabulary.encode(text).ids)
+
     def surely_before(self, prompt_index: int, text: str, number: int = 0) -> bool:
         """Whether an answer ends before the end of its text so far, whatever text follows: a word of the main model's
         tokenizer ends at the same place, so that later text does not change the tokens before it."""

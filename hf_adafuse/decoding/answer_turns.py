@@ -12,7 +12,7 @@ from ..members.member import Member
 from .long_spans import read_long
 from .member_turns import MemberTurns
 from .pool import Candidate, Pool
-from .proposer import Proposer
+from .proposer import Proposals, Proposer
 from .requests import ParallelMembers, Requests
 from .round import WrittenText
 from .speculation import Prefetcher
@@ -63,5 +63,14 @@ class AnswerTurns(MemberTurns):
         first = self._prefetchers[member_index].add_first_nodes(end)
         keeps_logits = self._keeps_logits(member_index, index)
         yield from read_long(member_index, member, index, spans, first or [end], keeps_logits)
-        proposals = yield from self._proposers[member_index].propose(end)
+        proposals = Proposals([], [])
+        if not self._is_over(member_index, text, pool):
+            proposals = yield from self._proposers[member_index].propose(end)
+            if self._is_over(member_index, text, pool):
+                proposals = Proposals([span for span in proposals.spans if span.ends], proposals.margins)
         pool.add(member_index, proposals)
+
+    def _is_over(self, member_index: int, text: WrittenText, pool: Pool) -> bool:
+        """Whether the call's time is over, and there is an answer. What the time has cut is short, and so may look
+        better than the whole answers of others."""
+        return bool(pool.ranked()) and self._proposers[member_index].stops.is_over(text.prompt.index)

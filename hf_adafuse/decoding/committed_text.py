@@ -26,6 +26,8 @@ class CommittedText(WrittenText):
         members (`list[Member]`): the members, the main model first.
         prompt (`Prompt`): the row of the batch that the text belongs to.
         should_stop (`Callable`), on_commit (`Callable`): as of [`Decoder`].
+        takes_answers (`bool`, *optional*, defaults to `False`): whether a winner is a whole answer, behind which
+            nothing comes.
     """
 
     # Who counts as the proposer of a text that no member has proposed.
@@ -37,8 +39,10 @@ class CommittedText(WrittenText):
         prompt: Prompt,
         should_stop: Callable[[Prompt], str | None],
         on_commit: Callable[[Prompt, list[int]], None],
+        takes_answers: bool = False,
     ) -> None:
         super().__init__(members, prompt)
+        self._takes_answers = takes_answers
         self._should_stop = should_stop
         self._on_commit = on_commit
 
@@ -88,6 +92,7 @@ class CommittedText(WrittenText):
         """
         main = self.members[0]
         prompt = self.prompt
+        prompt.is_answered = self._takes_answers
         ids = pool.encode_for(0, winner)
         end_token = winner.end_token
         if winner.ends and end_token is None:
@@ -108,6 +113,8 @@ class CommittedText(WrittenText):
         self._on_commit(prompt, tokens[:num_taken])
         if is_whole:
             self._extend_assistants(pool, winner)
+        if self._takes_answers and self.goes_on():
+            prompt.finish("length")
 
     def _take(self, tokens: list[int], nodes: list[Node], ends: bool) -> int:
         """Take the tokens one by one until a criterion fires; returns how many were taken."""

@@ -83,7 +83,7 @@ class RoundFactory:
         return rounds_of_kind[strategy.round_kind](prompt, strategy)
 
     def _span_rounds(self, prompt: Prompt, strategy: Any) -> Requests[None]:
-        text = CommittedText(self.members, prompt, self.should_stop, self.on_commit)
+        text = CommittedText(self.members, prompt, self.should_stop, self.on_commit, strategy.is_whole)
         if prompt.sampling is not None and strategy.samples == SampledPart.WORDS:
             return write(self._make_sampled_round(prompt, prompt.sampling), text)
         return write(self._shared_span_round, text)

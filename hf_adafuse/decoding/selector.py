@@ -196,8 +196,13 @@ def confidences_of(
 def by_word(
     words: list[str], ids: list[int], values: Sequence[T], vocabulary: Vocabulary, start: int = 0
 ) -> list[list[T]]:
-    """The values of a member's tokens by the word in which each token begins; the first one's byte is `start`."""
+    """The values of a member's tokens by the word in which each token begins; the first one's byte is `start`. Where
+    the member's tokens say another text, each word ends where it ends in the tokens of the text up to there."""
     bounds = list(itertools.accumulate(len(word.encode("utf-8", "replace")) for word in words))
+    size = start + sum(len(vocabulary.piece(token)) for token in ids)
+    if size != bounds[-1] and start == 0:
+        texts = itertools.accumulate(words)
+        bounds = [sum(len(vocabulary.piece(token)) for token in vocabulary.encode(text).ids) for text in texts]
     of_words: list[list[T]] = [[] for _ in words]
     for token, value in zip(ids, values, strict=False):
         of_words[min(bisect.bisect_right(bounds, start), len(words) - 1)].append(value)

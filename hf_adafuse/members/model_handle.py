@@ -258,6 +258,11 @@ class ModelHandle:
             )
         if problem is not None:
             raise ValueError(f"The members must answer to token ids alone, but {self.name} {problem}")
+        if self.vocabulary.marks_word_ends:
+            raise ValueError(
+                f"The members' tokens must say where words begin, but those of {self.name} ({kind}) say where they "
+                "end, like GPT-1's `</w>` and CTRL's `@@`. Choose a model with another tokenizer."
+            )
         if self.is_local and (reason := reason_not_to_test(base)) is not None:
             raise self.unfit(reason)
 

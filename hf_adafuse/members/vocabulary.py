@@ -25,6 +25,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # byte-level BPE that is the empty one.
 _ENCODE_PREFIXES = ("", "\n", "a", "1", ".", ")", "Z", "é")
 
+# Words that hardly any vocabulary has as single tokens.
+_LONG_WORDS = "unhappily misunderstood xqzjk extraordinarily"
+
 # What ordinary prompts hold and some tokenizers do not keep: XGLM's makes a space of a newline and "1" of "¹", BERT's
 # makes small letters of capitals and leaves out what is not in its vocabulary.
 _ORDINARY_TEXTS = {
@@ -176,6 +179,16 @@ class Vocabulary:
     def lost_in_prompts(self) -> list[str]:
         """What of `_ORDINARY_TEXTS` a prompt's ids do not say, so that their text is not that which was encoded."""
         return [name for name, text in _ORDINARY_TEXTS.items() if not self._keeps(text)]
+
+    @functools.cached_property
+    def marks_word_ends(self) -> bool:
+        """Whether tokens say where words end and not where they begin, as those of GPT-1 (`</w>`) and CTRL (`@@`): what
+        a token adds to a text depends on the token before it."""
+        ids = self._tokenize(_LONG_WORDS)
+        text = self.text(ids)
+        pieces = b"".join(map(self.piece, ids)).decode("utf-8", "replace")
+        is_same = pieces.replace(" ", "").replace("@@", "") == text.replace(" ", "")
+        return is_same and pieces.count(" ") > text.count(" ")
 
     @property
     def unknown_id(self) -> int | None:

@@ -423,3 +423,15 @@ def test_one_member_alone_does_not_begin_with_nothing(weights, spans, settings, 
     shares = [sum(w * p for w, p in zip(weights, values, strict=True)) for values in spans.values()]
     assert choose(later, weights, **rule).winner == shares.index(max(shares))
     assert choose(first_words(**spans), weights, **rule | {"allow_blank": True}).winner == shares.index(max(shares))
+
+
+@pytest.mark.parametrize(("margin", "winner"), [(0.0, 1), (0.05, 1), (0.5, 0)])
+def test_a_trace_says_why_the_lowest_score_does_not_win(margin, winner):
+    """Mean NLLs of 0.75 and 0.5: a difference of 0.25."""
+    spans = [
+        ScoredSpan((" Lima",), [[[-0.5]], [[-1.0]]], [5], (0,)),
+        ScoredSpan((" Oslo",), [[[-0.5]], [[-0.5]]], [5], (1,)),
+    ]
+    choice = choose(spans, [0.5, 0.5], 0, method="adafuse", switch_margin=margin)
+    assert choice.winner == winner and choice.scores == pytest.approx([0.75, 0.5])
+    assert list(choice.notes) == ([] if winner else [1])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import string
+import unicodedata
 
 import pytest
-from support.tiny import CORPUS, TOKENIZERS, byte_level, unigram, wordpiece
-from tokenizers import AddedToken, Tokenizer
+from support.tiny import CORPUS, TOKENIZERS, byte_level, tiny_model, unigram, wordpiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordLevel
-from transformers import ByT5Tokenizer, GemmaTokenizer
+from transformers import ByT5Tokenizer, GemmaTokenizer, PreTrainedTokenizerFast
 
+from hf_adafuse import AdaFuseEnsemble
+from hf_adafuse.decoding.selector import by_word
 from hf_adafuse.members import vocabulary as vocabulary_module
 from hf_adafuse.members.vocabulary import Vocabulary, vocabulary_of
 
@@ -185,3 +189,50 @@ def test_the_token_of_some_bytes_is_an_ordinary_one_where_there_is_one(name):
         assert vocabulary.token_of(piece) == (ordinary or alike)[0]
     if name == "sentencepiece":
         assert vocabulary.tokenizer.convert_ids_to_tokens(vocabulary.token_of(b"a")) == "a"
+
+
+def end_marking_tokenizer():
+    """As of GPT-1: `</w>` says that a word ends."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+    letters = [letter for letter in string.ascii_lowercase for letter in (letter, f"{letter}x")]
+    trainer = trainers.BpeTrainer(
+        vocab_size=80, special_tokens=["<unk>", "</s>"], end_of_word_suffix="</w>", show_progress=False
+    )
+    backend.train_from_iterator(["the cat sat on saturday", *letters], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", pad_token="</s>")
+
+
+def test_tokens_that_say_where_words_end_are_refused():
+    """What such a token adds to a text depends on the token before it."""
+    tokenizer = end_marking_tokenizer()
+    assert Vocabulary(tokenizer).marks_word_ends
+    assert not any(Vocabulary(make()).marks_word_ends for make in TOKENIZERS.values())
+    main = copy.copy(tiny_model("llama", "byte_level"))
+    pair = [(main, TOKENIZERS["byte_level"]()), (copy.copy(main), tokenizer)]
+    for members in (pair, pair[::-1]):
+        with pytest.raises(ValueError, match=r"tokens must say where words begin, but those of .* say where they end"):
+            AdaFuseEnsemble(members).texts("the cat", max_new_tokens=2)
+
+
+def test_words_of_a_text_that_a_tokenizer_normalizes():
+    """It makes one character of a letter and its accent: its bytes are fewer than those of the words."""
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(["a caf\u00e9 in Lima open"] * 3, trainer)
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"))
+    expected = [" caf\u00e9", " \u00e9t\u00e9", " in", " Lima", " open"]
+    for form in ("NFC", "NFD"):
+        words = [unicodedata.normalize(form, word) for word in expected]
+        encoding = vocabulary.encode("".join(words))
+        assert encoding.exact == (form == "NFC")
+        found = by_word(words, encoding.ids, encoding.ids, vocabulary)
+        assert [b"".join(map(vocabulary.piece, ids)).decode() for ids in found] == expected

@@ -71,15 +71,18 @@ def without_break(word):
 
 def by_word(m, words, ids, values, ends):
     """Per word, the log-probabilities of the tokens that begin in it; the end is a word, with all before it that has no
-    text."""
+    text. Tokens that say another text are asked where each word ends in it."""
     if not values:  # nothing to score, or not asked
         return [[] for _ in range(len(words) + ends)]
     if not words:
         return [list(values)] if ends else []
     groups = [[] for _ in words]
     start = 0
+    ends_at = [sum(len(word.encode("utf-8", "replace")) for word in words[: i + 1]) for i in range(len(words))]
+    if sum(len(m.token_bytes(token)) for token in ids) != ends_at[-1]:
+        so_far = ["".join(words[: i + 1]) for i in range(len(words))]
+        ends_at = [sum(len(m.token_bytes(token)) for token in m.encode(text)[0]) for text in so_far]
     for token, value in zip(ids, values):
-        ends_at = [sum(len(word.encode("utf-8", "replace")) for word in words[: i + 1]) for i in range(len(words))]
         groups[min(sum(end <= start for end in ends_at), len(words) - 1)].append(value)
         start += len(m.token_bytes(token))
     return [*groups, [values[-1]]] if ends else groups

@@ -44,4 +44,9 @@ class AdaFuse(AdaptiveSpans):
         ]
         scores = [fused_score(nlls[i], weights) if i in possible else math.inf for i in range(len(candidates))]
         main_index = main_index if main_index in possible else None
-        return Choice(lowest_by_margin(scores, main_index, self.config.switch_margin), nlls, scores)
+        winner = lowest_by_margin(scores, main_index, self.config.switch_margin)
+        notes: dict[int, str] = {}
+        if winner is not None and self.config.switch_margin > 0:
+            lower = [index for index, score in enumerate(scores) if score < scores[winner]]
+            notes = dict.fromkeys(lower, "a lower fused NLL, but not by more than `switch_margin`")
+        return Choice(winner, nlls, scores, notes=notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,9 @@ from ..proposer import GrowingWord, Proposal, Proposals, Proposer, TokenPicker, 
 from ..requests import Requests, merge_requests
 from ..scoring import margin
 from ..word_splitter import WordSplitter, is_mid_character
+
+# So many tokens that add nothing end a text.
+_MOST_SILENT = 128
 
 
 class DraftedText(Proposer):
@@ -71,7 +75,7 @@ class DraftedText(Proposer):
                 break
             words.append(word)
             left = None if left is None else left - len(word.nodes)
-            if word.ends or (left is not None and left <= 0):
+            if word.ends or (left is not None and left <= 0) or _num_silent(words) >= _MOST_SILENT:
                 break
             node = word.nodes[-1]
             following = yield from self._following(word, useful, pick_token)
@@ -158,6 +162,8 @@ class AnswerProposer(DraftedText):
     ) -> None:
         super().__init__(member_index, member, config, splitter)
         self.num_samples = num_samples
+        # Per text, the main model's number of ids when it last grew, and how many tokens the member had written then.
+        self._growth: dict[tuple[int, int], tuple[int, int]] = {}
 
     def begin(self, node: Node, token: int) -> GrowingWord:
         self._forget(node)
@@ -173,7 +179,21 @@ class AnswerProposer(DraftedText):
 
     def is_enough(self, text: tuple[int, int], words: list[GrowingWord], following: bytes) -> bool:
         answer = self.proposal(words)
-        return self.stops(text[0], answer.text, self._main_ids(answer), number=text[1])
+        is_stopped = self.stops(text[0], answer.text, self._main_ids(answer), number=text[1])
+        return is_stopped or self._is_stuck(text, answer)
+
+    def _is_stuck(self, text: tuple[int, int], answer: Proposal) -> bool:
+        """Whether so many tokens have added nothing to the main model's ids of an answer, as where these ids cannot
+        represent it: no criterion would ever be asked again."""
+        if self.member.has_main_tokenizer:
+            return False
+        number = len(answer.ids)
+        length = self.stops.length(answer.text)
+        known_length, since = self._growth.get(text, (0, 0))
+        if length > known_length or number < since:
+            self._growth[text] = length, number
+            return False
+        return number - since >= _MOST_SILENT
 
     def is_closed(self, word: GrowingWord) -> bool:
         """Also where a stopping criterion ends the answer inside the word: what follows is not read."""
@@ -217,6 +237,12 @@ class AnswerProposer(DraftedText):
 
     def _main_ids(self, answer: Proposal) -> tuple[int, ...] | None:
         return answer.ids if self.member.has_main_tokenizer else None
+
+
+def _num_silent(words: Sequence[GrowingWord]) -> int:
+    """How many tokens at the end of some words add no text: special tokens, without an end."""
+    silent = itertools.takewhile(lambda word: not word.data, reversed(words))
+    return sum(len(word.nodes) for word in silent)
 
 
 def _first_tokens(words: Sequence[GrowingWord], count: int) -> list[GrowingWord]:
