@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.modules.dropout import _DropoutNd
 
 from ..kernels.small_batch_linear import with_small_batch_linears
 from ..transformers_compat import cache_argument, execution_device, has_compiled_parts, is_spread_out, returned_cache
@@ -17,6 +16,7 @@ from .adapters import AdaptedModel, base_model
 from .backend import ForwardError
 from .model_facts import cached_while_unchanged
 
+_DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout)
 # Positions of these models count from the padding id + 1.
 _OFFSET_POSITION_MODELS = {
     "camembert",
@@ -91,7 +91,7 @@ def is_checkpointed(model: Any) -> bool:
 def has_dropout(model: Any) -> bool:
     """Whether a model's logits are random as it is: it, or a layer in it, is in training mode and drops some
     activations then. Some models drop by a function, which only their config tells."""
-    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    dropouts = [module for module in model.modules() if isinstance(module, _DROPOUTS)]
     if any(module.training and module.p > 0 for module in dropouts):
         return True
     rates = [value for name, value in vars(model.config.get_text_config()).items() if "drop" in name]
