@@ -404,7 +404,10 @@ def _as_texts(prompts: Any) -> list[str]:
 def _as_list(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, (list, tuple)) or not prompts:
+    # A column of a dataset or of a table is a sequence, too.
+    is_sequence = hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
+    is_sequence = is_sequence and not isinstance(prompts, (Mapping, bytes))
+    if not is_sequence or not len(prompts):
         raise ValueError(f"`prompts` must be a text or a list of texts, but is {prompts!r}. Pass texts.")
     return list(prompts)
 

@@ -136,9 +136,10 @@ class AdaFuseOutput(GenerateDecoderOnlyOutput):
         rounds (`AdaFuseRoundsBatch`):
             The rounds of each prompt. They are lists that print as text and show as a table in a notebook.
         stats (`dict`):
-            `rounds`: their number over all prompts. `words_per_round`: its mean. `shares`: by a number of words, the
-            share of the rounds that committed that many. `members`: per member `name`, `forward_passes`, `tokens_run`,
-            `proposals` and `wins`. The class of a method says what the method counts beside these.
+            `rounds`: their number over all prompts. `words_per_round`: the mean number of words that they committed,
+            where the end of a text counts as a word. `shares`: by such a number, the share of the rounds. `members`:
+            per member `name`, `forward_passes`, `tokens_run`, `proposals` and `wins`. The class of a method says what
+            the method counts beside these.
         confidence (`list[float]`):
             Per prompt, how sure the members are of the text, from 0 to 1: the product of the `confidences` of its n
             words to the power of 1 / root of n. `None` stands for a text whose words have no confidences. This is a

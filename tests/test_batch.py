@@ -417,3 +417,10 @@ def test_export():
 def test_prompts_without_a_token_are_refused(prompts):
     with pytest.raises(ValueError, match="at least one token"):
         AdaFuseEnsemble(pair()).texts(prompts, max_new_tokens=2, stop_strings=["."])
+
+
+def test_conversations_are_no_prompts():
+    """They would be asked as JSON, in one user message."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    found = AdaFusePredictor(chat_members(), chat=True, max_new_tokens=2)({"prompt": [chat, "Who?"]})
+    assert "but it is a conversation. Give the text of one message" in found["error"][0] and found["error"][1] == ""

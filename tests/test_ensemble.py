@@ -6,7 +6,10 @@ import copy
 import pickle
 import pydoc
 
+import numpy
+import pandas
 import pytest
+from datasets import Dataset
 from support.chats import LONGER, QUESTION, by_hand, direct, members
 
 import hf_adafuse
@@ -99,3 +102,13 @@ def test_options_for_loading_are_refused_where_nothing_is_loaded():
     for make in (AdaFuseEnsemble, hf_adafuse.AdaFusePredictor):
         with pytest.raises(ValueError, match="`shards` must be left out where all members are loaded"):
             make(demo.load_pair(), shards=2)
+
+
+def test_columns_are_sequences_of_texts(ensemble):
+    questions = [PERU, PERU.replace("Peru", "Norway")]
+    expected = ensemble.texts(questions, max_new_tokens=6)
+    for column in (numpy.array(questions), pandas.Series(questions), Dataset.from_dict({"q": questions})["q"]):
+        assert ensemble.texts(column, max_new_tokens=6) == expected
+    for wrong in (numpy.array([1, 2]), b"ab", {"a": "b"}, pandas.Series([], dtype=str)):
+        with pytest.raises(ValueError, match="`prompts` must be"):
+            ensemble.texts(wrong)

@@ -144,7 +144,10 @@ def _number(text: str) -> float:
 def _rows(name: str, split: str | None, subset: str | None) -> Iterator[bytes]:
     """The rows of a dataset, as lines of JSON."""
     if not split:
-        raise ValueError(f"`--split` must be given with a dataset, but is not for {name!r}. Name one, e.g. test.")
+        raise ValueError(
+            f"`--split` must be given with a dataset, which `run` alone reads, but is not for {name!r}. Name one, e.g. "
+            "test, or give a JSONL file."
+        )
     try:
         load_dataset = import_module("datasets").load_dataset
     except ImportError as error:

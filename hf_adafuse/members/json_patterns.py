@@ -13,6 +13,8 @@ _PART = re.compile(
     re.DOTALL,
 )
 _MAY_BE_LEFT_OUT = re.compile(r"[?*]|\{0")
+# The letters behind a backslash that mean to the library what they mean elsewhere, or that it refuses by itself.
+_KNOWN = frozenset("bBcdDfnpPrsStuvwWx")
 # What stands in a JSON string only behind a backslash, and other characters.
 _ESCAPED = '"\\\n\t\r\v\f'
 _PLAIN = "".join(map(chr, range(32, 127))).replace('"', "").replace("\\", "") + "é"
@@ -26,16 +28,36 @@ def why_unenforced(pattern: str) -> str:
         `"^(?!a).$"` gives `"looks around"`; of `"^[a-z]+$"` there is nothing to say.
     """
     parts = _PART.findall(pattern)
-    if any(re.match(r"\(\?<?[=!]", part) for part in parts):
-        return "looks around"
-    # `$` is tested as `^` on the reversed pattern, in which groups open where they closed.
-    mirrored = [{"(": ")", ")": "("}.get("(" if part.startswith("(") else part, part) for part in reversed(parts)]
-    if _is_inside(parts, "^") or _is_inside(mirrored, "$"):
-        return "has an anchor inside"
+    if reason := why_other(pattern):
+        return reason
     is_ascii = all(" " <= char <= "~" for char in pattern)
     if any(_writes_raw(parts, index, is_ascii) for index in range(len(parts))):
         return "writes quotes, backslashes or control characters without a backslash"
     return ""
+
+
+def why_other(pattern: str) -> str:
+    """
+    Why a text by the grammar of a pattern may not match it; empty where nothing of that is known.
+
+    Example:
+        `"a$b"` gives `"has an anchor inside"`.
+    """
+    parts = _PART.findall(pattern)
+    if any(re.match(r"\(\?<?[=!]", part) for part in parts):
+        return "looks around"
+    if unknown := next((escape for part in parts for escape in _letters(part) if escape[1] not in _KNOWN), None):
+        return f"has the escape {unknown}, which the grammar takes for a letter"
+    # `$` is tested as `^` on the reversed pattern, in which groups open where they closed.
+    mirrored = [{"(": ")", ")": "("}.get("(" if part.startswith("(") else part, part) for part in reversed(parts)]
+    if _is_inside(parts, "^") or _is_inside(mirrored, "$"):
+        return "has an anchor inside"
+    return ""
+
+
+def _letters(part: str) -> list[str]:
+    """The escapes of letters in a part, a class of characters maybe."""
+    return re.findall(r"\\[A-Za-z]", part.replace("\\\\", ""))
 
 
 def _is_inside(parts: Sequence[str], anchor: str) -> bool:

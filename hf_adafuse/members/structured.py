@@ -15,6 +15,7 @@ import torch
 from transformers import LogitsProcessor
 from transformers.utils import logging
 
+from .json_patterns import why_other
 from .schema_keywords import unenforced_keywords
 from .vocabulary import Vocabulary
 
@@ -230,6 +231,8 @@ def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
             return grammars.from_json_schema(text, any_whitespace=False)
         if kind == "structural_tag":
             return grammars.from_structural_tag(json.dumps(_without_whitespace(json.loads(text), grammars)))
+        if kind == "regex" and (reason := why_other(text)):
+            raise RuntimeError(f"it {reason}")
         return grammars.from_regex(text) if kind == "regex" else grammars.from_ebnf(text)
 
 

@@ -64,6 +64,11 @@ class PromptTemplate:
             value = record[field]
             if isinstance(value, bytes):
                 raise ValueError(f"must have a text in the field {field!r}, but it is bytes")
+            if _is_conversation(value):
+                raise ValueError(
+                    f"must have a text in the field {field!r}, but it is a conversation. Give the text of one message; "
+                    "`AdaFuseEnsemble.texts(..., chat=True)` takes conversations"
+                )
             value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
             prompt += value
             is_blank = is_blank and not value.strip()
@@ -72,6 +77,14 @@ class PromptTemplate:
         if not is_unicode(prompt):
             raise ValueError("must be valid Unicode text, but has half of a surrogate pair")
         return prompt
+
+
+def _is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and all(isinstance(message, Mapping) and "role" in message for message in value)
+    )
 
 
 def is_unicode(text: str) -> bool:

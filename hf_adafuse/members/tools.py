@@ -24,6 +24,11 @@ _SPACE = re.compile(r"\s*")
 _DECODER = json.JSONDecoder(strict=False)  # the grammar lets control characters into some strings
 
 
+def new_call_id() -> str:
+    """An id by which the answer to a call will be known."""
+    return f"call_{secrets.token_hex(12)}"
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """
@@ -37,7 +42,7 @@ class ToolCall:
 
     name: str
     arguments: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}", compare=False)
+    id: str = field(default_factory=new_call_id, compare=False)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -351,7 +351,7 @@ def _arguments(
 ) -> dict[str, Any]:
     """The arguments of `generate()` for a request with these settings, beside its prompt."""
     options = request.options
-    if request.temperature is not None and config.do_sample is not None:
+    if request.temperature is not None and config.do_sample is not None and not request.is_greedy:
         config = config.changed({"do_sample": None})
     samples = request.samples or bool(config.do_sample)
     drawn: dict[str, Any] = {"do_sample": samples}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..members.tools import new_call_id
 from ..rounds.plain_json import with_nulls
 from .answers import GrowingText, adafuse_field, chat_log_probs, text_log_probs, tokens_within
 from .calls import Call, CallEvents, TokenLogProb
@@ -100,7 +101,7 @@ def whole_choices(answer: Reply, choice: ReplyChoice) -> list[dict[str, Any]]:
         if answer.request.num_top is not None:
             found["logprobs"] = with_nulls(text_log_probs(choice.call.log_probs, content, len(choice.prompt)))
         found |= {"text": choice.prompt + content, "adafuse": _adafuse(answer, choice)}
-    return [{"index": index, **found} for index in choice.indices]
+    return [{"index": index, **_with_own_ids(found, at)} for at, index in enumerate(choice.indices)]
 
 
 def opening_chunks(answer: Reply) -> list[dict[str, Any]]:
@@ -156,7 +157,17 @@ def _chunks(answer: Reply, choice: ReplyChoice, found: dict[str, Any]) -> list[d
     """A chunk for each index of a choice."""
     more = {"usage": None} if answer.request.includes_usage else {}
     kind = head(answer, ".chunk")
-    return [{**kind, "choices": [{"index": index, **found}], **more} for index in choice.indices]
+    each = [(index, _with_own_ids(found, at)) for at, index in enumerate(choice.indices)]
+    return [{**kind, "choices": [{"index": index, **one}], **more} for index, one in each]
+
+
+def _with_own_ids(found: dict[str, Any], at: int) -> dict[str, Any]:
+    """A choice with ids of its own for its tool calls, where it is not the first of those with one text."""
+    part = next((name for name in ("message", "delta") if found.get(name, {}).get("tool_calls")), None)
+    if at == 0 or part is None:
+        return found
+    calls = [{**call, "id": new_call_id()} for call in found[part]["tool_calls"]]
+    return {**found, part: {**found[part], "tool_calls": calls}}
 
 
 def _adafuse(answer: Reply, choice: ReplyChoice) -> Any:

@@ -80,8 +80,16 @@ class GenerationRequest(_Model):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether the request says by `do_sample` that nothing is sampled."""
+        return self.options.settings.get("do_sample") is False
+
+    @property
     def samples(self) -> bool:
-        """Whether the request asks for sampling: without `temperature` and `top_p` it does not."""
+        """Whether the request asks for sampling: without `temperature` and `top_p` it does not, nor with `do_sample` of
+        its own that says no."""
+        if self.is_greedy:
+            return False
         if self.temperature is None:
             return self.top_p is not None and self.top_p < 1
         return self.temperature > 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import secrets
 import time
@@ -118,7 +119,7 @@ class Service:
         for row, prompt in enumerate(prompts):
             alike = [[row * number + k] for k in range(number)]
             for k, indices in enumerate(alike if samples else [[index for one in alike for index in one]]):
-                targets.append((served, prompt, seed + k, indices))
+                targets.append((served, prompt, seed_of(seed, k), indices))
         alone: list[tuple[ServedEnsemble, Any, int, list[int]]] = []
         if request.options.alone:
             for k, one in enumerate(served.alone):
@@ -286,3 +287,10 @@ def _reserve(engines: Counter[Engine], client: str) -> None:
 def _release(engines: Counter[Engine], client: str) -> None:
     for engine, number in engines.items():
         engine.release(number, client)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of a text of a request: the first has the request's own, and none has that of another request."""
+    if number == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:7], "big")

@@ -398,6 +398,10 @@ def test_what_is_no_schema_is_the_librarys_to_refuse(schema):
             for pattern in ["", "a|b$", "^[$^]$", r"\^a\$", r"^(?<y>\d{4})$", r"^a\\?$", '^(a|")$', "^.*$"]
         ),
         *((pattern, "looks around") for pattern in ["^(?=a)b$", "a(?!b)", "(?<=a)b", "(?<!a)b"]),
+        *(
+            (pattern, f"has the escape {pattern[:2]}, which the grammar takes for a letter")
+            for pattern in [r"\Aa", r"\z"]
+        ),
         *((pattern, "has an anchor inside") for pattern in ["$a", "a^", "^(a|b$)c$", "^a(^b)$"]),
     ],
 )

@@ -193,3 +193,15 @@ def test_a_member_that_cannot_begin():
     with pytest.raises(ValueError, match="members that can write the text, but Bob has no token that may come first"):
         compile_grammar(("regex", "(Yes|No)"), vocabulary, [1], "Bob")
     compile_grammar(("regex", "(Yes|no)"), vocabulary, [1], "Bob")
+
+
+@pytest.mark.parametrize("pattern", [r"\A[0-9]{2}\Z", r"ab\z", r"$5", r"a^b", r"[\h]x", r"(?=a)a"])
+def test_a_regex_of_another_dialect_is_refused(pattern):
+    """The library takes `\\A` for a letter, and leaves an anchor inside out."""
+    with pytest.raises(ValueError, match=r"`structured\['regex'\]` must be one that compiles, but does not: it "):
+        parse_grammar(("regex", pattern))
+
+
+@pytest.mark.parametrize("pattern", [r"^[0-9]{2}$", r"\d+\.\d", r"[\w\-]+\\A", r"\x41|\u0042"])
+def test_ordinary_regexes_compile(pattern):
+    parse_grammar(("regex", pattern))

@@ -16,7 +16,7 @@ from support.waiting import until
 from hf_adafuse.call.answering import cut_at
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members, without_paths
-from hf_adafuse.serve.service import Service
+from hf_adafuse.serve.service import Service, seed_of
 from hf_adafuse.trees.backend import ForwardError
 from hf_adafuse.trees.kv_cache_backend import KVCacheBackend
 
@@ -162,7 +162,9 @@ def test_choices_and_seeds(client):
     drawn = {"temperature": 1.5, "seed": 7, "max_tokens": 10}
     answer = client.chat.completions.create(model=MODEL, messages=QUESTION, n=3, **drawn)
     call = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 10}
-    expected = [alone(QUESTION, call | {"seed": 7 + k}).text for k in range(3)]
+    seeds = [seed_of(7, k) for k in range(3)]
+    assert seeds[0] == 7 and not set(seeds) & {8, 9, *(seed_of(other, k) for other in (8, 9) for k in range(3))}
+    expected = [alone(QUESTION, call | {"seed": seed}).text for seed in seeds]
     assert [one.message.content for one in answer.choices] == expected and len(set(expected)) > 1
     assert [one.index for one in answer.choices] == [0, 1, 2]
     greedy = client.chat.completions.create(**CHAT, n=2, temperature=0)
@@ -235,6 +237,18 @@ def test_rounds_and_members_alone(client):
         answer = client.chat.completions.create(**{**CHAT, "model": name}).choices[0].message
         assert answer.content == text and answer.adafuse["members"] == [name]
     assert list(adafuse["alone"]) == adafuse["members"]
+
+
+def test_a_request_that_says_no_is_not_sampled(client):
+    """As in Python, where `do_sample=False` of the settings goes before what the call says."""
+    for drawn in ({"temperature": 2.0}, {"top_p": 0.9}, {"temperature": 2.0, "top_p": 0.9}):
+        found = {
+            client.chat.completions.create(
+                **CHAT, **drawn, seed=seed, extra_body={"adafuse": {"do_sample": False}}
+            ).choices[0].message.content
+            for seed in range(3)
+        }  # fmt: skip
+        assert found == {alone(QUESTION, {"max_new_tokens": 8}).text}, drawn
 
 
 def test_members_alone_read_ids_of_the_main_model_as_texts(server):

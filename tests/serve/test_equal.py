@@ -14,6 +14,7 @@ from servers_of_tests import MODEL, alone, running, service_of
 from support.chats import CONFIG, LONGER, PROMPTS, QUESTION
 
 from hf_adafuse.call.answering import cut_at
+from hf_adafuse.serve.service import seed_of
 
 NUMBER = int(os.environ.get("HF_ADAFUSE_REQUESTS", "200"))
 SEED = int(os.environ.get("HF_ADAFUSE_SEED", "5"))
@@ -88,7 +89,9 @@ class Asked:
             if made and "do_sample" not in self.call:
                 made.append(made[0])
                 continue
-            made.append(cut_at(alone(self.prompt, {**self.call, "seed": self.seed + k}).text, self.body.get("stop")))
+            made.append(
+                cut_at(alone(self.prompt, {**self.call, "seed": seed_of(self.seed, k)}).text, self.body.get("stop"))
+            )
         return made
 
 

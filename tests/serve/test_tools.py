@@ -251,3 +251,15 @@ def test_templates_without_a_system_message():
     tokenizer = copy.deepcopy(pair[1][1])
     tokenizer.chat_template = refusing
     assert not serve_members("a", [pair[0], (pair[1][0], tokenizer)])[0].takes_system
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_equal_choices_have_ids_of_their_own(client, stream):
+    forced = {**BODY, "n": 2, "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    made = client.chat.completions.create(**forced, stream=stream)
+    ids = {}
+    for part in made if stream else [made]:
+        for one in part.choices:
+            for call in (one.delta if stream else one.message).tool_calls or []:
+                ids[one.index] = call.id
+    assert len(ids) == len(set(ids.values())) == 2 and all(one.startswith("call_") for one in ids.values())

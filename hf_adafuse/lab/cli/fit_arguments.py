@@ -74,7 +74,7 @@ def read_asked(args: argparse.Namespace, with_answers: bool) -> tuple[list[Quest
     shown = {example.prompt for example in examples} - {None}
     asked = put_behind(examples, [question for question in others if question.prompt not in shown], source)
     _tell(len(others) - len(asked), "are among the worked examples")
-    different = [question for question in asked if not question.repeat]
+    different = [question for question in asked if question.prompt is None or not question.repeat]
     _tell(len(asked) - len(different), "have the prompt of an earlier one, which counts once")
     asked = different
     check_lines(asked, args.data, "Mend it.")
