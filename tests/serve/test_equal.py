@@ -89,9 +89,8 @@ class Asked:
             if made and "do_sample" not in self.call:
                 made.append(made[0])
                 continue
-            made.append(
-                cut_at(alone(self.prompt, {**self.call, "seed": seed_of(self.seed, k)}).text, self.body.get("stop"))
-            )
+            text = alone(self.prompt, {**self.call, "seed": seed_of(self.seed, k)}).text
+            made.append(cut_at(text, self.body.get("stop")))
         return made
 
 
