@@ -15,6 +15,7 @@ from ..outputs import AdaFuseRound, cut_words
 from ..trees.nodes import Node
 from .pool import Candidate, Pool
 from .progress import Prompt
+from .proposer import MOST_SILENT
 from .round import WrittenText
 
 
@@ -26,8 +27,7 @@ class CommittedText(WrittenText):
         members (`list[Member]`): the members, the main model first.
         prompt (`Prompt`): the row of the batch that the text belongs to.
         should_stop (`Callable`), on_commit (`Callable`): as of [`Decoder`].
-        takes_answers (`bool`, *optional*, defaults to `False`): whether a winner is a whole answer, behind which
-            nothing comes.
+        takes_answers (`bool`, *optional*, defaults to `False`): whether a winner is a whole answer.
     """
 
     # Who counts as the proposer of a text that no member has proposed.
@@ -114,7 +114,15 @@ class CommittedText(WrittenText):
         if is_whole:
             self._extend_assistants(pool, winner)
         if self._takes_answers and self.goes_on():
-            prompt.finish("length")
+            prompt.is_answered = False  # from here on the time counts again
+            if self._has_got_stuck(winner, num_taken) or self._should_stop(prompt) is not None:
+                prompt.finish("length")
+
+    def _has_got_stuck(self, winner: Candidate, num_taken: int) -> bool:
+        """Whether an answer has added so little to the main model's ids that its members would write it over and
+        over."""
+        num_written = max((len(winner.ids.get(k, ())) for k in winner.proposers), default=0)
+        return num_written - num_taken >= MOST_SILENT
 
     def _take(self, tokens: list[int], nodes: list[Node], ends: bool) -> int:
         """Take the tokens one by one until a criterion fires; returns how many were taken."""

@@ -15,6 +15,8 @@ from .requests import ForwardRequest, Requests
 from .scoring import margin
 from .word_splitter import WordSplitter
 
+# So many tokens that add nothing to a text end it.
+MOST_SILENT = 128
 # Gives a member's token after a node that has been read: the most likely one, or one that is drawn.
 TokenPicker = Callable[[Node], int]
 

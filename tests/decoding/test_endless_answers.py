@@ -12,7 +12,7 @@ from support.toys import toy, word_tokenizer
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.decoding.answer_stops import AnswerStops
 from hf_adafuse.decoding.progress import Prompt
-from hf_adafuse.decoding.strategies.drafting import _MOST_SILENT
+from hf_adafuse.decoding.proposer import MOST_SILENT
 from hf_adafuse.members.vocabulary import Vocabulary
 
 WHOLE = ["rerank", "majority", "select", "blender"]
@@ -35,7 +35,7 @@ def test_special_tokens_without_end(method):
     ensemble = AdaFuseEnsemble([main, (model, tokenizer)], {"method": method})
     output = ensemble.output("So", max_new_tokens=8)
     assert 0 < sum(one.num_tokens for one in output.rounds[0]) <= 8
-    assert output.stats["members"][1]["forward_passes"] <= _MOST_SILENT + 64
+    assert output.stats["members"][1]["forward_passes"] <= MOST_SILENT + 64
 
 
 @pytest.mark.parametrize("method", WHOLE)
@@ -47,7 +47,7 @@ def test_texts_that_are_one_unknown_token(method):
     other = looping("dog", special=False)
     output = AdaFuseEnsemble([main, other], {"method": method}).output("So", max_new_tokens=8)
     assert output.rounds[0].finish_reason is not None
-    assert output.stats["members"][1]["forward_passes"] <= 2 * _MOST_SILENT
+    assert output.stats["members"][1]["forward_passes"] <= 2 * MOST_SILENT
 
 
 class Clock:
@@ -94,23 +94,6 @@ def test_an_answer_is_kept_as_far_as_it_was_written_in_time(method, max_time, mo
     texts = [candidate.text for candidate in rounds[0].candidates]
     assert rounds.text in texts  # whole, and no first token of it
     assert rounds[0].num_tokens >= 3
-
-
-def test_nothing_follows_a_whole_answer():
-    """Also where the ids of its text are fewer than those in which it was written."""
-    tokenizer = TOKENIZERS["byte_level"]()
-    main = copy.copy(tiny_model("llama", "byte_level"))
-    other = copy.copy(tiny_model("mistral", "byte_level"))
-    for model in (main, other):
-        model.generation_config = copy.deepcopy(model.generation_config)
-        model.generation_config.eos_token_id = None
-    found = []
-    for number in range(40):
-        ensemble = AdaFuseEnsemble([(main, tokenizer), (other, tokenizer)], {"method": "rerank"})
-        prompt = f"Question {number}: who?"
-        (rounds,) = ensemble.rounds(prompt, max_new_tokens=7)
-        found.append(len(rounds))
-    assert set(found) == {1}
 
 
 def test_whether_the_time_is_over():

@@ -295,11 +295,10 @@ class Majority(Rerank):
         return " ".join(map(self.bare, words)).strip()
 
     def bare(self, word):
-        while word and not (word[0].isalnum() or word[0] == "_" or re.match(r"[-+]?\.?\d", word)):
+        signs = [c for c in word if unicodedata.category(c)[0] == "P" or c in "`\u00b4"]
+        while word and word[0] in signs and not re.match(r"[-+]?\.?\d", word):
             word = word[1:]
-        while word and not (word[-1].isalnum() or word[-1] == "_"):
-            word = word[:-1]
-        return word
+        return word.rstrip("".join(signs))
 
     def pick(self, entries, weights):
         votes = {}
@@ -403,6 +402,9 @@ class Select(Rerank):
         """The log-probabilities of a member's tokens, by the word that each begins in; the end is a word of its own."""
         words, values = self.words(entry["text"]), entry["values"][k]
         ends = list(itertools.accumulate(len(word.encode()) for word in words))
+        size = lambda ids: sum(len(self.members[k].token_bytes(token)) for token in ids)
+        if words and size(entry["ids"][k]) != ends[-1]:  # its tokens say another text
+            ends = [size(self.members[k].encode(text)[0]) for text in itertools.accumulate(words)]
         found, at = [[] for _ in words], 0
         for token, value in zip(entry["ids"][k], values):
             if words:

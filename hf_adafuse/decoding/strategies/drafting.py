@@ -12,13 +12,10 @@ from ...members.vocabulary import Vocabulary
 from ...outputs import cut_words
 from ...trees.nodes import Node
 from ..answer_stops import ids_up_to
-from ..proposer import GrowingWord, Proposal, Proposals, Proposer, TokenPicker, most_likely
+from ..proposer import MOST_SILENT, GrowingWord, Proposal, Proposals, Proposer, TokenPicker, most_likely
 from ..requests import Requests, merge_requests
 from ..scoring import margin
 from ..word_splitter import WordSplitter, is_mid_character
-
-# So many tokens that add nothing end a text.
-_MOST_SILENT = 128
 
 
 class DraftedText(Proposer):
@@ -75,7 +72,7 @@ class DraftedText(Proposer):
                 break
             words.append(word)
             left = None if left is None else left - len(word.nodes)
-            if word.ends or (left is not None and left <= 0) or _num_silent(words) >= _MOST_SILENT:
+            if word.ends or (left is not None and left <= 0) or _num_silent(words) >= MOST_SILENT:
                 break
             node = word.nodes[-1]
             following = yield from self._following(word, useful, pick_token)
@@ -193,7 +190,7 @@ class AnswerProposer(DraftedText):
         if length > known_length or number < since:
             self._growth[text] = length, number
             return False
-        return number - since >= _MOST_SILENT
+        return number - since >= MOST_SILENT
 
     def is_closed(self, word: GrowingWord) -> bool:
         """Also where a stopping criterion ends the answer inside the word: what follows is not read."""
