@@ -402,9 +402,10 @@ class Select(Rerank):
         """The log-probabilities of a member's tokens, by the word that each begins in; the end is a word of its own."""
         words, values = self.words(entry["text"]), entry["values"][k]
         ends = list(itertools.accumulate(len(word.encode()) for word in words))
-        size = lambda ids: sum(len(self.members[k].token_bytes(token)) for token in ids)
-        if words and size(entry["ids"][k]) != ends[-1]:  # its tokens say another text
-            ends = [size(self.members[k].encode(text)[0]) for text in itertools.accumulate(words)]
+        m = self.members[k]
+        if words and sum(len(m.token_bytes(token)) for token in entry["ids"][k]) != ends[-1]:  # they say another text
+            so_far = [m.encode(text)[0] for text in itertools.accumulate(words)]
+            ends = [sum(len(m.token_bytes(token)) for token in ids) for ids in so_far]
         found, at = [[] for _ in words], 0
         for token, value in zip(entry["ids"][k], values):
             if words:
