@@ -134,11 +134,11 @@ class AdaFuseEnsemble:
         members = self._members_of(kwargs)
         tokenizers = [member.tokenizer for member in members]
         if not chat:
-            if isinstance(inputs, (str, list, tuple)):
+            if inputs is None or isinstance(inputs, torch.Tensor):
+                return self.model.generate(inputs, **kwargs)
+            if not isinstance(inputs, Mapping):
                 inputs = self._encode(inputs, False, tokenizers)
-            if isinstance(inputs, Mapping):
-                return self.model.generate(**{**self._placed(inputs), **kwargs})
-            return self.model.generate(inputs, **kwargs)
+            return self.model.generate(**{**self._placed(inputs), **kwargs})
         variables = dict(template_kwargs or {})
         chats = as_chats(inputs)
         offer = None if tools is None and tool_choice is None else Offer.of(tools or [], tool_choice)
@@ -406,7 +406,7 @@ def _as_list(prompts: Any) -> list[Any]:
         return [prompts]
     # A column of a dataset or of a table is a sequence, too.
     is_sequence = hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
-    is_sequence = is_sequence and not isinstance(prompts, (Mapping, bytes))
+    is_sequence = is_sequence and not isinstance(prompts, (Mapping, bytes)) and not hasattr(prompts, "columns")
     if not is_sequence or not len(prompts):
         raise ValueError(f"`prompts` must be a text or a list of texts, but is {prompts!r}. Pass texts.")
     return list(prompts)

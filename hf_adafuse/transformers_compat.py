@@ -217,7 +217,7 @@ def layers_with_keys(cache: Any) -> list[Any]:
     """The layers of a cache but for those at its end that hold nothing by design: the model's last layers may share the
     keys of earlier ones."""
     layers = list(cache.layers)
-    while layers and layers[-1].is_initialized and getattr(layers[-1], "keys", layers) is None:
+    while layers and getattr(layers[-1], "is_initialized", False) and getattr(layers[-1], "keys", layers) is None:
         layers.pop()
     return layers
 

@@ -422,5 +422,8 @@ def test_prompts_without_a_token_are_refused(prompts):
 def test_conversations_are_no_prompts():
     """They would be asked as JSON, in one user message."""
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
-    found = AdaFusePredictor(chat_members(), chat=True, max_new_tokens=2)({"prompt": [chat, "Who?"]})
-    assert "but it is a conversation. Give the text of one message" in found["error"][0] and found["error"][1] == ""
+    array = np.array(chat, dtype=object)
+    staff = [{"name": "Ann", "role": "chair"}]
+    found = AdaFusePredictor(chat_members(), chat=True, max_new_tokens=2)({"prompt": [chat, array, "Who?", staff]})
+    assert all("but it is a conversation. Give the text of one message" in error for error in found["error"][:2])
+    assert found["error"][2:] == ["", ""]

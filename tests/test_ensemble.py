@@ -109,6 +109,7 @@ def test_columns_are_sequences_of_texts(ensemble):
     expected = ensemble.texts(questions, max_new_tokens=6)
     for column in (numpy.array(questions), pandas.Series(questions), Dataset.from_dict({"q": questions})["q"]):
         assert ensemble.texts(column, max_new_tokens=6) == expected
-    for wrong in (numpy.array([1, 2]), b"ab", {"a": "b"}, pandas.Series([], dtype=str)):
+        assert len(ensemble.generate(column, max_new_tokens=2)) == 2
+    for wrong in (numpy.array([1, 2]), b"ab", {"a": "b"}, pandas.Series([], dtype=str), pandas.DataFrame({"a": ["b"]})):
         with pytest.raises(ValueError, match="`prompts` must be"):
             ensemble.texts(wrong)

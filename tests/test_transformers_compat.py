@@ -74,6 +74,7 @@ from hf_adafuse.transformers_compat import (
     is_saved_as_adapter,
     is_spread_out,
     is_watched,
+    layers_with_keys,
     make_processors,
     mark_static_address,
     modules_inside,
@@ -492,6 +493,27 @@ class LowBitLayer(DynamicLayer):
         keys, values = super().update(key_states, value_states)
         self.keys, self.values = keys[..., -2:, :], values[..., -2:, :]
         return keys, values
+
+
+def test_layers_at_the_end_that_hold_nothing_by_design():
+    class Dummy:
+        is_initialized, keys = True, None
+
+    class Stateful:
+        """As of recurrent models: it has no such attributes."""
+
+    full = DynamicLayer()
+    full.update(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2))
+    for layers, number in [
+        ([full, Dummy(), Dummy()], 1),
+        ([Dummy(), full], 2),
+        ([full, Stateful()], 2),
+        ([Dummy()], 0),
+    ]:
+        cache = DynamicCache()
+        cache.layers = layers
+        assert layers_with_keys(cache) == layers[:number]
+    assert layers_with_keys(DynamicCache()) == []
 
 
 def test_only_a_dynamic_layer_in_use_holds_all_keys():

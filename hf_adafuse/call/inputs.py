@@ -159,10 +159,10 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
 
 
 def _is_no_image(name: str, value: Any, model: Any) -> bool:
-    """Whether an argument says that there are no images. In models of texts alone `token_type_ids` mean something
-    else, also where they are all 0."""
-    has_images = model.config.get_text_config() is not model.config
-    names = (*NO_IMAGES, "token_type_ids") if has_images else NO_IMAGES
+    """Whether an argument says what is so without it: that there are no images, or all tokens are of the first type.
+    In a model that has neither, like GPT-2, a type of 0 changes the text."""
+    has_types = model.config.get_text_config() is not model.config or hasattr(model.config, "type_vocab_size")
+    names = (*NO_IMAGES, "token_type_ids") if has_types else NO_IMAGES
     return name in names and not (value.any() if isinstance(value, torch.Tensor) else value)
 
 

@@ -46,8 +46,8 @@ class StopCheck:
     def __call__(self, prompt: Prompt, row: int | None = None) -> str | None:
         """
         Why the prompt stops: `"length"` where only the most tokens or seconds of the call are reached, `"stop"` where
-        another criterion says so; `None` where it goes on. All are asked, as in the ordinary loop; of a whole answer
-        that is there, not whether the time is over.
+        another criterion says so; `None` where it goes on. All that the prompt `asks` are asked, as in the ordinary
+        loop.
 
         Args:
             prompt (`Prompt`): the prompt whose text is checked.
@@ -57,7 +57,7 @@ class StopCheck:
         ids = torch.tensor([prompt.ids], device="cpu")
         reasons = set[str]()
         for criterion, num_rows in self._criteria[row]:
-            if prompt.is_answered and isinstance(criterion, MaxTimeCriteria):
+            if prompt.asks != "all" and (prompt.asks == "time") != isinstance(criterion, MaxTimeCriteria):
                 continue
             scores = tuple(one.expand(num_rows, -1) for one in prompt.scores) if self._with_scores else None
             rows = ids if is_of_transformers(type(criterion)) else ids.to(self._device)

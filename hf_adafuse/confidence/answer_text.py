@@ -13,7 +13,7 @@ from decimal import Decimal
 _SIGNS = str.maketrans("\u2212\u2013", "--")
 # A number with its sign and its point, as a word may begin with it.
 _SIGNED = re.compile(r"[-+]?\.?\d")
-_BACKTICKS = "`\u00b4"  # punctuation that Unicode counts among symbols
+_ALSO_PUNCTUATION = "`|~="  # which Unicode counts among symbols
 # A sign of a currency before a number, also behind its sign: "-$5" is -5.
 _CURRENCY = re.compile(r"(?<!\w)[$€£¥](?=\.?\d)")
 # A hyphen behind a letter or a digit is no sign: "pages 5-10" ends with 10.
@@ -55,7 +55,8 @@ def _bare(word: str) -> str:
 
 
 def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character).startswith("P") or character in _BACKTICKS
+    category = unicodedata.category(character)  # Cf: what is not seen, like marks of direction
+    return category.startswith("P") or category == "Cf" or character in _ALSO_PUNCTUATION
 
 
 def _with_plain_numbers(text: str) -> str:

@@ -44,8 +44,15 @@ class AnswerStops:
         return self._num_taken(prompt_index, ids, number) is not None
 
     def is_over(self, prompt_index: int) -> bool:
-        """Whether the call's time is over before an answer has begun."""
-        return self._should_stop(Prompt(prompt_index, list(self._prompts[prompt_index].ids))) == "length"
+        """Whether the call's time is over."""
+        return self._should_stop(Prompt(prompt_index, list(self._prompts[prompt_index].ids), asks="time")) is not None
+
+    def is_complete(self, prompt_index: int, text: str, ids: Sequence[int] | None = None) -> bool:
+        """Whether a criterion other than the call's time ends an answer at its end. `ids`: as of a call."""
+        ids = self._vocabulary.encode(text).ids if ids is None else ids
+        return (
+            self._should_stop(Prompt(prompt_index, [*self._prompts[prompt_index].ids, *ids], asks="text")) is not None
+        )
 
     def length(self, text: str) -> int:
         """How many ids of the main model an answer is."""

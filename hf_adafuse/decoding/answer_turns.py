@@ -12,7 +12,7 @@ from ..members.member import Member
 from .long_spans import read_long
 from .member_turns import MemberTurns
 from .pool import Candidate, Pool
-from .proposer import Proposals, Proposer
+from .proposer import Proposal, Proposals, Proposer
 from .requests import ParallelMembers, Requests
 from .round import WrittenText
 from .speculation import Prefetcher
@@ -67,8 +67,13 @@ class AnswerTurns(MemberTurns):
         if not self._is_over(member_index, text, pool):
             proposals = yield from self._proposers[member_index].propose(end)
             if self._is_over(member_index, text, pool):
-                proposals = Proposals([span for span in proposals.spans if span.ends], proposals.margins)
+                kept = [span for span in proposals.spans if span.ends or self._is_complete(member_index, text, span)]
+                proposals = Proposals(kept, proposals.margins)
         pool.add(member_index, proposals)
+
+    def _is_complete(self, member_index: int, text: WrittenText, span: Proposal) -> bool:
+        ids = span.ids if self._members[member_index].has_main_tokenizer else None
+        return self._proposers[member_index].stops.is_complete(text.prompt.index, span.text, ids)
 
     def _is_over(self, member_index: int, text: WrittenText, pool: Pool) -> bool:
         """Whether the call's time is over, and there is an answer. What the time has cut is short, and so may look

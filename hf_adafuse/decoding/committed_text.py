@@ -92,7 +92,7 @@ class CommittedText(WrittenText):
         """
         main = self.members[0]
         prompt = self.prompt
-        prompt.is_answered = self._takes_answers
+        prompt.asks = "text" if self._takes_answers else "all"  # the time has not cut it when it was written
         ids = pool.encode_for(0, winner)
         end_token = winner.end_token
         if winner.ends and end_token is None:
@@ -114,7 +114,7 @@ class CommittedText(WrittenText):
         if is_whole:
             self._extend_assistants(pool, winner)
         if self._takes_answers and self.goes_on():
-            prompt.is_answered = False  # from here on the time counts again
+            prompt.asks = "time"
             if self._has_got_stuck(winner, num_taken) or self._should_stop(prompt) is not None:
                 prompt.finish("length")
 

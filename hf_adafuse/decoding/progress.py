@@ -83,8 +83,8 @@ class Prompt:
         is_strict (`bool`): whether the text must follow a grammar: nothing is committed that the main model's
             processors forbid.
         sampling (`Sampling`, *optional*): how its text is drawn, where the call samples.
-        is_answered (`bool`): whether what is being committed is the whole answer, which the call's time has not cut
-            when it was written.
+        asks (`str`): which stopping criteria are asked: `"all"`, `"time"` (whether the call's time is over), or
+            `"text"` (all but that).
     """
 
     index: int
@@ -99,7 +99,7 @@ class Prompt:
     keeps_logits: bool = False
     is_strict: bool = False
     sampling: Sampling | None = None
-    is_answered: bool = False
+    asks: str = "all"
 
     @property
     def is_finished(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import unicodedata
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ from .word_splitter import WordSplitter
 
 T = TypeVar("T")
 _END_TOKEN = -1
+# In texts of more words the ends of words are not looked up in tokens, which takes time for each.
+_MOST_PREFIXES = 200
 
 
 class Selector:
@@ -197,14 +200,31 @@ def by_word(
     words: list[str], ids: list[int], values: Sequence[T], vocabulary: Vocabulary, start: int = 0
 ) -> list[list[T]]:
     """The values of a member's tokens by the word in which each token begins; the first one's byte is `start`. Where
-    the member's tokens say another text, each word ends where it ends in the tokens of the text up to there."""
-    bounds = list(itertools.accumulate(len(word.encode("utf-8", "replace")) for word in words))
+    the member's tokens say another text, each word ends where it ends in that."""
+    bounds = _ends_of(words)
     size = start + sum(len(vocabulary.piece(token)) for token in ids)
     if size != bounds[-1] and start == 0:
-        texts = itertools.accumulate(words)
-        bounds = [sum(len(vocabulary.piece(token)) for token in vocabulary.encode(text).ids) for text in texts]
+        bounds = _other_ends(words, size, vocabulary)
     of_words: list[list[T]] = [[] for _ in words]
     for token, value in zip(ids, values, strict=False):
         of_words[min(bisect.bisect_right(bounds, start), len(words) - 1)].append(value)
         start += len(vocabulary.piece(token))
     return of_words
+
+
+def _other_ends(words: Sequence[str], size: int, vocabulary: Vocabulary) -> list[int]:
+    """Where words end, in bytes, in the text of so many bytes that a tokenizer makes of them: by a normal form of
+    Unicode, where that is one; else as its tokens of the text up to there say, and in a long text in proportion."""
+    for form in ("NFC", "NFKC", "NFD", "NFKD"):
+        ends = _ends_of([unicodedata.normalize(form, word) for word in words])
+        if ends[-1] == size:
+            return ends
+    if len(words) <= _MOST_PREFIXES:
+        texts = itertools.accumulate(words)
+        return [sum(len(vocabulary.piece(token)) for token in vocabulary.encode(text).ids) for text in texts]
+    ends = _ends_of(words)
+    return [end * size // ends[-1] for end in ends]
+
+
+def _ends_of(words: Sequence[str]) -> list[int]:
+    return list(itertools.accumulate(len(word.encode("utf-8", "replace")) for word in words))

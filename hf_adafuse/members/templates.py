@@ -80,10 +80,11 @@ class PromptTemplate:
 
 
 def _is_conversation(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and len(value) > 0
-        and all(isinstance(message, Mapping) and "role" in message for message in value)
+    """Whether a value is a list of messages, also as pandas and Ray hold one: in an array."""
+    messages = value.tolist() if hasattr(value, "tolist") else value
+    is_list = isinstance(messages, (list, tuple)) and len(messages) > 0
+    return is_list and all(
+        isinstance(one, Mapping) and "role" in one and ("content" in one or "tool_calls" in one) for one in messages
     )
 
 

@@ -101,7 +101,7 @@ class AdaFuseCache(DynamicCache):
         return None
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        usable = [not _has_stand_ins(layers) for _, layers in self.rows()]
+        usable = [not _has_stand_ins(layers) for _, layers in self.rows()] if self.texts else []
         super().crop(*args, **kwargs)
         length = self.get_seq_length()
         if self.sequences is not None:
@@ -157,22 +157,19 @@ def kept_beginnings(states: Sequence[CachedIds], prompts: Sequence[list[int]]) -
     """
     width = max(map(len, prompts))
     pads = [width - len(ids) for ids in prompts]
-    known = [_num_kept(read, layers, ids) for (read, layers), ids in zip(states, prompts, strict=True)]
+    known = [
+        min(common_length([read[: _num_columns(layers)], ids]), len(ids) - 1)
+        for (read, layers), ids in zip(states, prompts, strict=True)
+    ]
     length = min(pad + number for pad, number in zip(pads, known, strict=True))
-    if length <= 0:
+    is_cut = [length - pad < _num_columns(layers) for (_, layers), pad in zip(states, pads, strict=True)]
+    if length <= 0 or any(cut and _has_stand_ins(layers) for (_, layers), cut in zip(states, is_cut, strict=True)):
         return None
     rows = [
         [(keys[:, :, : max(0, length - pad)], values[:, :, : max(0, length - pad)]) for keys, values in layers or []]
         for (_, layers), pad in zip(states, pads, strict=True)
     ]
     return list(join_rows(rows, [min(pad, length) for pad in pads], length))
-
-
-def _num_kept(read: list[int], layers: KeysValues | None, ids: list[int]) -> int:
-    """How many first columns of a row are of use for a prompt."""
-    num_columns = _num_columns(layers)
-    kept = min(common_length([read[:num_columns], ids]), len(ids) - 1)
-    return 0 if kept < num_columns and _has_stand_ins(layers) else kept
 
 
 def _has_stand_ins(layers: KeysValues | None) -> bool:

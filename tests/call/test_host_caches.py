@@ -183,8 +183,8 @@ def test_ordinary_generate_continues_from_the_cache(members):
     assert widths[0][0] == 1
 
 
-def sliding_pair():
-    case = ensemble("gemma3/sentencepiece/0", "gpt2/byte_level/1", prompts=LONG[:1], n=4)
+def sliding_pair(prompts=LONG[:1]):
+    case = ensemble("gemma3/sentencepiece/0", "gpt2/byte_level/1", prompts=prompts, n=4)
     config = copy.deepcopy(case.models[0].config)
     config.sliding_window = 16
     config.layer_types = ["sliding_attention"] * config.num_hidden_layers
@@ -241,3 +241,32 @@ def test_a_cache_of_layers_that_share_keys():
         case.models[0](ids[:, :-1], **with_cache(past))
     expected = call(case, ids, mask, 4)
     assert torch.equal(call(case, ids, mask, 4, **with_cache(past)).sequences, expected.sequences)
+
+
+def test_dropped_keys_in_a_batch_are_no_beginning_of_a_longer_text():
+    """The rows go on by texts of different lengths, so that fewer columns of one are of use."""
+    case = sliding_pair([LONG[0], LONG[0]])
+    _, ids, mask = case.main_ids()
+    past = DynamicCache(config=case.models[0].config)
+    with torch.no_grad():
+        case.models[0](ids[:, :-1], attention_mask=mask[:, :-1], **with_cache(past))
+    first = call(case, ids, mask, 4, **with_cache(past))
+    more = torch.cat([first.sequences, first.sequences[:, :5]], dim=1)
+    longer = torch.ones_like(more)
+    more[0] = torch.cat([more[0, -4:], more[0, :-4]])  # the first row has four tokens of padding
+    more[0, :4], longer[0, :4] = more[0, 0], 0
+    more[0, 4:] = torch.cat([first.sequences[0], first.sequences[0, :1]])
+    expected = call(case, more, longer, 5, output_logits=True)
+    found = call(case, more, longer, 5, output_logits=True, **with_cache(copy.deepcopy(cache_of(first))))
+    assert torch.equal(found.sequences, expected.sequences)
+    for one, other in zip(found.logits, expected.logits, strict=True):
+        assert torch.allclose(one, other, atol=1e-3)
+
+
+def test_a_cache_that_was_emptied_is_cropped():
+    case = sliding_pair()
+    _, ids, mask = case.main_ids()
+    cache = cache_of(call(case, ids, mask, 4))
+    cache.reset()
+    cache.crop(-1)
+    assert cache.texts == []

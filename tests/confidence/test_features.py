@@ -124,6 +124,7 @@ def test_normalized_answers():
         assert normalized_answer(one) != normalized_answer(other)
     assert normalized_answer("`Lima`, **so**") == "lima so" and normalized_answer("<5") != normalized_answer(">5")
     assert normalized_answer("\U0001f44d!") == "\U0001f44d"
+    assert normalized_answer("\ufeff|Lima|\u200b ~72") == "lima 72"
     assert normalized_answer("New York - USA") == "new york usa"
 
 

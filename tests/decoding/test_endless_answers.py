@@ -6,10 +6,13 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from support.tiny import TOKENIZERS, tiny_model
 from support.toys import toy, word_tokenizer
+from transformers import MaxLengthCriteria, MaxTimeCriteria
 
 from hf_adafuse import AdaFuseEnsemble
+from hf_adafuse.call.stopping import StopCheck
 from hf_adafuse.decoding.answer_stops import AnswerStops
 from hf_adafuse.decoding.progress import Prompt
 from hf_adafuse.decoding.proposer import MOST_SILENT
@@ -97,8 +100,14 @@ def test_an_answer_is_kept_as_far_as_it_was_written_in_time(method, max_time, mo
 
 
 def test_whether_the_time_is_over():
+    """Nothing else is asked: a stop text may stand at the end of the prompt, and criteria may need a new token."""
     vocabulary = Vocabulary(TOKENIZERS["byte_level"]())
-    prompts = [Prompt(0, [5, 6])]
-    assert AnswerStops(vocabulary, prompts, lambda so_far: "length").is_over(0)
-    assert not AnswerStops(vocabulary, prompts, lambda so_far: "stop").is_over(0)  # a stop text in the prompt
-    assert not AnswerStops(vocabulary, prompts, lambda so_far: None).is_over(0)
+    prompt = Prompt(0, [5, 6])
+    asked = []
+    stops = AnswerStops(vocabulary, [prompt], lambda so_far: asked.append(so_far.asks) or "length")
+    assert stops.is_over(0) and stops.is_complete(0, "a") and asked == ["time", "text"]
+    assert not AnswerStops(vocabulary, [prompt], lambda so_far: None).is_over(0)
+    over, text = MaxTimeCriteria(1.0, initial_timestamp=0.0), MaxLengthCriteria(3)
+    check = StopCheck([over, text], 1, torch.device("cpu"), with_scores=False)
+    found = [check(Prompt(0, [5, 6, 7][:n], asks=asks)) for n in (2, 3) for asks in ("all", "time", "text")]
+    assert found == ["length", "length", None, "length", "length", "length"]

@@ -30,7 +30,7 @@ def test_a_round_by_hand():
     main = toy(tokenizer, {"It": {"is": 0.5, "was": 0.4}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
     other = toy(tokenizer, {"It": {"is": 0.05, "was": 0.9}, "is": {"red": 0.9}, "was": {"red": 0.99}} | end)
     choose_backend(main, torch.device("cpu"))
-    assert main.forwards <= 5  # of the self-test, once for all models of this config
+    assert main.forwards <= 8  # of the self-test, once for all models of this config, which is not one of transformers
     main.forwards = 0
     output = run([(main, tokenizer), (other, tokenizer)], AdaFuseConfig(max_words=1, num_branches=1))
     assert [committed.text for committed in output.rounds[0]] == [" was", " red", ""]

@@ -295,7 +295,7 @@ class Majority(Rerank):
         return " ".join(map(self.bare, words)).strip()
 
     def bare(self, word):
-        signs = [c for c in word if unicodedata.category(c)[0] == "P" or c in "`\u00b4"]
+        signs = [c for c in word if unicodedata.category(c)[0] == "P" or unicodedata.category(c) == "Cf" or c in "`|~="]
         while word and word[0] in signs and not re.match(r"[-+]?\.?\d", word):
             word = word[1:]
         return word.rstrip("".join(signs))

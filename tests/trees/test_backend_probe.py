@@ -379,3 +379,30 @@ def test_dropout_in_an_adapter_is_dropout():
         if isinstance(module, torch.nn.Dropout):
             module.train()
     assert has_dropout(adapted.base_model.model)
+
+
+def test_modules_that_are_scripts():
+    config = copy.deepcopy(tiny_model().config)
+    config.max_position_embeddings = 506
+    model = peaked(LlamaForCausalLM(config)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for layer in model.model.layers:
+            layer.mlp.act_fn = torch.jit.script(torch.nn.SiLU())
+    assert choose_backend(model, CPU) == "tree-attention"
+
+
+class ShortSighted(LlamaForCausalLM):
+    """As of remote code: its config says under a name of its own how long texts may be."""
+
+    def forward(self, input_ids, **kwargs):
+        if input_ids.shape[1] > 64:
+            raise IndexError("index out of range in self")
+        return super().forward(input_ids, **kwargs)
+
+
+def test_a_model_that_reads_no_long_text_is_not_asked_to():
+    config = copy.deepcopy(tiny_model().config)
+    config.max_position_embeddings = 505
+    model = peaked(ShortSighted(config)).eval()
+    assert choose_backend(model, CPU) == "tree-attention"
