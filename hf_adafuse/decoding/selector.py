@@ -213,15 +213,15 @@ def by_word(
 
 
 def _other_ends(words: Sequence[str], size: int, vocabulary: Vocabulary) -> list[int]:
-    """Where words end, in bytes, in the text of so many bytes that a tokenizer makes of them: by a normal form of
-    Unicode, where that is one; else as its tokens of the text up to there say, and in a long text in proportion."""
+    """Where words end, in bytes, in the text of so many bytes that a tokenizer makes of them: as its tokens of the text
+    up to there say. In a long text by a normal form of Unicode, where it is one, else in proportion."""
+    if len(words) <= _MOST_PREFIXES:
+        texts = itertools.accumulate(words)
+        return [sum(len(vocabulary.piece(token)) for token in vocabulary.encode(text).ids) for text in texts]
     for form in ("NFC", "NFKC", "NFD", "NFKD"):
         ends = _ends_of([unicodedata.normalize(form, word) for word in words])
         if ends[-1] == size:
             return ends
-    if len(words) <= _MOST_PREFIXES:
-        texts = itertools.accumulate(words)
-        return [sum(len(vocabulary.piece(token)) for token in vocabulary.encode(text).ids) for text in texts]
     ends = _ends_of(words)
     return [end * size // ends[-1] for end in ends]
 
