@@ -143,7 +143,7 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
     unexpected = sorted(
         name
         for name, value in model_kwargs.items()
-        if name not in _EXPECTED and value is not None and value is not False and not _is_no_image(name, value, model)
+        if name not in _EXPECTED and value is not None and value is not False and not _says_nothing(name, value, model)
     )
     if unexpected:
         raise ValueError(
@@ -158,7 +158,7 @@ def _check_arguments(input_ids: torch.Tensor, model_kwargs: dict[str, Any], stre
         )
 
 
-def _is_no_image(name: str, value: Any, model: Any) -> bool:
+def _says_nothing(name: str, value: Any, model: Any) -> bool:
     """Whether an argument says what is so without it: that there are no images, or all tokens are of the first type.
     In a model that has neither, like GPT-2, a type of 0 changes the text."""
     has_types = model.config.get_text_config() is not model.config or hasattr(model.config, "type_vocab_size")

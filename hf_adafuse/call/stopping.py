@@ -46,8 +46,8 @@ class StopCheck:
     def __call__(self, prompt: Prompt, row: int | None = None) -> str | None:
         """
         Why the prompt stops: `"length"` where only the most tokens or seconds of the call are reached, `"stop"` where
-        another criterion says so; `None` where it goes on. All that the prompt `asks` are asked, as in the ordinary
-        loop.
+        another criterion says so; `None` where it goes on. Each criterion that `prompt.asks` names is asked, as
+        in the ordinary loop.
 
         Args:
             prompt (`Prompt`): the prompt whose text is checked.

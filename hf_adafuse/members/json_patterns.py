@@ -28,7 +28,7 @@ def why_unenforced(pattern: str) -> str:
         `"^(?!a).$"` gives `"looks around"`; of `"^[a-z]+$"` there is nothing to say.
     """
     parts = _PART.findall(pattern)
-    if reason := why_other(pattern):
+    if reason := why_not_followed(pattern):
         return reason
     is_ascii = all(" " <= char <= "~" for char in pattern)
     if any(_writes_raw(parts, index, is_ascii) for index in range(len(parts))):
@@ -36,7 +36,7 @@ def why_unenforced(pattern: str) -> str:
     return ""
 
 
-def why_other(pattern: str) -> str:
+def why_not_followed(pattern: str) -> str:
     """
     Why a text by the grammar of a pattern may not match it; empty where nothing of that is known.
 

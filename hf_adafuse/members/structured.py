@@ -15,7 +15,7 @@ import torch
 from transformers import LogitsProcessor
 from transformers.utils import logging
 
-from .json_patterns import why_other
+from .json_patterns import why_not_followed
 from .schema_keywords import unenforced_keywords
 from .vocabulary import Vocabulary
 
@@ -231,7 +231,7 @@ def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
             return grammars.from_json_schema(text, any_whitespace=False)
         if kind == "structural_tag":
             return grammars.from_structural_tag(json.dumps(_without_whitespace(json.loads(text), grammars)))
-        if kind == "regex" and (reason := why_other(text)):
+        if kind == "regex" and (reason := why_not_followed(text)):
             raise RuntimeError(f"it {reason}")
         return grammars.from_regex(text) if kind == "regex" else grammars.from_ebnf(text)
 

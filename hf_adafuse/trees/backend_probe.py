@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,12 +130,13 @@ def _choose(model: Any, device: torch.device) -> str:
         warnings.simplefilter("ignore")  # of attempts that fail
         ids = _ids(model)
         expected, tolerance = _plain_logits(model, device, ids)
+        long = _long_text(model, device, ids)
         reasons: list[str] = []
         for name, make in BACKENDS.items():
             reason = (
                 _reason_not_to_try(name, model)
                 or _difference(make, model, device, ids, expected, tolerance)
-                or _long_difference(make, model, device, ids, tolerance)
+                or _long_difference(make, model, device, long, tolerance)
             )
             if reason is None:
                 logger.info("; ".join([f"{type(model).__name__} in {model.dtype} runs by {name}", *reasons]))
@@ -298,40 +300,61 @@ def _difference(
     return None
 
 
-def _long_difference(
-    make: Callable[[Any, torch.device], Backend], model: Any, device: torch.device, ids: list[int], tolerance: float
-) -> str | None:
-    """How a backend goes wrong behind a long text, or `None` where it does not. It is asked of a model with code from
-    outside transformers, which may look at less of a long text than masks and its config say. Rounding adds up over a
-    long text, so that more of a difference is allowed."""
+@dataclass(frozen=True)
+class _LongText:
+    """A long text, its two branches, and the logits behind them by a plain forward pass, of shape `(2, vocab_size)`."""
+
+    ids: list[int]
+    tails: list[list[int]]
+    logits: torch.Tensor
+
+
+def _long_text(model: Any, device: torch.device, ids: list[int]) -> _LongText | None:
+    """What backends are tested on where a model has code from outside transformers, which may look at less of a long
+    text than masks and its config say. `None` for other models, and where this one reads no such text."""
     if not _has_code_of_others(model):
         return None
     config = model.config.get_text_config()
+    trained = trained_length(config)
     limits = [getattr(config, name, None) for name in ("n_positions", "n_ctx", "block_size", "seq_length")]
-    length = min([_LONG_TEXT, *filter(None, (trained_length(config), *limits))])
+    length = min([_LONG_TEXT, *filter(None, (trained, *limits))])
+    if device.type != "cpu" and length == _LONG_TEXT and trained is None:
+        return None  # a table of positions that ends before would be an assertion on the device
     size = min(_LONG_BRANCH, length // 2)
     numbers = random.Random(0)
     text, *tails = (numbers.choices(ids, k=number) for number in (length - size, size, size))
-    if device.type != "cpu" and length == _LONG_TEXT and trained_length(config) is None:
-        return None  # a table of positions that ends before would be an assertion on the device
     try:
         logits, _ = ModelCall(model)(torch.tensor([text + tail for tail in tails], device=device))
     except ForwardError:
-        return None  # the model reads no such text: nothing to compare with
+        return None
+    return _LongText(text, tails, logits[:, -1])
+
+
+def _long_difference(
+    make: Callable[[Any, torch.device], Backend],
+    model: Any,
+    device: torch.device,
+    long: _LongText | None,
+    tolerance: float,
+) -> str | None:
+    """How a backend goes wrong behind a long text, or `None` where it does not. Rounding adds up over a long text, so
+    that more of a difference is allowed."""
+    if long is None:
+        return None
     try:
         backend = make(model, device)
-        (root,) = backend.prefill([text], can_share=False)
-        leaves = [root.add_path(tail)[-1] for tail in tails]
+        (root,) = backend.prefill([long.ids], can_share=False)
+        leaves = [root.add_path(tail)[-1] for tail in long.tails]
         backend.run(leaves)
         found = [leaf.logits for leaf in leaves if leaf.logits is not None]
         for tree in backend.trees:
             tree.close()
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    distance = _distance(torch.stack(found).to(logits.device), logits[:, -1])
-    return (
-        None if distance <= min(0.3, 4 * tolerance) else f"its logits behind {length} tokens are off by {distance:.2g}"
-    )
+    distance = _distance(torch.stack(found).to(long.logits.device), long.logits)
+    if distance <= min(0.3, 4 * tolerance):
+        return None
+    return f"its logits behind {len(long.ids)} tokens are off by {distance:.2g} of their spread"
 
 
 def _has_code_of_others(model: Any) -> bool:

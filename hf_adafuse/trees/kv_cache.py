@@ -162,9 +162,11 @@ def kept_beginnings(states: Sequence[CachedIds], prompts: Sequence[list[int]]) -
         for (read, layers), ids in zip(states, prompts, strict=True)
     ]
     length = min(pad + number for pad, number in zip(pads, known, strict=True))
-    is_cut = [length - pad < _num_columns(layers) for (_, layers), pad in zip(states, pads, strict=True)]
-    if length <= 0 or any(cut and _has_stand_ins(layers) for (_, layers), cut in zip(states, is_cut, strict=True)):
+    if length <= 0:
         return None
+    for (_, layers), pad in zip(states, pads, strict=True):
+        if length - pad < _num_columns(layers) and _has_stand_ins(layers):
+            return None
     rows = [
         [(keys[:, :, : max(0, length - pad)], values[:, :, : max(0, length - pad)]) for keys, values in layers or []]
         for (_, layers), pad in zip(states, pads, strict=True)

@@ -126,13 +126,19 @@ def test_the_bars_are_those_of_the_ensemble(flag, evaluate):
     assert err.count("%|") == err.count("generate_until:")
 
 
-def test_perplexities_have_standard_errors(evaluate, tmp_path):
-    rows = [{"question": text} for text in ("Once upon a time", "She is there.", "There was a big tree in the park")]
+def write_task(tmp_path, rows, form):
+    """A folder with the task `trees`, which asks these rows in this form."""
     write_lines(tmp_path / "rows.jsonl", rows)
     folder = tmp_path / "tasks"
     folder.mkdir()
     beginning = CHOICE.partition("output_type")[0].format(data=tmp_path / "rows.jsonl", cache=tmp_path / "cache")
-    (folder / "trees.yaml").write_text(beginning + ROLLING, encoding="utf-8")
+    (folder / "trees.yaml").write_text(beginning + form, encoding="utf-8")
+    return folder
+
+
+def test_perplexities_have_standard_errors(evaluate, tmp_path):
+    rows = [{"question": text} for text in ("Once upon a time", "She is there.", "There was a big tree in the park")]
+    folder = write_task(tmp_path, rows, ROLLING)
     code, out, _ = evaluate("--members-alone", "--include-path", str(folder), tasks="trees")
     lines = [line.split() for line in out.splitlines()[1:]]
     assert code == 0 and [line[1] for line in lines] == ["word_perplexity"] * 3 + ["bits_per_byte"] * 3
@@ -160,11 +166,7 @@ metric_list:
 def test_perplexities_of_last_words(evaluate, tmp_path):
     """A perplexity is no mean over questions: nothing is said of differences. What an ensemble writes, is not asked."""
     rows = [{"question": text} for text in ("Once upon a", "She is there in the", "There was a big")]
-    write_lines(tmp_path / "rows.jsonl", rows)
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    beginning = CHOICE.partition("output_type")[0].format(data=tmp_path / "rows.jsonl", cache=tmp_path / "cache")
-    (folder / "trees.yaml").write_text(beginning + LAST_WORDS, encoding="utf-8")
+    folder = write_task(tmp_path, rows, LAST_WORDS)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         code, out, err = evaluate("--members-alone", "--include-path", str(folder), tasks="trees")
