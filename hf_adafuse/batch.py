@@ -30,7 +30,7 @@ from .decoding.strategies.registry import make_strategy
 from .ensemble import AdaFuseEnsemble, check_members, names_of
 from .members.structured import read_structured
 from .members.templates import PromptTemplate
-from .members.thoughts import check_thinking
+from .members.thoughts import check_chat_arguments
 from .trees.shared_prefix import KeptPrefixes, prefix_caching
 
 # What is added after the text, with its types; and what all of them are of an answer.
@@ -133,14 +133,9 @@ class AdaFusePredictor:
                 f"`output_column` must be a new column, but is {output_column!r}. Choose a name that is not taken."
             )
         read_structured(structured)
-        check_thinking(thinking, max_thinking_tokens, chat)
-        thoughts = {"thinking": thinking, "max_thinking_tokens": max_thinking_tokens}
-        self._call: dict[str, Any] = {
-            "chat": chat,
-            **thoughts,
-            "max_new_tokens": max_new_tokens,
-            "stop_strings": _stops(stop),
-        }
+        check_chat_arguments(chat, thinking, max_thinking_tokens)
+        self._call: dict[str, Any] = {"chat": chat, "thinking": thinking, "max_thinking_tokens": max_thinking_tokens}
+        self._call |= {"max_new_tokens": max_new_tokens, "stop_strings": _stops(stop)}
         self._call |= {"structured": structured, "do_sample": False}
         self._seed = seed
         self._batch_size = batch_size

@@ -26,7 +26,7 @@ from .members.loading import check_options, find_tokenizer, load_model, load_tok
 from .members.model_handle import ModelHandle
 from .members.prompt_inputs import padding_id, text_inputs
 from .members.thinking import thinking_format
-from .members.thoughts import ThinkingError, check_thinking, thinking_inputs
+from .members.thoughts import ThinkingError, check_chat_arguments, thinking_inputs
 from .members.tools import Offer, with_tools
 from .rounds.round_lists import AdaFuseRoundsBatch
 from .trees.model_call import device_of
@@ -124,13 +124,8 @@ class AdaFuseEnsemble:
             ValueError: prompts or settings cannot be used.
             AdaFuseDecodingError: a member failed.
         """
-        check_thinking(thinking, max_thinking_tokens, chat)
-        given = {"template_kwargs": template_kwargs, "tools": tools, "tool_choice": tool_choice}
-        for name, value in given.items():
-            if not chat and value is not None:
-                raise ValueError(
-                    f"`{name}` must be left out without `chat`, but is {value!r}. Pass `chat=True`, or drop it."
-                )
+        others = {"template_kwargs": template_kwargs, "tools": tools, "tool_choice": tool_choice}
+        check_chat_arguments(chat, thinking, max_thinking_tokens, **others)
         members = self._members_of(kwargs)
         tokenizers = [member.tokenizer for member in members]
         if not chat:

@@ -112,13 +112,18 @@ def _turns(pace: Pace, num_tokens: int, member_index: int) -> Iterator[int | Non
         pace.end()
 
 
-def check_thinking(thinking: str | None, max_thinking_tokens: int | None, chat: bool = True) -> None:
-    """Raises `ValueError` where they are not what [`thinking_inputs`] takes, or are given without `chat`."""
-    for name, value in (("thinking", thinking), ("max_thinking_tokens", max_thinking_tokens)):
+def check_chat_arguments(chat: bool, thinking: str | None, max_thinking_tokens: int | None, **others: Any) -> None:
+    """Raises `ValueError` where an argument for chats is given without `chat`, or [`check_thinking`] does."""
+    for name, value in {"thinking": thinking, "max_thinking_tokens": max_thinking_tokens, **others}.items():
         if not chat and value is not None:
             raise ValueError(
                 f"`{name}` must be left out without `chat`, but is {value!r}. Pass `chat=True`, or drop it."
             )
+    check_thinking(thinking, max_thinking_tokens)
+
+
+def check_thinking(thinking: str | None, max_thinking_tokens: int | None) -> None:
+    """Raises `ValueError` where they are not what [`thinking_inputs`] takes."""
     if thinking is not None and thinking not in MODES:
         raise ValueError(f'`thinking` must be "apart", "main" or "off", but is {thinking!r}. Choose one of these.')
     number = max_thinking_tokens
