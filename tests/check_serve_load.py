@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import random
@@ -396,10 +397,11 @@ def check_load(server, alone, number, clients, seed=0):
     counted = server.counts() - before
     wrong = [one for one, made in zip(requests, answers, strict=True) if made.text != alone.text(one)]
     streamed = [made for one, made in zip(requests, answers, strict=True) if one.body["stream"]]
+    ids = [one.id for one in answers if one.id]
     return {
         "requests": number,
         "lost": sum(one.status != 200 or not one.is_whole or one.error is not None for one in answers),
-        "doubled": number - len({one.id for one in answers}) + int(counted["calls_total"]) - number,
+        "doubled": len(ids) - len(set(ids)) + max(0, int(counted["calls_total"]) - number),
         "other texts": len(wrong),
         "texts": len({one.text for one in answers}),
         "first text, s": percentiles([one.first for one in streamed]),
@@ -407,20 +409,28 @@ def check_load(server, alone, number, clients, seed=0):
     }
 
 
+def cut_into(texts, sizes):
+    """Pieces of these sizes."""
+    rest = iter(texts)
+    return [list(itertools.islice(rest, size)) for size in sizes]
+
+
 def check_speed(server, alone, number, clients, new_tokens=16):
-    """Words per second of the server and of one call of `generate()` with the same prompts and batch size."""
-    prompts = [one.prompt for one in data.held_out(number)]
+    """Words per second of the server and of one call of `generate()` with the same batch size. No prompt is asked
+    twice: the server would know its beginning."""
+    warm_up, *forms = cut_into([one.prompt for one in data.held_out(2 * number + BATCH)], [BATCH, number, number])
     body = {"max_tokens": new_tokens, "temperature": 0}
     made = {}
-    for name, is_streamed in [("whole", False), ("streamed", True)]:
-        requests = [Request(prompt, {**body, "stream": is_streamed}) for prompt in prompts]
+    for name, prompts in zip(["whole", "streamed"], forms, strict=True):
+        requests = [Request(prompt, {**body, "stream": name == "streamed"}) for prompt in [*warm_up, *prompts]]
         ask_all(server, requests[:BATCH], clients)
+        requests = requests[BATCH:]
         before, cpu = server.counts(), server.cpu_seconds
         answers, seconds = ask_all(server, requests, clients)
         cpu, words = server.cpu_seconds - cpu, (server.counts() - before)["words_total"]
         made[name] = {"words/s": words / seconds, "words/CPU s": words / cpu}
     call = {"do_sample": False, "max_new_tokens": new_tokens, "max_batch_size": BATCH}
-    alone.ensemble.rounds(prompts[:BATCH], **call)
+    alone.ensemble.rounds(warm_up, **call)
     began, cpu = time.monotonic(), time.process_time()
     rounds = alone.ensemble.rounds(prompts, **call)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu

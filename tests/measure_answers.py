@@ -13,6 +13,7 @@ rest for each order of the answers and each answer that is rated. Both are run i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -54,7 +55,15 @@ class Alone:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary_of(tokenizer)
         self.form = RatingPrompts(tokenizer, self.vocabulary, Rubric())
         self.passes = 0
-        model.register_forward_pre_hook(lambda *_: setattr(self, "passes", self.passes + 1))
+
+    @contextlib.contextmanager
+    def counted(self):
+        """Passes are counted. The hook goes away again: models with hooks are not run by the package's kernel."""
+        hook = self.model.register_forward_pre_hook(lambda *_: setattr(self, "passes", self.passes + 1))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def answers(self, prompts, max_new_tokens):
         ids, self.mask = padded([self.tokenizer(prompt).input_ids for prompt in prompts], left=True)
@@ -105,13 +114,17 @@ class Alone:
 
 
 def own(members, prompts, questions, method, max_new_tokens):
-    answers = [member.answers(prompts, max_new_tokens) for member in members]
-    for member in members:
-        for of_writer in answers:
-            member.score(of_writer)
-    if method == "peer-review":
+    with contextlib.ExitStack() as stack:
         for member in members:
-            member.rate(questions, answers)
+            member.passes = 0
+            stack.enter_context(member.counted())
+        answers = [member.answers(prompts, max_new_tokens) for member in members]
+        for member in members:
+            for of_writer in answers:
+                member.score(of_writer)
+        if method == "peer-review":
+            for member in members:
+                member.rate(questions, answers)
 
 
 def main():
@@ -124,6 +137,7 @@ def main():
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="where the first run is long enough")
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
     loaded = [
@@ -137,37 +151,35 @@ def main():
     questions = [question_of(loaded[0][1], main_vocabulary, prompt) for prompt in prompts]
     settings = dict(max_new_tokens=args.max_new_tokens, stop_strings=["\n"], do_sample=False)
 
-    def run(name, method, number):
+    def run(name, method):
         if name == "own":
-            own(members, prompts[:number], questions[:number], method, args.max_new_tokens)
+            own(members, prompts, questions, method, args.max_new_tokens)
             return None
-        return ensemble.output(prompts[:number], adafuse_config={"method": method}, **settings)
+        return ensemble.output(prompts, adafuse_config={"method": method}, **settings)
 
     for method in args.methods.split(","):
         clocks = {"wall": time.perf_counter, "processor": time.process_time}
-        ratios, seconds, passes = {clock: [] for clock in clocks}, [], {}
-        for name in ("own", "ours"):
-            run(name, method, 1)
+        ratios, seconds = {clock: [] for clock in clocks}, []
+        if args.warm_up:  # of all prompts: the kernel tries its ways for products of as many rows
+            for name in ("own", "ours"):
+                run(name, method)
         for _ in range(args.repeats):
             spent = {}
             for name in ("own", "ours"):
-                for member in members:
-                    member.passes = 0
                 start = {clock: read() for clock, read in clocks.items()}
-                output = run(name, method, len(prompts))
+                output = run(name, method)
                 spent[name] = {clock: read() - start[clock] for clock, read in clocks.items()}
-                passes[name] = [member.passes for member in members]
             seconds.append(spent["own"]["wall"])
             for clock, found in ratios.items():
                 found.append(spent["ours"][clock] / spent["own"][clock])
-        passes["ours"] = [one["forward_passes"] for one in output.stats["members"]]
+        ours = [one["forward_passes"] for one in output.stats["members"]]
         shown = ", ".join(
             f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}) by the {clock} clock"
             for clock, found in ratios.items()
         )
         sys.stdout.write(
-            f"{method}: {shown}, of the members' own {statistics.median(seconds):.1f} s; passes {passes['ours']} / "
-            f"{passes['own']}\n"
+            f"{method}: {shown}, of the members' own {statistics.median(seconds):.1f} s; passes {ours} / "
+            f"{[member.passes for member in members]}\n"
         )
         sys.stdout.flush()
 

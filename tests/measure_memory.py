@@ -4,8 +4,8 @@ Run by hand; pytest does not collect it:
 
     PYTHONPATH=. python tests/measure_memory.py A B --data triviaqa_dev.jsonl --dtype bfloat16 --method adafuse
 
-Prints megabytes: the resident memory with the members loaded and one token generated, the keys and values of all tokens
-at the end, and the peak over both.
+Prints mebibytes (MiB): the resident memory with the members loaded and one token generated, the keys and values of all
+tokens at the end, and the peak over both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MB = 2**20
+MIB = 2**20
 
 
 def main():
@@ -44,7 +44,7 @@ def measure(args):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from hf_adafuse import AdaFuseEnsemble
-    from hf_adafuse.lab.benchmarks.instruments import kv_bytes_per_token, peak_memory, reset_peak_memory
+    from hf_adafuse.lab.benchmarks.instruments import kv_bytes, peak_memory, reset_peak_memory
 
     dtype, device = getattr(torch, args.dtype), torch.device("cpu")
     members = [
@@ -60,7 +60,7 @@ def measure(args):
     def run(prompts, num_new):
         length = dict(max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False)
         if args.method != "own":
-            ensemble.output(prompts, adafuse_config={"method": args.method}, max_new_tokens=num_new, do_sample=False)
+            ensemble.output(prompts, adafuse_config={"method": args.method}, **length)
             return
         for model, tokenizer in members:
             tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -70,14 +70,16 @@ def measure(args):
     reset_peak_memory(device)
     before = peak_memory(device)
     run(prompts, args.new_tokens)
-    num_tokens = args.batch * (args.prompt_tokens + args.new_tokens)
-    caches = [num_tokens * kv_bytes_per_token(model) for model, _ in members]
+    widths = [max(map(len, tokenizer(prompts).input_ids)) for _, tokenizer in members]
+    caches = [
+        args.batch * kv_bytes(model, width + args.new_tokens) for (model, _), width in zip(members, widths, strict=True)
+    ]
     # One after the other, the members hold one cache at a time.
     held = max(caches) if args.method == "own" else sum(caches)
     peak = peak_memory(device)
     sys.stdout.write(
-        f"{args.method} {args.dtype}: loaded {before / MB:.0f}, caches {held / MB:.0f}, peak {peak / MB:.0f}, over "
-        f"both {(peak - before - held) / MB:.0f}\n"
+        f"{args.method} {args.dtype}: loaded {before / MIB:.0f}, caches {held / MIB:.0f}, peak {peak / MIB:.0f}, over "
+        f"both {(peak - before - held) / MIB:.0f}\n"
     )
 
 

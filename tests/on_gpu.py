@@ -92,7 +92,7 @@ class Place(NamedTuple):
     sizes: Sizes
 
 
-SETTING_SOURCES = {
+PLACES = {
     "cuda": Place("cuda", Sizes()),
     "cpu": Place("cpu", TINY),
 }
@@ -655,13 +655,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (default: 8)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write what was found there, as JSON")
-    parser.add_argument("--device", choices=tuple(SETTING_SOURCES), default="cuda", help="on cpu all sizes are tiny")
+    parser.add_argument("--device", choices=tuple(PLACES), default="cuda", help="on cpu all sizes are tiny")
     parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="these alone")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device` must be cpu, but is cuda: torch sees no GPU here. Pass `--device cpu`.")
     chosen = [part for part in PARTS if args.parts is None or part.name in args.parts]
-    results = run(chosen, SETTING_SOURCES[args.device], 60 * args.minutes, args.out)
+    results = run(chosen, PLACES[args.device], 60 * args.minutes, args.out)
     print(f"\n{table(results)}", flush=True)
     return 0 if all(result.is_right for result in results) else 1
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import on_gpu
 import pytest
-from on_gpu import PARTS, SETTING_SOURCES, Part, Row, run, table
+from on_gpu import PARTS, PLACES, Part, Row, run, table
 from support.cases import random_case
 
 SCRIPT = Path(on_gpu.__file__)
@@ -50,11 +50,11 @@ def test_what_needs_an_extra_is_left_out_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(on_gpu, "METHODS", ("unite", "spans"))
     monkeypatch.setitem(sys.modules, "icu4py", None)
     monkeypatch.setitem(sys.modules, "icu4py.breakers", None)
-    (_, unite), (_, spans) = on_gpu.methods(SETTING_SOURCES["cpu"])
+    (_, unite), (_, spans) = on_gpu.methods(PLACES["cpu"])
     assert unite["right"] and spans == {"left_out": "icu4py is not installed"}
     needs_it = next(number for number in range(40) if random_case(number).config.word_boundary == "unicode")
     monkeypatch.setattr(on_gpu, "random_case", lambda number: random_case(needs_it))
-    place = SETTING_SOURCES["cpu"]
+    place = PLACES["cpu"]
     (cases,) = on_gpu.oracle(place._replace(sizes=dataclasses.replace(place.sizes, cases=1)))
     assert cases.found["equal"] == "1 of 1"
 
@@ -89,7 +89,7 @@ def test_a_part_that_fails_costs_no_other(tmp_path, capsys):
     parts = [Part("raises", 60, yields_and_raises), Part("dies", 60, dies), Part("wrong", 60, is_wrong),
              Part("hangs", 2, hangs), Part("last", 60, yields)]  # fmt: skip
     out = tmp_path / "found.json"
-    results = run(parts, SETTING_SOURCES["cpu"], 240, out)
+    results = run(parts, PLACES["cpu"], 240, out)
     raises, dies_, wrong, hung, last = results
     assert "RuntimeError: a GPU's error" in raises.ended and "yields_and_raises" in raises.ended  # where it came from
     assert dies_.ended == "its process died, exit code 7"
@@ -106,5 +106,5 @@ def test_a_part_that_fails_costs_no_other(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_when_the_time_is_up_the_rest_is_not_reached():
-    hung, last = run([Part("hangs", 60, hangs), Part("last", 60, yields)], SETTING_SOURCES["cpu"], 3)
+    hung, last = run([Part("hangs", 60, hangs), Part("last", 60, yields)], PLACES["cpu"], 3)
     assert hung.ended == "cut off: the time of all parts was up" and last.ended == "not reached" and not last.is_right

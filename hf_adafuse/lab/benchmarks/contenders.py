@@ -7,6 +7,7 @@ implementation.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from ...trees.static_shapes import static_size, uncompiled
 from . import instruments
 from .naive import NaiveMember, naive_decode
 from .results import Measurement
-from .variants import VARIANTS
+from .variants import VARIANTS, with_costs
 
 Prompts = list[list[list[int]]]  # per member, its own ids of each prompt of a batch
 
@@ -61,6 +62,7 @@ class Ensemble:
         self.main = self._ensemble.model
         self.device = self.handles[0].device
         self._static_caches: dict[tuple[int, int, int], StaticCache] = {}
+        self._costs: dict[str, weakref.WeakKeyDictionary[Any, Any]] = {}  # of the variants' passes
         self.bandwidth = instruments.copy_bandwidth(self.device)
 
     @property
@@ -96,8 +98,9 @@ class Ensemble:
         return self.new_ids(self.generate(prompts, config, new_tokens), prompts)
 
     def run_variant(self, name: str, prompts: Prompts, config: AdaFuseConfig, new_tokens: int) -> list[list[int]]:
-        """What `run` returns, with our own code changed as the variant of this name says."""
-        with VARIANTS[name]():
+        """What `run` returns, with our own code changed as the variant of this name says. The variant plans its passes
+        by their own times."""
+        with VARIANTS[name](), with_costs(self._costs.setdefault(name, weakref.WeakKeyDictionary())):
             return self.run(prompts, config, new_tokens)
 
     def run_alone(self, k: int, rows: list[list[int]], num_tokens: int) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from ...transformers_compat import CACHE_NAME
 
 _PEAK_RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
+_ALL_PROCESSORS = Path("/proc/stat")  # see proc(5)
 
 
 class Meter:
@@ -98,19 +101,22 @@ def cache_bytes(cache: Any) -> int:
     return sum(storages.values())
 
 
-def kv_bytes_per_token(model: Any) -> int:
-    """The bytes of one token's keys and values: 2 * layers with attention * KV heads * head size * bytes of a
-    number."""
+def kv_bytes(model: Any, num_tokens: int) -> int:
+    """The bytes of the keys and values that the model's own `generate()` keeps of a text of `num_tokens` tokens: for
+    each token in each layer with attention 2 * KV heads * head size * bytes of a number. A layer with a sliding window
+    keeps the tokens of its window."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     if heads is None:
         return 0
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    with_keys = [kind for kind in kinds or [] if kind.endswith(("attention", "hybrid")) and kind != "linear_attention"]
-    num_layers = len(with_keys) if kinds else config.num_hidden_layers
+    kinds = kinds or ["full_attention"] * config.num_hidden_layers
+    with_keys = [kind for kind in kinds if kind.endswith(("attention", "hybrid")) and kind != "linear_attention"]
+    window = getattr(config, "sliding_window", None) or num_tokens
+    kept = sum(min(num_tokens, window) if kind.startswith("sliding") else num_tokens for kind in with_keys)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * num_layers * kv_heads * head_dim * model.dtype.itemsize)
+    return int(2 * kept * kv_heads * head_dim * model.dtype.itemsize)
 
 
 def weight_bytes(model: Any) -> int:
@@ -122,9 +128,9 @@ def weight_bytes(model: Any) -> int:
     return int(sum(parameter.nbytes for parameter in model.parameters()) - unread)
 
 
-@functools.cache
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: int = 5) -> float:
-    """How many bytes per second the device reads and writes in the fastest of several copies of a large block."""
+    """How many bytes per second the device reads and writes in the fastest of several copies of a large block, by as
+    many threads as torch computes with now."""
     # The block is far larger than a processor's caches, as weights are: both are read from memory.
     num_bytes = num_bytes or (2**30 if device.type == "cuda" else 2**27)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
@@ -162,6 +168,27 @@ def peak_memory(device: torch.device) -> int | None:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
+
+
+class Load:
+    """How many processors other programs keep busy from now on."""
+
+    def __init__(self) -> None:
+        self._start = self._times()
+
+    def so_far(self) -> float:
+        """The mean number of processors. NaN where the system does not say."""
+        busy, own, clock = (now - then for now, then in zip(self._times(), self._start, strict=True))
+        return max((busy - own) / clock, 0.0)  # NaN stays
+
+    @staticmethod
+    def _times() -> tuple[float, float, float]:
+        """Seconds that all processors were busy, that this process took of them, and of the clock."""
+        busy = math.nan
+        if _ALL_PROCESSORS.exists():
+            user, nice, system, _idle, _waiting, *others = map(int, _ALL_PROCESSORS.read_text().split()[1:9])
+            busy = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+        return busy, time.process_time(), time.perf_counter()
 
 
 def timed(device: torch.device, work: Callable[[], Any]) -> tuple[float, Any]:

@@ -27,7 +27,7 @@ METHODS = tuple(name for name in STRATEGIES if name != "adafuse")
 # The default contenders. The naive implementation is not among them: it reads the whole text for each word, which takes
 # minutes.
 DEFAULT_AGAINST = (GREEDY, *VARIANTS)
-# The most warm-up runs of a batch, which end when the kernels' autotuner has nothing left to try.
+# The most warm-up runs of a contender on a batch.
 _MOST_WARM_UPS = 4
 
 
@@ -67,25 +67,19 @@ class BenchJob:
         self._expected: list[list[list[int]]] = []  # for each batch and prompt, the main model's new ids
 
     def warm_up(self) -> None:
-        """Run the ensemble until the autotuner of its kernels tries nothing new, and every other contender once, except
-        the naive implementation. Nothing is timed. Afterwards it is known what text the ensemble writes, and so how
-        many tokens each member has to write alone."""
+        """Run every contender, except the naive implementation, until the autotuner of the kernels tries nothing new.
+        Nothing is timed. Afterwards it is known what text the ensemble writes, and so how many tokens each member has
+        to write alone."""
+        config, new_tokens = self.config, self.result.new_tokens
         for text, prompts in enumerate(self.prompts):
-            output = self._settled(prompts)
+            output = _settled(
+                lambda: self.ensemble.generate(prompts, config, new_tokens, return_dict_in_generate=True)  # noqa: B023
+            )
             self._expected.append(self.ensemble.new_ids(output.sequences, prompts))
             self.result.texts.append(self._text_result(prompts, output))
             for name, run in self._contenders(text):
                 if name not in (OURS, NAIVE):
-                    run()
-
-    def _settled(self, prompts: Prompts) -> Any:
-        """The ensemble's output. It is run until the kernels' autotuner tries nothing new."""
-        for _ in range(_MOST_WARM_UPS):
-            num_trials = Autotuner.num_trials
-            output = self.ensemble.generate(prompts, self.config, self.result.new_tokens, return_dict_in_generate=True)
-            if Autotuner.num_trials == num_trials:
-                break
-        return output
+                    _settled(run)
 
     def measure_once(self, repeat: int) -> None:
         """Run the contenders in turn on each batch of prompts, and keep a sample of each run. `repeat`: the number of
@@ -101,6 +95,10 @@ class BenchJob:
         meter.reset()
         instruments.reset_peak_memory(device)
         seconds, ids = instruments.timed(device, run)
+        num_words = None
+        if name in METHODS:
+            texts = [self.ensemble.handles[0].vocabulary.text(row) for row in ids]
+            num_words = sum(len(split_words(one)) for one in texts)
         sample = TimedRun(
             contender=name,
             text=text,
@@ -111,12 +109,10 @@ class BenchJob:
             tokens=list(meter.tokens),
             kv_peak_bytes=meter.kv_peak_bytes,
             memory_peak_bytes=instruments.peak_memory(device),
+            num_words=num_words,
         )
         self.result.samples.append(sample)
-        if name in METHODS:
-            texts = [self.ensemble.handles[0].vocabulary.text(row) for row in ids]
-            self.result.own_words[name, text] = sum(len(split_words(one)) for one in texts)
-        elif not name.startswith(GREEDY):
+        if name not in METHODS and not name.startswith(GREEDY):
             is_same = self.result.same_text.get(name, True) and ids == self._expected[text]
             self.result.same_text[name] = is_same
 
@@ -141,7 +137,11 @@ class BenchJob:
     def _text_result(self, prompts: Prompts, output: Any) -> TextResult:
         texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
         vocabularies = [handle.vocabulary for handle in self.ensemble.handles]
-        own = [[len(vocabulary.encode(text).ids) for text in texts] for vocabulary in vocabularies]
+        ends = [bool(row and row[-1].ends) for row in output.rounds]  # the end of a text is a token of every member
+        own = [
+            [len(vocabulary.encode(text).ids) + end for text, end in zip(texts, ends, strict=True)]
+            for vocabulary in vocabularies
+        ]
         own[0] = [len(ids) for ids in self._expected[-1]]
         num_tokens = [max(1, *lengths) for lengths in own]
         rounds = [committed for row in output.rounds for committed in row]
@@ -151,13 +151,23 @@ class BenchJob:
             num_words=sum(len(split_words(text)) for text in texts),
             own_tokens=num_tokens,
             own_kv_bytes=sum(
-                instruments.kv_bytes_per_token(model) * len(texts) * (max(map(len, rows)) + new)
+                len(texts) * instruments.kv_bytes(model, max(map(len, rows)) + new)
                 for model, rows, new in zip(self.ensemble.models, prompts, num_tokens, strict=True)
             ),
             num_rounds=len(rounds),
             num_agreed=sum(len(proposers) == len(vocabularies) for proposers in winners),
-            num_ended=sum(bool(row and row[-1].ends) for row in output.rounds),
+            num_ended=sum(ends),
         )
+
+
+def _settled(run: Callable[[], Any]) -> Any:
+    """What `run` returns, once the kernels' autotuner tries nothing new in it."""
+    for _ in range(_MOST_WARM_UPS):
+        num_trials = Autotuner.num_trials
+        output = run()
+        if Autotuner.num_trials == num_trials:
+            break
+    return output
 
 
 def check_against(against: Sequence[str]) -> None:
@@ -215,13 +225,27 @@ def measure(
         `Measurement`: times in seconds, memory in bytes.
 
     Raises:
-        ValueError: a model cannot be a member, prompts do not fit into a context, or a contender is unknown.
+        ValueError: a model cannot be a member, prompts are no batches of equal size or do not fit into a context,
+            `repeats` is below 1, or a contender is unknown.
     """
-    single = [prompt for prompt in prompts if isinstance(prompt, str)]
-    batches = [single] if single else [list(batch) for batch in prompts]
+    batches = _batches_of(prompts)
+    if repeats < 1:
+        raise ValueError(f"`repeats` must be at least 1, but is {repeats}. Times are taken from repeats.")
     with nullcontext() if threads is None else computing_on(threads):
         ensemble = Ensemble(members)
         longest = max(len(row) for batch in batches for row in ensemble.prompts(batch)[0])
         result = ensemble.measurement(longest, len(batches[0]), branches, new_tokens)
         measure_all([BenchJob(ensemble, result, batches, against)], repeats)
     return result
+
+
+def _batches_of(prompts: Any) -> list[list[str]]:
+    """Raises `ValueError` where the prompts are neither one batch nor several of equal size."""
+    is_one = not isinstance(prompts, str) and all(isinstance(prompt, str) for prompt in prompts)
+    batches = [prompts] if is_one else list(prompts)
+    sizes = {0 if isinstance(batch, str) else len(batch) for batch in batches}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(
+            f"`prompts` must be texts, or lists of equally many texts, but is {prompts!r}. Put one text into a list."
+        )
+    return [list(batch) for batch in batches]

@@ -7,6 +7,7 @@ longer than a word. The implementation writes the text that the package writes, 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class NaiveMember:
         self.eos_ids = sorted(eos_ids)
         self.config = config
         self.splitter = WordSplitter(config.max_word_tokens, config.word_boundary)
+        self._can_leave_out_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def propose(self, prefix: list[int]) -> list[NaiveSpan]:
         """The member's candidates after `prefix`, its ids of the text so far. The best branch comes first."""
@@ -59,15 +61,21 @@ class NaiveMember:
     def score(self, prefix: list[int], ids: list[int], ends: bool) -> list[float]:
         """The log-probability (nats) of each of `ids` after `prefix`, and with `ends` that of the end of the text, from
         one full forward pass."""
-        logits = self.model(torch.tensor([prefix + ids], device=self.device), use_cache=False).logits[0]
-        log_probs = logits[len(prefix) - 1 :].float().log_softmax(-1)
+        num_last = len(ids) + 1
+        logits = self._read(prefix + ids, num_last, use_cache=False).logits[0, -num_last:]
+        log_probs = logits.float().log_softmax(-1)
         values = [log_probs[at, token].item() for at, token in enumerate(ids)]
         return [*values, log_probs[-1, self.eos_ids].logsumexp(0).item()] if ends else values
 
     def best_eos(self, ids: list[int]) -> int:
         """The most likely of the ids that end a text, after these ids."""
-        logits = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0, -1]
+        logits = self._read(ids, 1, use_cache=False).logits[0, -1]
         return self.eos_ids[int(logits[self.eos_ids].argmax())]
+
+    def _read(self, ids: list[int], num_last: int, use_cache: bool) -> Any:
+        """A pass over the whole text. Like `generate()`, a model that can makes the logits of the last tokens alone."""
+        options = {"logits_to_keep": num_last} if self._can_leave_out_logits else {}
+        return self.model(torch.tensor([ids], device=self.device), use_cache=use_cache, **options)
 
     def _generate_word(
         self, ids: list[int], first: int | None = None
@@ -77,7 +85,7 @@ class NaiveMember:
         are those behind it."""
         if first in self.eos_ids:
             return [], [], [], True
-        output = self.model(torch.tensor([ids if first is None else [*ids, first]], device=self.device), use_cache=True)
+        output = self._read(ids if first is None else [*ids, first], 1, use_cache=True)
         top, log_probs = self._best(output)
         token = top[0] if first is None else first
         if token in self.eos_ids:

@@ -61,8 +61,8 @@ def format_targets(targets: Sequence[Target]) -> str:
 def as_json(
     measurements: Sequence[Measurement], targets: Sequence[Target], settings: dict[str, Any], load: float = math.nan
 ) -> dict[str, Any]:
-    """Everything as JSON values: machine, versions, settings, raw samples, figures and targets. `load`: the
-    [`load_average`] before the measurements."""
+    """Everything as JSON values: machine, versions, settings, raw samples, figures and targets. `load`: how many
+    processors other programs kept busy meanwhile."""
     return {
         "machine": {name: None if value != value else value for name, value in machine(load).items()},
         "versions": {
@@ -77,14 +77,8 @@ def as_json(
     }
 
 
-def load_average() -> float:
-    """How many processors were busy on average in the last minute. Asked before the work begins, it is the load of
-    other programs. NaN where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
-
-
 def machine(load: float = math.nan) -> dict[str, Any]:
-    """The machine that the figures were taken on. `load`: the [`load_average`] before the measurements."""
+    """The machine that the figures were taken on. `load`: how many processors other programs kept busy meanwhile."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),
@@ -105,7 +99,7 @@ def format_machine(load: float = math.nan) -> str:
     busy = ""
     if m["cpus"] is not None and load > _MOST_LOAD * m["cpus"]:
         busy = (
-            f"NOT TO BE TRUSTED: other programs kept {load:.1f} of {m['cpus']} processors busy before this began. "
+            f"NOT TO BE TRUSTED: other programs kept {load:.1f} of {m['cpus']} processors busy in the meantime. "
             "Repeat it on a quiet machine.\n"
         )
     kernel = "own kernel" if m["kernel"] else "no kernel of our own"

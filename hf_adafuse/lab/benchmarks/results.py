@@ -31,6 +31,7 @@ class TimedRun:
             included.
         kv_peak_bytes (`int`): the most bytes that the members' caches held together.
         memory_peak_bytes (`int`, *optional*): the most bytes that the process had in use, or on CUDA torch.
+        num_words (`int`, *optional*): how many words another method wrote. `None` where the text is ours.
     """
 
     contender: str
@@ -42,6 +43,7 @@ class TimedRun:
     tokens: list[int]
     kv_peak_bytes: int
     memory_peak_bytes: int | None
+    num_words: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,6 @@ class Measurement:
         texts (`list[TextResult]`): what the ensemble wrote, for each batch of prompts.
         samples (`list[TimedRun]`): all runs, in the order in which they were taken.
         same_text (`dict[str, bool]`): for each variant and the naive implementation, whether it wrote what ours wrote.
-        own_words (`dict[tuple[str, int], int]`): how many words other methods wrote, by their name and the index of the
-            batch.
     """
 
     parameters: list[int]
@@ -98,7 +98,6 @@ class Measurement:
     texts: list[TextResult] = field(default_factory=list)
     samples: list[TimedRun] = field(default_factory=list)
     same_text: dict[str, bool] = field(default_factory=dict)
-    own_words: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def contenders(self) -> list[str]:
@@ -134,8 +133,11 @@ class Measurement:
         return self._summed(contender, "tokens")
 
     def words_per_second(self, contender: str) -> float:
-        texts = self.texts_of(contender)
-        words = sum(self.own_words.get((contender, text), self.texts[text].num_words) for text in texts)
+        """The words that a contender wrote, over its time. A member alone writes as many tokens as our text has."""
+        words = 0
+        for text in self.texts_of(contender):
+            own = self.of(contender, text)[0].num_words
+            words += self.texts[text].num_words if own is None else own
         return words / self.seconds(contender)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 from ...decoding.member_turns import MemberTurns
 from ...members.model_handle import ModelHandle
 from ...members.ngram_drafts import NgramDrafts
-from ...trees import model_call
+from ...trees import model_call, pass_costs
 from ...trees.kv_cache_backend import KVCacheBackend
 from .results import NO_KERNEL
 
@@ -73,6 +73,12 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-tree-attention": without_tree_attention,
     NO_KERNEL: without_kernel,
 }
+
+
+def with_costs(known: Any) -> AbstractContextManager[None]:
+    """The times of passes go into `known`, a `weakref.WeakKeyDictionary`, and plan further passes. Without it a
+    variant's slower passes would plan those of others."""
+    return _patched(pass_costs, "_KNOWN", lambda _: known)
 
 
 @contextmanager

@@ -66,7 +66,6 @@ class Workload:
         new_tokens: int = 64,
         num_texts: int = 1,
     ) -> None:
-        check_device(device)
         self.members = default_members() if members is None else members
         self.prompt_text = prompt_text
         self.device = device
@@ -105,7 +104,7 @@ class Workload:
     def _prepare(self, model: Any, size: int | None) -> Any:
         """The model on the wanted device, in the wanted dtype and size, and compiled where that is wanted; a copy of it
         where something must be changed."""
-        dtype = model.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        dtype = getattr(torch, self.dtype)
         if str(model.device.type) != self.device or model.dtype != dtype:
             model = copy.deepcopy(model).to(device=self.device, dtype=dtype)
         if size is not None:
@@ -174,7 +173,7 @@ def grid(
     branches: Sequence[int],
     against: tuple[str, ...],
 ) -> list[Combination]:
-    """Every combination of these lengths, batch sizes and numbers of branches. All batch sizes read the same
-    prompts."""
+    """Every combination of these lengths, batch sizes and numbers of branches. All batch sizes read the same prompts:
+    as many as all of them divide."""
     shapes = itertools.product(prompt_tokens, batches, branches)
-    return [Combination(parameters, tokens, batch, b, against, max(batches)) for tokens, batch, b in shapes]
+    return [Combination(parameters, tokens, batch, b, against, math.lcm(*batches)) for tokens, batch, b in shapes]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...cli.flag_types import count
+from ...cli.flag_types import count, name_list
 
 if TYPE_CHECKING:
     from ..benchmarks.results import Measurement
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Measure what decoding with an ensemble costs: seconds, words/s, forward passes, tokens and memory, for every combination
 of prompt length, batch and number of branches B. Compared, in turn within one run after a warm-up, medians of several
-repeats: each member's own greedy generate() of the same number of tokens, our own code without one of its ideas, and a
-straightforward implementation without any cache. Speed depends on how often the members agree: shown beside it."""
+repeats: each member's own greedy generate() of the same number of tokens, and our own code without one of its ideas;
+where it is asked for, also a straightforward implementation. Speed depends on how often the members agree: shown
+beside it.
+
+In the tables, `/ ours` is a contender's time over the ensemble's, and `same text` says whether it wrote the same. The
+lines below a table have the ensemble's time over that of the member that takes longest alone, and over all members in
+turn."""
 
 # `DEFAULT_AGAINST` of `measuring`, which takes too long to import for `--help`.
 _AGAINST = "greedy,no-score-first,no-subtree,no-look-ahead,no-drafts,no-tree-attention,no-kernel"
@@ -33,7 +38,7 @@ what --against may name:
   no-drafts        no tokens are guessed by what has followed the last ones before
   no-tree-attention  each branch a row of the batch with a copy of the keys above it, not all in one row
   no-kernel        linear layers over few tokens multiply as PyTorch has it, not in the quickest way (CPU)
-  naive            no cache, every word reads the whole text: one repeat, on one text, minutes for long prompts
+  naive            no cache lives longer than a word: one repeat, on one text, minutes for long prompts
 
 examples:
   hf-adafuse bench --parameters 80M --prompt-tokens 20,500 --batch 1,8
@@ -43,7 +48,8 @@ examples:
   hf-adafuse bench --device cuda --dtype bfloat16 --parameters 1B,8B --compile
 
 --device cuda and --compile have not been tried on a GPU by the developers; the weight-reading bound printed under each
-table is what they are to be held against. With --compile the members' own generate() has a static cache, and on a GPU
+table is what they are to be held against. On a GPU each pass waits until it is done, to be timed: calls take longer
+than without. With --compile the members' own generate() has a static cache, and on a GPU
 both are run by CUDA graphs. On two CPU cores the demo pair is compiled 5 to 6 times in its first text, which takes 1.5
 to 2 minutes, and seldom after that."""
 
@@ -84,9 +90,9 @@ def _add_what_is_measured(what: Any) -> None:
     add("--repeats", "3", "of which the medians are taken", count, "N")
     add("--texts", "1", "batches of different prompts, of the largest batch; smaller ones read the same", count, "N")
     add("--threads", "2", "CPU threads", count, "N")
-    add("--against", _AGAINST, "what to compare with, see below", _names, "NAME,...")
+    add("--against", _AGAINST, "what to compare with, see below", name_list, "NAME,...")
     what.add_argument(
-        "--methods", type=_names, metavar="NAME,...",
+        "--methods", type=name_list, metavar="NAME,...",
         help="also compare with other methods, with their defaults, e.g. unite,gac; or all",
     )  # fmt: skip
     what.add_argument("--prompt-file", metavar="FILE", help="cut prompts from this text (default: built-in prose)")
@@ -98,9 +104,8 @@ def _add_what_is_measured(what: Any) -> None:
     what.add_argument(
         "--uneven",
         type=_sizes,
-        default="20M,160M",
         metavar="SIZE,SIZE",
-        help="members of one of the targets (default: 20M,160M)",
+        help="members of one of the targets (default: 20M,160M; with models of your own the target is left out)",
     )
 
 
@@ -108,36 +113,42 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     if args.plot is not None and Path(args.plot).suffix != ".png":
         raise ValueError(f"`--plot` must be a file name that ends in .png, but is {args.plot!r}. Rename it.")
+    for flag, file in (("--json", args.json), ("--plot", args.plot)):
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise ValueError(f"`{flag}` must be a file in a folder that exists, but is {file!r}. Make the folder.")
     from ...cli.members import check_loaded_here
     from ...demo.threads import threads
     from ..benchmarks import report
+    from ..benchmarks.instruments import Load
     from ..benchmarks.measuring import METHODS, check_against
     from ..benchmarks.plot import check_matplotlib, save_plot
 
-    load = report.load_average()
+    load = Load()
     check_loaded_here("bench", args)
     if args.methods is not None:
-        args.against += METHODS if "all" in args.methods else args.methods
+        methods = list(METHODS) if "all" in args.methods else args.methods
+        if unknown := [name for name in methods if name not in METHODS]:
+            raise ValueError(f"`--methods` must be of {', '.join(METHODS)}, but has {unknown}. Check the spelling.")
+        args.against += methods
     check_against(args.against)
     if args.plot is not None:
         check_matplotlib()
     with threads(args.threads):
         workload = _workload(args)
         measured, targets = _measure(args, workload)
-        results = report.as_json(measured, targets, _settings(args), load)
-        machine = report.format_machine(load)
+        results = report.as_json(measured, targets, _settings(args), load.so_far())
+        machine = report.format_machine(load.so_far())
+    # What is printed cannot be lost by a file that cannot be written.
+    if args.json == "-":
+        print(json.dumps(results, allow_nan=False))
+    else:
+        print("\n".join([machine, *map(report.format_measurement, measured)]))
+        if targets:
+            print(report.format_targets(targets))
     if args.json is not None and args.json != "-":
         Path(args.json).write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.plot is not None:
         save_plot(measured, args.plot)
-    if args.json == "-":
-        print(json.dumps(results, allow_nan=False))
-        return 0
-    print(machine)
-    for measurement in measured:
-        print(report.format_measurement(measurement))
-    if targets:
-        print(report.format_targets(targets))
     return 0
 
 
@@ -157,16 +168,18 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 def _measure(args: argparse.Namespace, workload: Workload) -> tuple[list[Measurement], list[Target]]:
     from ..benchmarks.measuring import measure_all
-    from ..benchmarks.targets import evaluate, plan
+    from ..benchmarks.targets import UNEVEN_PARAMETERS, evaluate, plan
     from ..benchmarks.workload import grid
 
     parameters = args.parameters or ()
     combinations: dict[str, Combination]
     if args.targets:
         lengths = sorted(args.prompt_tokens)
-        combinations = plan(parameters, args.uneven, lengths[0], lengths[len(lengths) // 2], lengths[-1])
+        # Members of one's own cannot all be made to any size.
+        uneven = args.uneven or (() if args.model or args.assistant else UNEVEN_PARAMETERS)
+        combinations = plan(parameters, uneven, lengths[0], lengths[len(lengths) // 2], lengths[-1])
     else:
-        made = grid(parameters, args.prompt_tokens, args.batch, args.branches, args.against)
+        made = grid(parameters, args.prompt_tokens, args.batch, args.branches, tuple(args.against))
         combinations = {str(index): combination for index, combination in enumerate(made)}
     jobs = {name: workload.job(combination) for name, combination in combinations.items()}
     measure_all(list(jobs.values()), args.repeats, lambda step: print(f"hf-adafuse: {step}", file=sys.stderr))
@@ -196,7 +209,3 @@ def _size(text: str) -> int:
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))

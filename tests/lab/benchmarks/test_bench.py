@@ -68,9 +68,9 @@ def test_the_command(prompt_file, tmp_path, capsys):
     assert results["settings"]["parameters"] == [1_700_000]
     shapes = [(m["prompt_tokens"], m["batch"], m["branches"]) for m in results["measurements"]]
     assert shapes == [(4, 1, 1), (4, 1, 3), (4, 2, 1), (4, 2, 3)]
-    on, *tables = shown.split("\n\n")
+    on, *tables = shown.rstrip("\n").split("\n\n")
     assert on.startswith(results["machine"]["processor"]) and ", 1 thread; " in on and torch.__version__ in on
-    for measurement, table in zip(results["measurements"], tables, strict=False):
+    for measurement, table in zip(results["measurements"], tables, strict=True):
         assert all(size == pytest.approx(1.7e6, rel=0.06) for size in measurement["parameters"])
         ours, *greedy = recomputed(measurement)
         assert measurement["figures"]["ratio"] == pytest.approx(ours / sum(greedy))
@@ -83,6 +83,30 @@ def test_the_command(prompt_file, tmp_path, capsys):
             assert 0 < sum(sample["model_seconds"]) < sample["seconds"]
             assert sample["kv_peak_bytes"] > 0 and sample["memory_peak_bytes"] > 2**20
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_other_methods_and_variants_in_tables_and_json(prompt_file, tmp_path, capsys):
+    path = tmp_path / "results.json"
+    call = ["bench", "--model", "A", "--assistant", "B", "--prompt-file", prompt_file, "--prompt-tokens", "4"]
+    call += ["--new-tokens", "3", "--batch", "1", "--branches", "1", "--texts", "2", "--repeats", "1"]
+    assert main([*call, "--against", "greedy, no-kernel,naive", "--methods", "unite", "--json", str(path)]) == 0
+    (measurement,) = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+    shown = capsys.readouterr().out
+    rows = [line.split("  ")[0] for line in shown.splitlines()]
+    for name in ("ours", "greedy 1", "greedy 2", "greedy, sum", "no-kernel", "naive (1 text)", "unite"):
+        assert name in rows
+    words = {sample["contender"]: sample["num_words"] for sample in measurement["samples"]}
+    assert words["unite"] > 0 and words["ours"] is words["naive"] is None
+    assert "(without the kernel)" in shown and "cache-less / ours" in shown
+
+
+@pytest.mark.slow
+def test_the_targets_of_members_of_ones_own_leave_out_other_sizes(prompt_file, capsys):
+    call = ["bench", "--model", "A", "--assistant", "B", "--prompt-file", prompt_file, "--new-tokens", "1"]
+    assert main([*call, "--prompt-tokens", "4,5,6", "--repeats", "1", "--threads", "1", "--targets"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("yes\n") + shown.count("no\n") == 8 and "uneven" not in shown
 
 
 @pytest.mark.slow
@@ -118,6 +142,11 @@ def test_the_targets(prompt_file, capsys):
         (["--prompt-tokens", "9000"], "`--prompt-file` must hold at least 9000 tokens"),
         (["--prompt-tokens", "100", "--new-tokens", "1000"], "must fit into the context of"),
         (["--plot", "x.pdf"], "`--plot` must be a file name that ends in .png"),
+        (["--plot", "nowhere/x.png"], "`--plot` must be a file in a folder that exists"),
+        (["--json", "nowhere/x.json"], "`--json` must be a file in a folder that exists"),
+        (["--methods", "magic"], "`--methods` must be of"),
+        (["--methods", "greedy"], "`--methods` must be of"),
+        (["--against", ","], "must be names with commas between"),
         (["--device", "cuda"], "`--device` must be cpu, but is cuda"),
     ],
 )
@@ -142,6 +171,6 @@ def test_sizes():
 def test_the_command_knows_every_contender():
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    assert parser.parse_args([]).against == DEFAULT_AGAINST
+    assert tuple(parser.parse_args([]).against) == DEFAULT_AGAINST
     described = parser.epilog.partition("examples:")[0]
     assert tuple(re.findall(r"^  (\S+)  ", described, flags=re.MULTILINE)) == AGAINST

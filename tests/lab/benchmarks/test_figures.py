@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from dataclasses import replace
 
 import pytest
 from support.tiny import TOKENIZERS
 
+from hf_adafuse.lab.benchmarks import instruments, report, targets, workload
 from hf_adafuse.lab.benchmarks import members as benchmark_members
-from hf_adafuse.lab.benchmarks import report, targets, workload
 from hf_adafuse.lab.benchmarks.measuring import measure_all
 from hf_adafuse.lab.benchmarks.results import Measurement, TextResult, TimedRun
 
@@ -74,10 +76,10 @@ def test_the_pair_that_ships_with_the_package():
 
 def test_all_batches_read_the_same_prompts():
     work = workload.Workload(new_tokens=6, num_texts=2)
-    jobs = [work.job(combination) for combination in workload.grid((), [12], [1, 2, 4], [1], ("greedy",))]
-    assert [[len(batch[0]) for batch in job.prompts] for job in jobs] == [[1] * 8, [2] * 4, [4] * 2]
+    jobs = [work.job(combination) for combination in workload.grid((), [12], [1, 2, 3], [1], ("greedy",))]
+    assert [[len(batch[0]) for batch in job.prompts] for job in jobs] == [[1] * 12, [2] * 6, [3] * 4]
     first, *others = [[tuple(ids) for batch in job.prompts for ids in batch[0]] for job in jobs]
-    assert len(set(first)) == 8 and others == [first, first]
+    assert len(set(first)) == 12 and others == [first, first]
 
 
 def test_the_targets_compare_batches_over_the_same_prompts():
@@ -105,3 +107,32 @@ def test_a_busy_machine_is_named():
     cpus = os.cpu_count()
     assert "NOT TO BE TRUSTED" not in report.format_machine(0.1) + report.format_machine()
     assert f"other programs kept {0.5 * cpus:.1f} of {cpus} processors busy" in report.format_machine(0.5 * cpus)
+
+
+def test_the_load_is_that_of_other_programs(monkeypatch, tmp_path):
+    """Of all processors' busy seconds those of this process are no load; idle and waiting processors are not busy."""
+    stat, ticks = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(instruments, "_ALL_PROCESSORS", stat)
+    clock = {"own": 10.0, "now": 100.0}
+    monkeypatch.setattr(instruments.time, "process_time", lambda: clock["own"])
+    monkeypatch.setattr(instruments.time, "perf_counter", lambda: clock["now"])
+    stat.write_text(f"cpu {9 * ticks} 0 0 500 70 0 0 0 0 0\ncpu0 1 1 1 1\n")
+    load = instruments.Load()
+    clock |= {"own": 14.0, "now": 110.0}
+    stat.write_text(f"cpu {11 * ticks} {1 * ticks} {2 * ticks} 900 900 {1 * ticks} 0 {3 * ticks} 0 0\n")
+    assert load.so_far() == pytest.approx((9 - 4) / 10)
+    stat.unlink()
+    assert math.isnan(load.so_far())
+
+
+def test_rows_of_a_table_say_what_differs():
+    measurement = made_up(
+        {"ours": [[1.0], [1.0]], "greedy 1": [[2.0], [2.0]], "no-kernel": [[3.0], [3.0]], "naive": [[9.0]]}
+    )
+    measurement.same_text = {"ours": True, "no-kernel": False}
+    measurement.texts = [replace(text, num_ended=1) for text in measurement.texts]
+    shown = report.format_measurement(measurement)
+    cells = {line.split("  ")[0]: line.split() for line in shown.splitlines()}
+    assert cells["no-kernel"][-1] == "NO" and cells["ours"][-1] == "yes" and "naive (1 text)" in cells
+    assert "2 of 2 texts ended early" in shown
+    assert re.search(r"alone 0\.500; .*\n.*alone 1\.500; .*\(without the kernel\)", shown)
