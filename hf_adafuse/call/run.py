@@ -16,7 +16,7 @@ from ..decoding.strategies.strategy import Strategy
 from ..members.member import Member
 from ..members.node_logprobs import draw_token
 from ..members.prompt_content import PromptEvidence
-from ..members.rating_prompts import RatingPrompts, question_of
+from ..members.rating_prompts import RatingPrompts, asked_text, question_of
 from ..outputs import AdaFuseOutput
 from ..trees.backend import ForwardError
 from ..trees.shared_prefix import prefix_caching
@@ -143,7 +143,7 @@ def make_strategies(plan: CallPlan) -> list[Strategy]:
     strategies = []
     for ids in plan.inputs.prompts:
         strategy = make_strategy(plan.config)
-        strategy.prompt_text = main.vocabulary.prompt_text(ids)
+        strategy.prompt_text = asked_text(main.tokenizer, main.vocabulary, ids)
         strategy.prepare(main.device)
         strategies.append(strategy)
     return strategies

@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from .mistral_tokenizers import fast_interface
 from .prompt_inputs import check_tokenizer_list, pad_left
+from .thinking import SWITCHES
 from .vocabulary import vocabulary_of
 
 logger = logging.get_logger(__name__)
@@ -161,14 +162,14 @@ def rendered_turn(tokenizer: Any, content: str, **variables: Any) -> tuple[str, 
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`), content (`str`): whose template it is, and the user's message.
-        variables (*optional*): of the template; by default `enable_thinking=False`.
+        variables (*optional*): of the template; by default those that switch thinking off.
 
     Raises:
         ValueError: the template refuses the message.
     """
     tokenizer = fast_interface(tokenizer)
     has_template = bool(_template(tokenizer))
-    options = (variables or {"enable_thinking": False}) if has_template else {"chat_template": PLAIN_TEMPLATE}
+    options = (variables or dict.fromkeys(SWITCHES, False)) if has_template else {"chat_template": PLAIN_TEMPLATE}
     messages = [{"role": "user", "content": content}]
     rule = f"The chat template of every member must take a user's message, but that of {_name(tokenizer)} refuses it"
     with _refusing(rule, "Change that `chat_template`, or leave it out."):
@@ -327,6 +328,16 @@ def _conversations(messages: Sequence[Any]) -> list[list[Any]]:
     return [list(conversation) for conversation in batch]
 
 
+def answer_place(
+    chat: Sequence[Mapping[str, Any]], opens: bool | None = None, continues: bool | str | None = None
+) -> tuple[bool, bool | str]:
+    """Whether an answer is opened behind a chat, and whether the text of its last message is continued, as the
+    arguments of [`chat_inputs`] say."""
+    if continues is None:
+        continues = not opens and chat[-1]["role"] == "assistant"
+    return (not continues if opens is None else opens), continues
+
+
 def _render(
     tokenizer: Any,
     index: int,
@@ -335,13 +346,8 @@ def _render(
     continues: bool | str | None,
     options: dict[str, Any],
 ) -> list[int]:
-    if continues is None:
-        continues = not opens and chat[-1]["role"] == "assistant"
-    options = {
-        **options,
-        "add_generation_prompt": not continues if opens is None else opens,
-        "continue_final_message": continues,
-    }
+    opens, continues = answer_place(chat, opens, continues)
+    options = {**options, "add_generation_prompt": opens, "continue_final_message": continues}
     rule = (
         f"The messages must suit every member's chat template, but that of `tokenizers[{index}]` ({_name(tokenizer)}) "
         "refuses them"

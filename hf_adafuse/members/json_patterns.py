@@ -15,6 +15,8 @@ _PART = re.compile(
 _MAY_BE_LEFT_OUT = re.compile(r"[?*]|\{0")
 # The letters behind a backslash that mean to the library what they mean elsewhere, or that it refuses by itself.
 _KNOWN = frozenset("bBcdDfnpPrsStuvwWx")
+# Of these it takes some for letters in a class of characters.
+_KNOWN_IN_CLASS = _KNOWN - set("BpP")
 # What stands in a JSON string only behind a backslash, and other characters.
 _ESCAPED = '"\\\n\t\r\v\f'
 _PLAIN = "".join(map(chr, range(32, 127))).replace('"', "").replace("\\", "") + "é"
@@ -46,13 +48,22 @@ def why_not_followed(pattern: str) -> str:
     parts = _PART.findall(pattern)
     if any(re.match(r"\(\?<?[=!]", part) for part in parts):
         return "looks around"
-    if unknown := next((escape for part in parts for escape in _letters(part) if escape[1] not in _KNOWN), None):
-        return f"has the escape {unknown}, which the grammar takes for a letter"
+    for part in parts:
+        known = _KNOWN_IN_CLASS if part.startswith("[") else _KNOWN
+        if unknown := next((escape for escape in _letters(part) if escape[1] not in known), None):
+            return f"has the escape {unknown}, which the grammar takes for a letter"
+    if any(re.search(r"\\0|\\x00|\\u0000|\\u\{0+\}", part) for part in parts):
+        return "has the character NUL, which the grammar leaves out"
     # `$` is tested as `^` on the reversed pattern, in which groups open where they closed.
     mirrored = [{"(": ")", ")": "("}.get("(" if part.startswith("(") else part, part) for part in reversed(parts)]
     if _is_inside(parts, "^") or _is_inside(mirrored, "$"):
         return "has an anchor inside"
     return ""
+
+
+def without_line_breaks(pattern: str) -> str:
+    """The pattern in which `.` is any character but a line break, as elsewhere: the library takes it for any."""
+    return "".join("[^\\n]" if part == "." else part for part in _PART.findall(pattern))
 
 
 def _letters(part: str) -> list[str]:

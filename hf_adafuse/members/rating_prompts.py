@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat import rendered_turn
+from .thinking import SWITCHES, closed_at_once, thinking_format, whole_text, without_thoughts
 from .vocabulary import Vocabulary
 
 _RUBRIC = (
@@ -93,6 +94,8 @@ class RatingPrompts:
         # What the template puts behind the message, as it tokenizes it there.
         request = self._request("A")
         text, has_template = rendered_turn(tokenizer, f"{_PROBE}{request}")
+        if form := thinking_format(tokenizer):  # the rating comes at once
+            text += closed_at_once(text, form)
         before, _, after = text.rpartition(request)
         if has_template:
             whole = vocabulary.encode_marks(text)
@@ -126,14 +129,25 @@ class RatingPrompts:
         return _REQUEST.format(letter=letter, max_score=self._max_score)
 
 
+def asked_text(tokenizer: Any, vocabulary: Vocabulary, ids: list[int]) -> str:
+    """The text of a member's prompt without special tokens, and without the thoughts with which it may end: they are no
+    part of what is asked, and for nobody else to read."""
+    form = thinking_format(tokenizer)
+    text = "" if form is None else whole_text(tokenizer, ids)
+    asked = text if form is None else without_thoughts(text, form)
+    return vocabulary.prompt_text(ids if asked == text else vocabulary.encode_marks(asked))
+
+
 def question_of(tokenizer: Any, vocabulary: Vocabulary, text: str) -> str:
-    """What a prompt asks: the text of a single turn without what the chat template has put around it (`"user\\nWho
-    wrote Faust?\\nassistant\\n"` is `"Who wrote Faust?"`), any other text as it is."""
+    """What a prompt without thoughts asks: the text of a single turn without what the chat template has put around it
+    (`"user\\nWho wrote Faust?\\nassistant\\n"` is `"Who wrote Faust?"`), any other text as it is."""
+    form = thinking_format(tokenizer)
     for thinks in (False, True):
         try:
-            turn, has_template = rendered_turn(tokenizer, _PROBE, enable_thinking=thinks)
+            turn, has_template = rendered_turn(tokenizer, _PROBE, **dict.fromkeys(SWITCHES, thinks))
         except ValueError:
             return text
+        turn = turn if form is None else without_thoughts(turn, form)
         shown = vocabulary.prompt_text(vocabulary.encode_marks(turn)) if has_template else turn
         before, _, after = shown.partition(_PROBE)
         is_turn = text.startswith(before) and text.endswith(after) and len(text) > len(before) + len(after)

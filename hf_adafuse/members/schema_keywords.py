@@ -35,6 +35,16 @@ from .keyword_rules import (
     well_formed,
 )
 
+# Keywords whose value is schemas by name, a list of schemas, or a schema.
+_HOLDS_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_HOLDS_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_IS_SCHEMA = frozenset({"items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties"})
+# One of these says which items or properties may come.
+_SAYS_ITEMS = frozenset({"items", "prefixItems", "unevaluatedItems"})
+_SAYS_PROPERTIES = frozenset(
+    {"properties", "patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties"}
+)
+
 
 class Unenforced(NamedTuple):
     """A keyword, the JSON pointer of its schema, and why it is not enforced, where it would be elsewhere."""
@@ -61,9 +71,39 @@ def unenforced_keywords(schema: Any) -> list[Unenforced]:
     Example:
         `{"type": "array", "uniqueItems": True}` gives `[Unenforced("uniqueItems", "", "")]`.
     """
+    schema = opened(schema)
     reader = _Reader(schema)
     reader.read(schema, ())
     return list(dict.fromkeys(reader.found))
+
+
+def opened(schema: Any) -> Any:
+    """
+    A schema of the same meaning in which arrays and objects that say nothing of their items and properties say that any
+    may come. The library allows them none where another keyword stands there.
+
+    Args:
+        schema (`dict` or `bool`): as `json.loads` reads it. It stays as it is.
+
+    Example:
+        `{"type": "array", "maxItems": 3}` gives `{"type": "array", "maxItems": 3, "items": {}}`.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _HOLDS_SCHEMAS and isinstance(value, Mapping):
+            made[keyword] = {name: opened(one) for name, one in value.items()}
+        elif keyword in _HOLDS_LISTS and isinstance(value, list):
+            made[keyword] = [opened(one) for one in value]
+        else:
+            made[keyword] = opened(value) if keyword in _IS_SCHEMA else value
+    types = [] if any(keyword in schema for keyword in EXCLUSIVE_KEYWORDS) else types_read(schema)
+    if "array" in types and not _SAYS_ITEMS & set(schema):
+        made["items"] = {}
+    if "object" in types and not _SAYS_PROPERTIES & set(schema):
+        made["additionalProperties"] = True
+    return made
 
 
 class _Reader:

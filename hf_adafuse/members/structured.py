@@ -15,8 +15,8 @@ import torch
 from transformers import LogitsProcessor
 from transformers.utils import logging
 
-from .json_patterns import why_not_followed
-from .schema_keywords import unenforced_keywords
+from .json_patterns import why_not_followed, without_line_breaks
+from .schema_keywords import opened, unenforced_keywords
 from .vocabulary import Vocabulary
 
 logger = logging.get_logger(__name__)
@@ -227,13 +227,19 @@ def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
     kind, text = structured
     grammars = _library(name or "`structured`").Grammar
     with _compiling(name or f"`structured[{kind!r}]`"):
-        if kind == "json_schema":  # as `json.dumps` writes it: endless whitespace is valid too, and small models know
-            return grammars.from_json_schema(text, any_whitespace=False)
+        if kind == "json_schema":
+            return _grammar_of(json.loads(text), grammars)
         if kind == "structural_tag":
             return grammars.from_structural_tag(json.dumps(_without_whitespace(json.loads(text), grammars)))
         if kind == "regex" and (reason := why_not_followed(text)):
             raise RuntimeError(f"it {reason}")
-        return grammars.from_regex(text) if kind == "regex" else grammars.from_ebnf(text)
+        return grammars.from_regex(without_line_breaks(text)) if kind == "regex" else grammars.from_ebnf(text)
+
+
+def _grammar_of(schema: Any, grammars: Any) -> Any:
+    """The grammar of a JSON schema. Its texts are as `json.dumps` writes them: endless whitespace is valid, too, and
+    small models write it."""
+    return grammars.from_json_schema(json.dumps(opened(schema)), any_whitespace=False)
 
 
 def _without_whitespace(tag: Any, grammars: Any) -> Any:
@@ -243,8 +249,7 @@ def _without_whitespace(tag: Any, grammars: Any) -> Any:
     if not isinstance(tag, dict):
         return tag
     if tag.get("type") == "json_schema" and set(tag) == {"type", "json_schema"}:
-        grammar = grammars.from_json_schema(json.dumps(tag["json_schema"]), any_whitespace=False)
-        return {"type": "grammar", "grammar": str(grammar)}
+        return {"type": "grammar", "grammar": str(_grammar_of(tag["json_schema"], grammars))}
     return {name: _without_whitespace(value, grammars) for name, value in tag.items()}
 
 

@@ -11,6 +11,10 @@ from .mistral_tokenizers import fast_interface
 SWITCHES = ("enable_thinking", "thinking")
 
 
+# What a message of the model begins with where thoughts are a message of their own.
+_MESSAGE = "<|end|><|start|>assistant"
+
+
 @dataclass(frozen=True)
 class ThinkingFormat:
     """
@@ -30,6 +34,11 @@ class ThinkingFormat:
     cut: str = ""
 
     @property
+    def is_message(self) -> bool:
+        """Whether thoughts are a message of their own, and the answer is the next one."""
+        return self.closing.startswith(_MESSAGE)
+
+    @property
     def ending(self) -> str:
         """What closes thoughts that are cut off, up to the answer."""
         return self.cut + self.closing + self.separator
@@ -43,7 +52,7 @@ _FORMATS = (
     ThinkingFormat("<seed:think>", "</seed:think>", "", "\n"),
     ThinkingFormat("[THINK]", "[/THINK]"),
     ThinkingFormat("<|START_THINKING|>", "<|END_THINKING|>"),
-    ThinkingFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ThinkingFormat("<|channel|>analysis<|message|>", f"{_MESSAGE}<|channel|>final<|message|>"),
 )
 
 
@@ -70,9 +79,22 @@ def closed_at_once(prompt: str, form: ThinkingFormat) -> str:
     """What follows a rendered prompt so that its model answers without thinking."""
     if is_closed(prompt, form):
         return ""
-    if form is _FORMATS[-1]:  # a message of thoughts may be left out
-        return form.closing.removeprefix("<|end|><|start|>assistant")
+    if form.is_message:  # which may be left out
+        return form.closing.removeprefix(_MESSAGE)
     return form.ending if is_open(prompt, form) else form.opening + form.cut + form.ending
+
+
+def without_thoughts(prompt: str, form: ThinkingFormat) -> str:
+    """A rendered prompt without what stands behind it for the answer to follow: thoughts, or marks of none."""
+    if is_open(prompt, form):
+        return prompt.rstrip().removesuffix(form.opening)
+    if not is_closed(prompt, form):
+        return prompt
+    before, _, thoughts = prompt.rpartition(form.opening)
+    closing = form.closing.rstrip()
+    if before and thoughts.count(closing) == 1:  # those before are of earlier answers
+        return before
+    return prompt[: prompt.rindex(closing)] + _MESSAGE * form.is_message
 
 
 def thoughts_of(new: str, prompt: str, form: ThinkingFormat) -> str | None:

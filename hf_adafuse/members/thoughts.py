@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from transformers import BatchEncoding, StoppingCriteria
 
-from .chat import chat_inputs
+from .chat import answer_place, chat_inputs
 from .mistral_tokenizers import encode_marks
 from .model_handle import ModelHandle
 from .prompt_inputs import pad_left
@@ -147,7 +147,8 @@ def thinking_inputs(
 
     A member thinks where its chat template marks thoughts (`<think>`, the channels of gpt-oss, and their like). It
     writes them by its own `generate()`. Where they are longer than `max_thinking_tokens`, they are cut off there and
-    closed. A member that answers without having thought begins with an empty answer, like all others.
+    closed. A member that answers without having thought begins with an empty answer, like all others. Where the last
+    message of a chat is continued nobody thinks: the answer has begun.
 
     Args:
         chats (`list[list[dict]]`): conversations.
@@ -183,17 +184,21 @@ def thinking_inputs(
         is_on: chat_inputs(chats, tokenizers, **{**dict.fromkeys(SWITCHES, is_on), **template_kwargs})
         for is_on in (True, False)
     }
+    place = [template_kwargs.get(name) for name in ("add_generation_prompt", "continue_final_message")]
+    opened = [answer_place(chat, *place)[0] for chat in chats]
     made, thoughts = [], []
     for k, (member, tokenizer, form) in enumerate(zip(members, tokenizers, forms, strict=True)):
         inputs = rendered[thinks[k]]
         rows = _unpadded(inputs if k == 0 else inputs["assistant_inputs"][k - 1])
         own = [Thought()] * len(rows)
-        if form is not None and thinks[k]:
-            budget = DEFAULT_BUDGET if max_thinking_tokens is None else max_thinking_tokens
+        begun = [index for index, is_opened in enumerate(opened) if is_opened]
+        if form is not None and begun:
+            budget = (DEFAULT_BUDGET if max_thinking_tokens is None else max_thinking_tokens) if thinks[k] else 0
             how = {**(sampling or {}), **({} if end == math.inf else {"max_time": max(end - time.monotonic(), 0.001)})}
-            rows, own = _Thinker(member, k, form, budget, how).think(rows)
-        elif form is not None:
-            rows = [row + encode_marks(tokenizer, closed_at_once(whole_text(tokenizer, row), form)) for row in rows]
+            behind = _Thinker(member, k, form, budget, how).think([rows[index] for index in begun])
+            for index, row, thought in zip(begun, *behind, strict=True):
+                rows[index] = row
+                own[index] = thought
         made.append(pad_left(rows, tokenizer))
         thoughts.append(own)
     return BatchEncoding({**made[0], "assistant_inputs": made[1:]}), [list(row) for row in zip(*thoughts, strict=True)]
@@ -226,8 +231,10 @@ class _Thinker:
         for row, new in zip(rows, written, strict=True):
             prompt, text = whole_text(tokenizer, row), whole_text(tokenizer, new)
             own = thoughts_of(text, prompt, form) if self.budget else None
-            if own is None:  # it has answered at once, or may not think
-                end = "" if self.budget else closed_at_once(prompt, form)
+            if own is None:  # it has answered at once, or may not think, or no further than the mark of thoughts
+                is_cut = text and form.opening.startswith(text.lstrip())
+                is_to_be_told = not self.budget or is_cut or form.is_message
+                end = closed_at_once(prompt, form) if is_to_be_told else ""
             elif form.closing in text:
                 # The token that ends the mark may hold a part of what separates it from the answer.
                 behind = text.partition(form.closing)[2]

@@ -287,15 +287,15 @@ class Vocabulary:
             if all(char in self._byte_of_char for char in name):
                 return bytes(self._byte_of_char[char] for char in name)
             return name.encode("utf-8")  # type: ignore[no-any-return]
-        byte = _BYTE_TOKEN.fullmatch(name) if "ByteFallback" in self._decoders else None
-        if byte:
-            return bytes([int(byte.group(1), 16)])
+        if self._is_byte(token):
+            return bytes([int(name[3:5], 16)])
         return self.text([token]).encode("utf-8", "replace")
 
     def _is_byte(self, token: int) -> bool:
-        return "ByteFallback" in self._decoders and bool(
-            _BYTE_TOKEN.fullmatch(self.tokenizer.convert_ids_to_tokens(token))
-        )
+        """Whether a token is one byte. A tokenizer without a known decoder shows it where the byte is no character."""
+        name = self.tokenizer.convert_ids_to_tokens(token)
+        is_named_so = isinstance(name, str) and _BYTE_TOKEN.fullmatch(name)
+        return bool(is_named_so and ("ByteFallback" in self._decoders or "\ufffd" in self.text([token])))
 
     def _find_decode_prefix(self) -> tuple[list[int], str]:
         """The ids and the text of one visible token. Spans are decoded behind it, so that no decoder strips a space

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 
 from hf_adafuse.members.json_patterns import why_unenforced
-from hf_adafuse.members.schema_keywords import Unenforced, unenforced_keywords
+from hf_adafuse.members.schema_keywords import Unenforced, opened, unenforced_keywords
 from hf_adafuse.members.structured import parse_grammar, read_structured
 from hf_adafuse.members.tools import Offer
 
@@ -476,3 +476,53 @@ def test_strict_tools(choice, strict):
 def test_strict_is_of_schemas(given):
     with pytest.raises(ValueError, match=r"^`structured\['strict'\]` must be True or False beside a JSON schema, but"):
         read_structured(given)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "array", "maxItems": 3}, '["a", 1, null]'),
+        ({"type": "array", "uniqueItems": True}, '[["a"], {"b": 1}]'),
+        ({"type": "array", "minItems": 2}, "[1, 2, 3]"),
+        ({"type": "array", "minItems": 0}, "[true]"),
+        ({"type": ["array", "null"], "maxItems": 1}, "[1]"),
+        ({"type": "object", "maxProperties": 2}, '{"a": [1], "b": 2}'),
+        ({"type": "object", "minProperties": 1}, '{"a": {}}'),
+        ({"type": "object", "required": ["a"]}, '{"a": 1}'),
+        ({"type": "object", "properties": {"tags": {"type": "array", "maxItems": 3}}}, '{"tags": ["a", "b"]}'),
+        ({"type": "array", "items": {"type": "object", "maxProperties": 1}}, '[{"a": 1}]'),
+        ({"anyOf": [{"type": "array", "minItems": 1}, {"type": "null"}]}, "[0]"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "array", "minItems": 1}}}, "[0]"),
+        ({"prefixItems": [INTEGER, {"type": "array", "maxItems": 1}], "type": "array"}, "[1, [2]]"),
+    ],
+)
+def test_what_says_nothing_of_items_and_properties_allows_any(schema, text):
+    """The library allows none of them beside another keyword."""
+    assert is_valid(schema, text) and allows(schema, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "array", "maxItems": 1}, "[1, 2]"),
+        ({"type": "array", "minItems": 2}, "[1]"),
+        ({"type": "object", "maxProperties": 1}, '{"a": 1, "b": 2}'),
+        ({"type": "object", "properties": {}}, '{"a": 1}'),  # a tool without arguments
+        ({"type": "object", "properties": {"a": INTEGER}}, '{"b": 1}'),
+        ({"enum": [{"type": "array", "maxItems": 1}]}, '{"type": "array", "maxItems": 1, "items": {}}'),
+    ],
+)
+def test_what_says_something_is_as_before(schema, text):
+    assert not allows(schema, text)
+
+
+def test_names_that_come_twice_are_reported_where_any_may_come():
+    assert [one.keyword for one in unenforced_keywords({"type": "object", "minProperties": 2})] == ["minProperties"]
+    assert allows({"type": "object", "minProperties": 2}, '{"a": 1, "a": 2}')
+
+
+def test_a_schema_given_is_not_changed():
+    schema = {"type": "object", "properties": {"a": {"type": "array", "maxItems": 3}}}
+    before = json.dumps(schema)
+    assert opened(schema)["properties"]["a"] == {"type": "array", "maxItems": 3, "items": {}}
+    assert json.dumps(schema) == before and opened(True) is True

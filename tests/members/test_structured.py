@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+import xgrammar
 from pydantic import BaseModel
 from support.tiny import TOKENIZERS, eos_ids
 
@@ -157,7 +158,7 @@ def test_scores_of_more_ids_than_the_tokenizer_has():
     assert allowed and max(allowed) < len(TOKENIZERS["byte_level"]())
 
 
-@pytest.mark.parametrize("schema", [{"maxLength": 3}, {"minLength": 1}, {"pattern": "^\\\\s.\\\\W$"}, {}])
+@pytest.mark.parametrize("schema", [{"maxLength": 3}, {"minLength": 1}, {"pattern": r"^\s.\W$"}, {}])
 @pytest.mark.parametrize("name", ["byte_level", "trailing_space", "sentencepiece"])
 def test_no_control_character_comes_into_json(name, schema):
     """Python's reader, as others, refuses them in strings."""
@@ -166,9 +167,16 @@ def test_no_control_character_comes_into_json(name, schema):
     processor = compile_grammar(structured, vocabulary, eos_ids(TOKENIZERS[name]()), "the main model")
     pieces = vocabulary.all_pieces()
     (quote,) = (token for token, piece in enumerate(pieces) if piece == b'"')
-    after = {pieces[token] for token in allowed_after(processor, [quote], len(pieces))}
-    assert after
-    assert not [piece for piece in after if any(byte < 32 for byte in piece)]
+    ids = [quote]
+    for _ in range(3):
+        allowed = allowed_after(processor, ids, len(pieces)) - set(eos_ids(TOKENIZERS[name]()))
+        assert allowed and not [token for token in allowed if any(byte < 32 for byte in pieces[token])]
+        inside = [token for token in allowed if len(pieces[token]) == 1 and pieces[token] not in (b'"', b"\\")]
+        if not inside:
+            break
+        ids.append(min(inside))
+        processor = compile_grammar(structured, vocabulary, eos_ids(TOKENIZERS[name]()), "the main model")
+    assert len(ids) > 1
 
 
 def test_a_grammar_is_compiled_once_for_a_vocabulary_and_its_ends():
@@ -195,7 +203,10 @@ def test_a_member_that_cannot_begin():
     compile_grammar(("regex", "(Yes|no)"), vocabulary, [1], "Bob")
 
 
-@pytest.mark.parametrize("pattern", [r"\A[0-9]{2}\Z", r"ab\z", r"$5", r"a^b", r"[\h]x", r"(?=a)a"])
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\A[0-9]{2}\Z", r"ab\z", r"$5", r"a^b", r"[\h]x", r"(?=a)a", r"[\p{L} ]+", r"[^\P{L}]", r"[\B]", r"a\0", r"\x00"],
+)
 def test_a_regex_of_another_dialect_is_refused(pattern):
     """The library takes `\\A` for a letter, and leaves an anchor inside out."""
     with pytest.raises(ValueError, match=r"`structured\['regex'\]` must be one that compiles, but does not: it "):
@@ -205,3 +216,27 @@ def test_a_regex_of_another_dialect_is_refused(pattern):
 @pytest.mark.parametrize("pattern", [r"^[0-9]{2}$", r"\d+\.\d", r"[\w\-]+\\A", r"\x41|\u0042"])
 def test_ordinary_regexes_compile(pattern):
     parse_grammar(("regex", pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_allowed"),
+    [
+        ("a.b", "axb", True),
+        ("a.b", "a\nb", False),
+        ("a.b", "a\rb", True),
+        (r"a[.]b", "axb", False),
+        (r"a[.]b", "a.b", True),
+        (r"a\.b", "a.b", True),
+        (r"a\\.b", "a\\\nb", False),
+        (r"a[\s\S]b", "a\nb", True),
+        (".{1,3}", "é中a", True),
+        ("(?:.|\n)*", "a\n\nb", True),
+    ],
+)
+def test_a_dot_is_any_character_but_a_line_break(pattern, text, is_allowed):
+    """As Python has it."""
+    assert (re.fullmatch(pattern, text) is not None) == is_allowed
+    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b""], stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(("regex", pattern)))
+    matcher = xgrammar.GrammarMatcher(compiled)
+    assert (matcher.accept_string(text) and matcher.accept_token(256)) == is_allowed

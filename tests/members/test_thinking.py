@@ -14,9 +14,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor
+from hf_adafuse.decoding.reviews import Reviews
 from hf_adafuse.members import thoughts
 from hf_adafuse.members.model_handle import ModelHandle
-from hf_adafuse.members.thinking import closed_at_once, thinking_format, thoughts_of
+from hf_adafuse.members.rating_prompts import RatingPrompts
+from hf_adafuse.members.thinking import closed_at_once, thinking_format, thoughts_of, without_thoughts
 from hf_adafuse.members.thoughts import thinking_inputs
 
 
@@ -162,6 +164,11 @@ def test_random_members_equal_what_is_done_by_hand():
     assert rounds[0].thoughts == thoughts
 
 
+# The last message of the assistant's is left open where it is continued.
+CONTINUED = (
+    "{% for m in messages %}{{ m['content'] }}{{ ' ' if not loop.last or add_generation_prompt }}{% endfor %}"
+    "{% if add_generation_prompt %}bot <think>{% endif %}{# </think> #}"
+)
 GPT_OSS = "{{ '<|start|>assistant' }}{# <|channel|>analysis<|message|> <|channel|>final<|message|> #}"
 
 
@@ -348,3 +355,96 @@ def test_the_check_of_settings_leaves_no_trace():
     by_hand = ensemble.output(inputs, max_new_tokens=4, do_sample=True).rounds[0]
     assert (rounds.text, rounds.thoughts) == (by_hand.text, [one.text for one in thought[0]])
     assert told[0] == inputs["input_ids"].tolist() and told.count("end") == 1
+
+
+@pytest.mark.parametrize("thinking", ["apart", "main", "off"])
+@pytest.mark.parametrize("template", [QWEN, CONTINUED], ids=["own", "opened"])
+def test_nobody_thinks_within_an_answer_that_is_continued(template, thinking, monkeypatch):
+    """The text goes on where the last message ends: no mark comes between, and no tokens are spent on thoughts."""
+    monkeypatch.setattr(thoughts._Thinker, "_write", lambda *_: pytest.fail("a member thinks"))
+    members = AdaFuseEnsemble(pair(template, template)).handles
+    chat = [*CHAT, {"role": "assistant", "content": "blue far"}]
+    made, own = thinking_inputs([chat], members, thinking)
+    for k, one in enumerate([made, *made["assistant_inputs"]]):
+        assert members[k].tokenizer.decode(one["input_ids"][0]).strip().endswith("blue far")
+    assert [one.text for one in own[0]] == [None, None]
+
+
+def test_beside_an_answer_that_is_continued_others_think():
+    members = AdaFuseEnsemble(pair(CONTINUED, CONTINUED)).handles
+    continued = [*CHAT, {"role": "assistant", "content": "blue far"}]
+    batch, own = thinking_inputs([continued, CHAT, continued], members)
+    assert [[one.text for one in of_row] for of_row in own] == [[None] * 2, ["blue dim", "red dim"], [None] * 2]
+    for row, chat in enumerate([continued, CHAT, continued]):
+        alone = thinking_inputs([chat], members)[0]
+        assert batch["input_ids"][row][batch["attention_mask"][row] == 1].tolist() == alone["input_ids"][0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("template", "written", "behind"),
+    [
+        # An answer at once: gpt-oss begins it with a channel, which is no part of the text.
+        (GPT_OSS, "<|channel|>final<|message|>yes", "<|channel|>final<|message|>"),
+        (GPT_OSS, "<|channel|>ana", "<|channel|>final<|message|>"),
+        (QWEN, "yes", ""),
+        ("[THINK][/THINK]", "[THI", "[THINK][/THINK]"),  # cut off within the mark
+        ("[THINK][/THINK]", "", ""),
+    ],
+)
+def test_what_stands_behind_a_prompt_of_a_member_that_has_not_thought(template, written, behind, monkeypatch):
+    """The ids of a text are the text itself here."""
+    monkeypatch.setattr(thoughts, "whole_text", lambda tokenizer, ids: "".join(ids))
+    monkeypatch.setattr(thoughts, "encode_marks", lambda tokenizer, text: list(text))
+    monkeypatch.setattr(thoughts._Thinker, "_write", lambda self, rows: [list(written) for _ in rows])
+    tokenizer = words_tokenizer(template)
+    handle = type("Handle", (), {"tokenizer": tokenizer})()
+    prompts, own = thoughts._Thinker(handle, 0, thinking_format(tokenizer), 8, {}).think([list("<|start|>assistant")])
+    assert "".join(prompts[0]) == "<|start|>assistant" + behind and own[0].text is None
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "asked"),
+    [
+        (QWEN, "user Who?\nbot\n<think>\nit is\n</think>\n\n", "user Who?\nbot\n"),
+        (QWEN, "user Who?\nbot\n<think>\n\n</think>\n\n", "user Who?\nbot\n"),
+        (QWEN, "user Who?\nbot\n", "user Who?\nbot\n"),
+        (QWEN, "user What is <think>?\nbot\n", "user What is <think>?\nbot\n"),
+        (QWEN, "user Who?\nbot\n</think>", "user Who?\nbot\n"),
+        (OPENED, "user Who?\nbot<think>\n", "user Who?\nbot"),
+        (GPT_OSS, "Who?<|end|><|start|>assistant<|channel|>final<|message|>", "Who?<|end|><|start|>assistant"),
+        (
+            GPT_OSS,
+            "Who?<|end|><|start|>assistant<|channel|>analysis<|message|>it"
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+            "Who?<|end|><|start|>assistant",
+        ),
+        (
+            GPT_OSS,
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|end|>Who?"
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|end|>Who?"
+            "<|end|><|start|>assistant",
+        ),
+    ],
+)
+def test_what_is_asked_is_the_prompt_without_thoughts(template, prompt, asked):
+    assert without_thoughts(prompt, thinking_format(words_tokenizer(template))) == asked
+
+
+def test_raters_do_not_read_the_main_models_thoughts(monkeypatch):
+    """The question is what the user has asked, and each rater rates at once."""
+    asked, closings = [], []
+    start, make = Reviews.start, RatingPrompts.__init__
+    monkeypatch.setattr(Reviews, "start", lambda self, questions: asked.extend(questions) or start(self, questions))
+
+    def made(self, tokenizer, *rest):
+        make(self, tokenizer, *rest)
+        closings.append(tokenizer.decode(self._closing))
+
+    monkeypatch.setattr(RatingPrompts, "__init__", made)
+    members = endless()
+    rounds = AdaFuseEnsemble(members, {"method": "peer-review"}).rounds(
+        "was a cat", chat=True, max_thinking_tokens=5, max_new_tokens=3
+    )[0]
+    assert rounds.thoughts[0] and asked == ["was a cat"]
+    assert len(closings) == 2 and all(one.rstrip().endswith("</think>") for one in closings)

@@ -70,7 +70,7 @@ class Strategy:
         config (`AdaFuseConfig`): the settings of the call.
         uses (`tuple[str]`): the fields of `AdaFuseConfig` that the method uses beside those that all methods use. A
             call that changes another field is refused.
-        prompt_text (`str`): the text of the main model's prompt, without special tokens.
+        prompt_text (`str`): the text of the main model's prompt, without special tokens and without thoughts.
         criterion (`str`): the name of the quantity by which it finds a winner, for the trace: `"fused NLL"`.
         highest_wins (`bool`): whether the highest value of that quantity wins. `False`: the lowest.
         samples (`SampledPart`, *optional*): what is drawn in a call with `do_sample=True`. `None`: the method is
