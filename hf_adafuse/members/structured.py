@@ -27,6 +27,8 @@ _WITH_SCHEMAS = ("json_schema", "structural_tag")
 _SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 # JSON of one line has none of these. The library lets them into strings of a given length (its issue 800).
 _CONTROLS = re.compile(rb"[\x00-\x1f]")
+# What stands in such strings in a grammar's text, and what should.
+_CHARACTERS, _JSON_CHARACTERS = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"
 _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -249,7 +251,8 @@ def _without_whitespace(tag: Any, grammars: Any) -> Any:
     if not isinstance(tag, dict):
         return tag
     if tag.get("type") == "json_schema" and set(tag) == {"type", "json_schema"}:
-        return {"type": "grammar", "grammar": str(_grammar_of(tag["json_schema"], grammars))}
+        grammar = str(_grammar_of(tag["json_schema"], grammars))
+        return {"type": "grammar", "grammar": grammar.replace(_CHARACTERS, _JSON_CHARACTERS)}
     return {name: _without_whitespace(value, grammars) for name, value in tag.items()}
 
 

@@ -240,3 +240,15 @@ def test_a_dot_is_any_character_but_a_line_break(pattern, text, is_allowed):
     compiled = xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(("regex", pattern)))
     matcher = xgrammar.GrammarMatcher(compiled)
     assert (matcher.accept_string(text) and matcher.accept_token(256)) == is_allowed
+
+
+@pytest.mark.parametrize("schema", [{"maxLength": 3}, {"minLength": 1}, {}])
+def test_no_control_character_comes_into_the_json_of_a_tag(schema):
+    """Outside of it a text may have line breaks."""
+    content = {"type": "json_schema", "json_schema": {"type": "string", **schema}}
+    tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>\n", "content": content, "end": "\n</a>"}}
+    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b""], stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(read_structured({"structural_tag": tag})))
+    for text, is_allowed in (("xé", True), ("x\ty", False), ("\x01", False), ("\x0b", False)):
+        matcher = xgrammar.GrammarMatcher(compiled)
+        assert matcher.accept_string(f'<a>\n"{text}"\n</a>') == is_allowed, text

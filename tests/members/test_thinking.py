@@ -329,7 +329,7 @@ def test_a_temperature_of_zero_draws_nothing():
     ],
 )
 def test_settings_are_checked_before_members_think(given, message, monkeypatch):
-    monkeypatch.setattr(thoughts._Thinker, "think", lambda *_: pytest.fail("a member has thought"))
+    monkeypatch.setattr(thoughts._Thinker, "_write", lambda *_: pytest.fail("a member has thought"))
     with pytest.raises(ValueError, match=message):
         AdaFuseEnsemble(pair()).rounds("ask", chat=True, **{"max_new_tokens": 2, **given})
 
