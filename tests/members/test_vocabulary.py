@@ -10,7 +10,7 @@ import pytest
 from support.tiny import CORPUS, TOKENIZERS, byte_level, tiny_model, unigram, wordpiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordLevel
-from transformers import ByT5Tokenizer, GemmaTokenizer, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, GemmaTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.decoding.selector import by_word
@@ -236,3 +236,43 @@ def test_words_of_a_text_that_a_tokenizer_normalizes():
         assert encoding.exact == (form == "NFC")
         found = by_word(words, encoding.ids, encoding.ids, vocabulary)
         assert [b"".join(map(vocabulary.piece, ids)).decode() for ids in found] == expected
+
+
+class SlowWithBytes(PreTrainedTokenizer):
+    """A tokenizer in Python with one token for each letter, and others for each byte of what it does not know."""
+
+    def __init__(self, **kwargs):
+        self._names = ["</s>", "▁", *"abcdefghijklmnopqrstuvwxyz", *(f"<0x{byte:02X}>" for byte in range(256))]
+        super().__init__(eos_token="</s>", **kwargs)
+
+    @property
+    def vocab_size(self):
+        return len(self._names)
+
+    def get_vocab(self):
+        return {name: index for index, name in enumerate(self._names)}
+
+    def _tokenize(self, text, **kwargs):
+        names = []
+        for char in text.replace(" ", "▁"):
+            names += [char] if char in self._names else [f"<0x{byte:02X}>" for byte in char.encode()]
+        return names
+
+    def _convert_token_to_id(self, token):
+        return self._names.index(token)
+
+    def _convert_id_to_token(self, index):
+        return self._names[index]
+
+    def convert_tokens_to_string(self, tokens):
+        parts = [bytes([int(t[3:5], 16)]) if t.startswith("<0x") else t.replace("▁", " ").encode() for t in tokens]
+        return b"".join(parts).decode("utf-8", "replace")
+
+
+def test_bytes_of_a_tokenizer_whose_decoder_is_not_known():
+    """A part of a character is its bytes, not those of the mark for what cannot be read."""
+    vocabulary = Vocabulary(SlowWithBytes())
+    text = " a\u12000\u00e9\ufffdb"
+    encoding = vocabulary.encode(text)
+    assert encoding.exact and b"".join(map(vocabulary.piece, encoding.ids)) == text.encode()
+    assert vocabulary.piece(encoding.ids[2]) == "\u1200".encode()[:1]
