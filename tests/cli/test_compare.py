@@ -10,6 +10,8 @@ from support.calls import FORM
 from support.jobs import lines_of, rewrite, write_lines
 
 from hf_adafuse.cli import main
+from hf_adafuse.lab.evaluation.disagreements import compare as pair_results
+from hf_adafuse.lab.evaluation.samples import read_results
 
 ANSWERS = [["Lima"], "Rome", ["42", "forty-two"], "Paris"]
 
@@ -133,7 +135,7 @@ def test_rounds_of_answers_with_other_scores(compare):
     out = compare([answer(2, "Milan", rounds=ours)], [answer(2, "Rome", rounds=theirs)])
     assert "Of each round: the words that were committed, the winner's score" in out
     assert out.endswith(
-        "  (1 rounds before are not shown)\n"
+        "  (1 round before: not shown)\n"
         "    2  [B] 1 word, 0.50, by 0              |   [B] 1 word, 0.50, by 0\n"
         "    3  [C] 1 word, 0.50, by 0              |   [C] 1 word, 0.50, by 0\n"
         "    4 >[Milan] <end> 1 word, 1.50, by 0 1  |  >[Rome] 1 word, 0.25, by 1\n"
@@ -176,6 +178,17 @@ def test_filters_of_lm_eval(compare):
     assert "B - A  +100.0 ± ?" in out
     assert "B - A  +0.0 ± ?" in compare(a, b, "--filter", "flexible")
     assert "`--filter` must be one of ['strict', 'flexible'], but is 'x'" in compare(a, b, "--filter", "x")
+    # B is read by A's filter, and not by its own first one.
+    assert "B - A  +100.0 ± ?" in compare(a, b[::-1])
+    assert "`--filter` must be one of ['flexible'], but is 'strict'. Choose one that b.jsonl has" in compare(a, b[1:])
+
+
+def test_results_of_other_filters_are_not_compared(compare):
+    compare([sample(0, "41", filter="strict")], [sample(0, "42", filter="strict")])
+    a = read_results(compare.folder / "a.jsonl")
+    write_lines(compare.folder / "b.jsonl", [sample(0, "42", filter="flexible")])
+    with pytest.raises(ValueError, match="`filter` must be the same for both files, but is 'strict' for "):
+        pair_results(a, read_results(compare.folder / "b.jsonl"))
 
 
 def test_a_multiple_choice_shows_the_likeliest(compare):
@@ -206,6 +219,7 @@ def test_a_multiple_choice_shows_the_likeliest(compare):
         ([], B, [], "The results must not be empty, but 'a.jsonl' is."),
         (A, B, ["--filter", "x"], "`--filter` must be left out with answers of `hf-adafuse run`"),
         (A, [sample(1, "1")], [], "The files must hold answers to the same questions, but"),
+        ([sample(1, "42")], A, [], "`--filter` must be left out with answers of `hf-adafuse run`, but is 'none' for "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared(a, b, flags, expected, compare):
@@ -235,8 +249,9 @@ def test_answers_of_run_with_rounds(job, tmp_path, capsys):
     assert "`--rounds` must be true, as in the earlier run" in capsys.readouterr().err
 
 
-def test_texts_are_scored_up_to_the_stop_of_their_run(compare):
+def test_texts_are_scored_as_they_stand(compare):
+    """A run has cut them at its stop texts; files of settings are not read, so a broken one changes nothing."""
     (compare.folder / "a.jsonl.settings.json").write_text(json.dumps({"stop": ["\n", "Q:"]}), encoding="utf-8")
     out = compare([answer(1, " Lima\nQ: more")], [answer(1, " Lima\nQ: more")])
-    assert "A  100.0 ± ?" in out
+    assert "A  0.0 ± ?" in out
     assert "B  0.0 ± ?" in out

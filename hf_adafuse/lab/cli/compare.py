@@ -18,9 +18,9 @@ examples:
 
 The files are answers of `hf-adafuse run` to questions with a field `answer` (one, or a list of accepted
 ones), or lm-eval's samples (`--log_samples`). Questions are paired by their line or `doc_id`, and must be the same in
-both. One that only one file has, or whose answer failed, is left out and counted. An answer is scored up to the first
---stop of its run. p is that of the exact sign test; for metrics of 0 or 1, McNemar's exact test. Shown are questions
-with other scores, the largest differences first, then those where the texts alone part."""
+both. One that only one file has, or whose answer failed, is left out and counted. p is that of the exact sign test; for
+metrics of 0 or 1, McNemar's exact test. Shown are questions with other scores, the largest differences first, then
+those where the texts alone part."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact_match (default), f1, contains, last_number, marked_number, chrf or bleu; for lm-eval's samples one "
         "of theirs (default: the first)",
     )
-    parser.add_argument("--filter", metavar="NAME", help="the filter of lm-eval's samples (default: the first)")
+    parser.add_argument("--filter", metavar="NAME", help="the filter of lm-eval's samples (default: A's first)")
     parser.add_argument(
         "--show",
         type=whole_number,
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from ..evaluation.samples import read_results
 
     a = read_results(args.a, args.metric, args.filter)
-    comparison = compare(a, read_results(args.b, a.metric, args.filter))
+    # Metric and filter are A's: B's own first ones may be others.
+    comparison = compare(a, read_results(args.b, a.metric, a.filter or args.filter))
     sys.stdout.write(show_figures(comparison) + "\n")
     if args.show:
         sys.stdout.write("\n" + show_disagreements(comparison, args.show) + "\n")

@@ -62,11 +62,17 @@ def compare(a: Results, b: Results) -> Comparison:
     Pair the answers of two files by the numbers of their questions.
 
     Raises:
-        ValueError: the metrics differ, no question is in both files, or a number stands for different questions.
+        ValueError: the metrics or the filters differ, no question is in both files, or a number stands for different
+            questions.
     """
     if a.metric != b.metric:
         raise ValueError(
             f"`metric` must be the same for both files, but is {a.metric!r} for {str(a.path)!r} and {b.metric!r} for "
+            f"{str(b.path)!r}. Name one."
+        )
+    if None not in (a.filter, b.filter) and a.filter != b.filter:
+        raise ValueError(
+            f"`filter` must be the same for both files, but is {a.filter!r} for {str(a.path)!r} and {b.filter!r} for "
             f"{str(b.path)!r}. Name one."
         )
     failed = {*a.failed, *b.failed}
@@ -157,7 +163,7 @@ def _side_by_side(ones: Sequence[dict[str, Any]], others: Sequence[dict[str, Any
         columns.append([show_round(committed) for committed in rounds[: last + 1]])
     skipped = max(min(map(len, columns)) - 1 - _MOST_ALIKE, 0)
     if skipped:
-        yield f"  ({skipped} rounds before are not shown)"
+        yield f"  ({counted(skipped, 'round')} before: not shown)"
     left, right = (column[skipped:] or ["no rounds"] for column in columns)
     width = max(map(len, left))
     for number, cells in enumerate(zip_longest(left, right, fillvalue=""), start=skipped + 1):

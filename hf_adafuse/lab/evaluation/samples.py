@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...call.answering import cut_at
 from ...cli.questions import answers_of
 from .metrics import METRICS
 
@@ -49,6 +48,7 @@ class Results:
         path (`Path`): the file.
         metric (`str`): the name of the metric of the scores.
         samples (`dict[int, Sample]`): the answers by the numbers of their questions, in the file's order.
+        filter (`str`, *optional*): the filter of lm-eval's samples whose scores are read. `None` for answers of `run`.
         failed (`list[int]`): the numbers of questions whose answer failed (`hf-adafuse run --on-error skip`).
         notes (`list[str]`): what the reader of a comparison should know, like the filter that was chosen.
     """
@@ -56,6 +56,7 @@ class Results:
     path: Path
     metric: str
     samples: dict[int, Sample]
+    filter: str | None = None
     failed: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -79,7 +80,8 @@ def read_results(path: str | Path, metric: str | None = None, filter: str | None
         return _of_lm_eval(path, records, metric, filter)
     if filter is not None:
         raise ValueError(
-            f"`--filter` must be left out with answers of `hf-adafuse run`, but is given for {str(path)!r}. Drop it."
+            f"`--filter` must be left out with answers of `hf-adafuse run`, but is {filter!r} for {str(path)!r}. Drop "
+            "it, and give two files of one kind."
         )
     return _of_run(path, records, metric or DEFAULT_METRIC)
 
@@ -87,7 +89,6 @@ def read_results(path: str | Path, metric: str | None = None, filter: str | None
 def _of_run(path: Path, records: list[Record], metric: str) -> Results:
     if metric not in METRICS:
         raise ValueError(f"`--metric` must be one of {list(METRICS)}, but is {metric!r}. Choose one of these.")
-    stops = _stops(path)
     samples: dict[int, Sample] = {}
     failed: list[int] = []
     for number, record in _numbered(path, records, "line"):
@@ -100,13 +101,13 @@ def _of_run(path: Path, records: list[Record], metric: str) -> Results:
                 f"The answers must have the accepted ones in `input` as `answer`, but line {number} of {str(path)!r} "
                 "has none. Run questions that have the field `answer`."
             )
-        text = cut_at(str(record.get("text", "")), stops)
+        text = str(record.get("text", ""))
         answers = answers_of(question["answer"])
         score = _number(path, number, metric, METRICS[metric](text, answers))
         samples[number] = Sample(
             number, question, str(record.get("prompt", "")), text, answers, score, record.get("rounds") or []
         )
-    return Results(path, metric, samples, failed)
+    return Results(path, metric, samples, failed=failed)
 
 
 def _of_lm_eval(path: Path, records: list[Record], metric: str | None, filter: str | None) -> Results:
@@ -138,7 +139,7 @@ def _of_lm_eval(path: Path, records: list[Record], metric: str | None, filter: s
             _number(path, number, metric, record.get(metric)),
             record.get("rounds") or [],
         )
-    return Results(path, metric, samples, [], notes if len(filters) > 1 else [])
+    return Results(path, metric, samples, chosen, notes=notes if len(filters) > 1 else [])
 
 
 def _read(path: Path) -> list[Record]:
@@ -179,17 +180,6 @@ def _numbered(path: Path, records: Sequence[Record], key: str) -> list[tuple[int
             )
         seen.add(number)
     return [(record[key], record) for record in records]
-
-
-def _stops(path: Path) -> list[str]:
-    """The stop texts of a run, from the settings beside its file."""
-    sidecar = path.with_name(f"{path.name}.settings.json")
-    if not sidecar.is_file():
-        return []
-    try:
-        return list(json.loads(sidecar.read_text(encoding="utf-8")).get("stop") or [])
-    except (ValueError, AttributeError):
-        return []
 
 
 def _number(path: Path, number: int, metric: str, value: Any) -> float:
