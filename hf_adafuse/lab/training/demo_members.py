@@ -241,7 +241,8 @@ def main() -> None:
     if args.lines < 1000:
         parser.error(f"`--lines` must be at least 1000, but is {args.lines}. Read more.")
     args.folder.mkdir(parents=True, exist_ok=True)
-    in_processes([(train_member, index, args.folder, args.lines) for index in args.members])
+    # Each once: two processes must not write one folder.
+    in_processes([(train_member, index, args.folder, args.lines) for index in dict.fromkeys(args.members)])
     sys.stderr.write(f"Saved in {args.folder}: see what they do with `hf-adafuse demo --folder {args.folder}`.\n")
 
 
