@@ -32,8 +32,10 @@ def make_experiment(name: str, num_members: int, peers: Peers | None = None) -> 
             [`usable_peers`]. By default those of the paper.
 
     Raises:
-        ValueError: there are fewer than 2 members.
+        ValueError: there is no such table or figure, or there are fewer than 2 members.
     """
+    if name not in _MAKERS:
+        raise ValueError(f"`name` must be one of {', '.join(NAMES)}, but is {name!r}. Check the spelling.")
     if num_members < 2:
         raise ValueError(f"The members must be 2 or more, but are {num_members}. Name a further one with --assistant.")
     return _MAKERS[name](tuple(range(num_members)), usable_peers()[0] if peers is None else peers)
@@ -56,7 +58,8 @@ def _table1(members: tuple[int, ...], peers: Peers) -> Experiment:
         "AdaFuse without branches (B = 1), beside each member alone and its peers.",
         _SETS,
         [*alone, *_peers(members, peers), ours],
-        [Contrast("AdaFuse - better member", ours, alone)],
+        ours,
+        [Contrast(f"AdaFuse - {'better' if len(alone) == 2 else 'best'} member", ours, alone)],
     )
 
 
@@ -68,6 +71,7 @@ def _table2(members: tuple[int, ...], peers: Peers) -> Experiment:
         "AdaFuse, B = 3, with the first 2, 3, ... members.",
         ("nq",),
         rows,
+        rows[-1],
         [Contrast(f"{row.rule} - 2 members", row, rows[:1]) for row in rows[1:]],
     )
 
@@ -81,6 +85,7 @@ def _figure2(members: tuple[int, ...], peers: Peers) -> Experiment:
         "Rounds of always 1, 2 or 3 greedy words, and AdaFuse (B = 1), which commits up to 3.",
         ("nq",),
         [*rows, adaptive],
+        adaptive,
         [Contrast("adaptive - best fixed", adaptive, rows)],
     )
 
@@ -94,6 +99,7 @@ def _figure3(members: tuple[int, ...], peers: Peers) -> Experiment:
         "Questions that rounds of one word and those of AdaFuse (B = 1) answer differently, round by round.",
         ("nq",),
         [fixed, adaptive],
+        adaptive,
         [Contrast("adaptive - 1 word", adaptive, [fixed])],
     )
 
@@ -106,6 +112,7 @@ def _figure4(members: tuple[int, ...], peers: Peers) -> Experiment:
         "AdaFuse by the number of branches B; without (B = 1) and with branching (B = 3) on all sets.",
         _SETS,
         rows,
+        rows[2],
         [Contrast("B = 3 - B = 1", rows[2], rows[:1])],
         few=[rows[1], *rows[3:]],
         few_tasks=("nq", "triviaqa", "gsm8k", "demo"),
@@ -121,6 +128,7 @@ def _figure5(members: tuple[int, ...], peers: Peers) -> Experiment:
         "decoding of 10 tokens each.",
         ("nq",),
         [*_alone(members), *_peers(members, peers), *ours],
+        ours[-1],
     )
 
 
@@ -133,6 +141,7 @@ def _figure6(members: tuple[int, ...], peers: Peers) -> Experiment:
         "AdaFuse (B = 1) by tau: 0 always commits 3 words, above 1 always one.",
         ("nq",),
         rows,
+        middle,
         [Contrast(f"{row.rule} - tau = 0.7", row, [middle]) for row in rows if row is not middle],
     )
 
@@ -149,6 +158,7 @@ def _figure7(members: tuple[int, ...], peers: Peers) -> Experiment:
         "Branches on the first token of a word (diverse), and token-level beam search cut to the word (beam).",
         ("nq",),
         [*rows["diverse"], *rows["beam"]],
+        rows["diverse"][2],
         [Contrast(f"{one.rule} - beam", one, [other]) for one, other in pairs],
     )
 

@@ -21,6 +21,7 @@ METRIC_NAMES = {
     "spbleu": "spBLEU",
     "bleu": "BLEU",
     "chrf": "chrF",
+    "sentence_chrf": "chrF of each sentence",
 }
 Rows = list[list[str]]
 
@@ -115,6 +116,7 @@ class Report:
             "cells": [self._cell(task, candidate) for task, candidate in self.scores],
             "averages": self._averages(),
             "differences": [one for task in self.tasks for one in self._differences(task)],
+            "average_differences": self._average_differences(),
         }
 
     def _cell(self, task: str, candidate: Contestant) -> dict[str, Any]:
@@ -149,21 +151,36 @@ class Report:
                 found.append({**entry, **_figures(gained[0].difference), "p_value": gained[0].p_value})
         return found
 
+    def _average_differences(self) -> list[dict[str, Any]]:
+        found = []
+        for contrast in self.experiment.contrasts:
+            gains = [gained for task in self.tasks if (gained := self.gain(task, contrast)) is not None]
+            if len(gains) == len(self.tasks) > 1:
+                means = [gain.difference for gain, _ in gains]
+                found.append({"what": contrast.label, **_figures(average(means))})
+        return found
+
     def _units(self) -> str:
         by_metric: dict[str, list[str]] = {}
         for task in self.tasks:
             by_metric.setdefault(next(iter(self.of_task(task).values())).metric, []).append(_label(task))
         named = "; ".join(f"{METRIC_NAMES[metric]} ({', '.join(tasks)})" for metric, tasks in by_metric.items())
-        return f"In points (0 to 100) ± standard error: {named}. Differences are taken on the same questions."
+        text = f"In points (0 to 100) ± standard error: {named}. Differences are taken on the same questions."
+        if any(len(contrast.others) > 1 for contrast in self.experiment.contrasts):
+            text += (
+                " The best of several rows is picked by its score on the same questions. That favours it, so the "
+                "difference to it is a little too small."
+            )
+        return text
 
 
 def table(rows: Rows) -> list[str]:
     """The lines of a Markdown table that can be read as plain text, too. The first row is its head, and numbers are
     flush right."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for number, row in enumerate(rows):
-        first, *others = [cell.replace("|", "\\|") for cell in row]
+    for number, (first, *others) in enumerate(rows):
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
         lines.append(f"| {' | '.join(cells)} |")
         if number == 0:
@@ -219,5 +236,8 @@ def _label(task: str) -> str:
 
 
 def _sentences(left_out: Mapping[str, str]) -> str:
-    reasons = [f"{TASKS.get(name, name)} ({reason.rstrip('.')})" for name, reason in left_out.items()]
-    return f"{'; '.join(reasons)}."
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason.rstrip("."), []).append(TASKS.get(name, name))
+    sentences = [f"{', '.join(alike)} ({reason})" for reason, alike in names.items()]
+    return f"{'; '.join(sentences)}."

@@ -74,6 +74,11 @@ class Scores:
         return Gain(gained, 2 * NormalDist().cdf(-abs(gained.value) / gained.error))
 
     @property
+    def question_metric(self) -> str | None:
+        """The metric by which each question has points of its own; `None` for a score of the whole set."""
+        return None if self.metric in _OF_SETS else self.metric
+
+    @property
     def words_per_round(self) -> float:
         """The mean number of words in a round; NaN where there are no rounds."""
         return sum(self.sizes) / len(self.sizes) if self.sizes else math.nan

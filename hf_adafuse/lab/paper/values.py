@@ -5,9 +5,11 @@ It says whose answers to which questions it is made of, and which answers are co
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from typing import Any
 
 from ...config import AdaFuseConfig
@@ -30,6 +32,7 @@ SHOTS = {"flores_en_de": 0, "flores_de_en": 0}
 # The paper's peer methods by their names in the registry, and what tables call them.
 PEERS = {"blender": "LLM-Blender", "deepen": "DeePEn", "sweetspan": "SweetSpan", "unite": "UniTE"}
 Peers = Mapping[str, Mapping[str, Any]]  # the settings of methods, by what tables call them
+_MOST_LETTERS = 120  # of the name of a folder, without the hash; file systems allow 255 bytes
 _DEFAULTS = {one.name: getattr(AdaFuseConfig(), one.name) for one in fields(AdaFuseConfig)}
 
 
@@ -60,6 +63,7 @@ class Experiment:
         about (`str`): a sentence that says what it shows.
         tasks (`list[str]`): the paper's tasks, from `TASKS`.
         candidates (`list[Contestant]`): who answers, a row each.
+        headline (`Contestant`): the candidate that is drawn where there is no room for all of them.
         contrasts (`list[Contrast]`): the differences that are shown.
         few (`list[Contestant]`): the candidates that answer only `few_tasks`. Empty: all candidates answer all tasks.
         few_tasks (`list[str]`): the tasks of those candidates.
@@ -70,6 +74,7 @@ class Experiment:
     about: str
     tasks: Sequence[str]
     candidates: Sequence[Contestant]
+    headline: Contestant
     contrasts: Sequence[Contrast] = ()
     few: Sequence[Contestant] = field(default=())
     few_tasks: Sequence[str] = ()
@@ -78,6 +83,11 @@ class Experiment:
         """The pairs of a task and a candidate that is asked it, candidate by candidate."""
         pairs = [(task, candidate) for candidate in self.candidates for task in tasks]
         return [(task, one) for task, one in pairs if one not in self.few or task in self.few_tasks]
+
+    def without(self, refused: Collection[Contestant]) -> Experiment:
+        """The experiment without some candidates, and without the differences to and of these."""
+        kept = [one for one in self.contrasts if not {one.candidate, *one.others} & {*refused}]
+        return replace(self, candidates=[one for one in self.candidates if one not in refused], contrasts=kept)
 
 
 def usable_peers(
@@ -134,12 +144,22 @@ def has_spans(candidate: Contestant) -> bool:
 
 
 def slug(candidate: Contestant) -> str:
-    """The name of a candidate's folder, like `1_alone` or `1+2_adafuse_num_branches=1`."""
+    """The name of a candidate's folder, like `1_alone` or `1+2_adafuse_num_branches=1`. A hash of the settings follows
+    where the name does not have them in full: a value may be the path of a model."""
     members = "+".join(str(member + 1) for member in candidate.members)
     if candidate.is_alone:
         return f"{members}_alone"
     settings = dict(candidate.settings)
     options = settings.pop("method_options", {})
-    parts = [settings.pop("method", "adafuse")]
-    parts += [f"{name}={value}" for name, value in sorted([*settings.items(), *options.items()])]
-    return re.sub(r"[^\w.=+-]+", "-", "_".join([members, *parts]))  # a value may be the path of a model
+    method = settings.pop("method", "adafuse")
+    values = {name: str(value) for name, value in sorted([*settings.items(), *options.items()])}
+    whole = "_".join([members, method, *(f"{name}={value}" for name, value in values.items())])
+    plain = "_".join([members, _plain(method), *(f"{name}={_plain(value)}" for name, value in values.items())])
+    if plain == whole and len(plain) <= _MOST_LETTERS:
+        return plain
+    return f"{plain[:_MOST_LETTERS]}-{sha256(json.dumps(candidate.settings, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+def _plain(text: str) -> str:
+    """A text with `-` in place of what parts the names and values of a folder, or is no letter of all systems."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,7 @@ def test_every_row_is_a_method_that_there_is(name, num_members):
     for candidate in experiment.candidates:
         assert candidate.members == everyone[: len(candidate.members)] or candidate.is_alone
         assert candidate.is_alone or isinstance(candidate.config, AdaFuseConfig)
+    assert experiment.headline in experiment.candidates
     for contrast in experiment.contrasts:
         assert {contrast.candidate, *contrast.others} <= set(experiment.candidates)
     names = [slug(candidate) for candidate in experiment.candidates]
@@ -49,6 +51,21 @@ def test_the_settings_of_the_figures():
     assert {one.config for one in make_experiment("table2", 4).candidates} == {AdaFuseConfig()}
     with pytest.raises(ValueError, match="The members must be 2 or more, but are 1"):
         make_experiment("fig2", 1)
+    with pytest.raises(ValueError, match=r"`name` must be one of table1, .*, but is 'fig9'"):
+        make_experiment("fig9", 2)
+
+
+def test_an_experiment_without_some_candidates():
+    experiment = make_experiment("fig7", 2)
+    beams = [one for one in experiment.candidates if one.settings.get("exploration") == "beam"]
+    left = experiment.without(beams)
+    assert left.candidates == experiment.candidates[:5] and left.contrasts == [] and left.headline in left.candidates
+    assert experiment.without([]) == experiment
+
+
+def test_the_best_of_more_than_two_members_is_no_better_one():
+    labels = [make_experiment("table1", number).contrasts[0].label for number in (2, 3)]
+    assert labels == ["AdaFuse - better member", "AdaFuse - best member"]
 
 
 def test_the_same_settings_are_the_same_folder():
@@ -56,8 +73,19 @@ def test_the_same_settings_are_the_same_folder():
     assert slug(adafuse((0, 1), "x", num_branches=3, margin_threshold=0.7)) == "1+2_adafuse"
     assert slug(adafuse((0, 1), "y", num_branches=1)) == "1+2_adafuse_num_branches=1"
     assert slug(Contestant((0, 1), "z", {"method": "sweetspan"})) == "1+2_sweetspan"
-    ranked = {"method": "blender", "method_options": {"ranker": "models/Pair RM", "num_fused": 2}}
-    assert slug(Contestant((0, 1), "z", ranked)) == "1+2_blender_num_fused=2_ranker=models-Pair-RM"
+
+
+@pytest.mark.parametrize("name", ["models/Pair RM", "models-Pair/RM", "models-Pair-RM", "b_num_fused=2", "a" * 300])
+def test_other_settings_are_another_folder(name):
+    def folder(**options):
+        return slug(Contestant((0, 1), "z", {"method": "blender", "method_options": options}))
+
+    own = folder(ranker=name, num_fused=2)
+    assert own.startswith("1+2_blender_num_fused=2_ranker=") and re.fullmatch(r"[A-Za-z0-9.=+_-]{1,140}", own)
+    assert own == folder(num_fused=2, ranker=name)
+    others = ["models Pair/RM", "models-Pair-RM ", f"{name}b", f"{name[:200]}c", f"{name}_num_fused=2"]
+    assert own not in [folder(ranker=other, num_fused=2) for other in others] + [folder(ranker=name)]
+    assert folder(ranker="b", num_fused=2) != folder(num_fused="2_ranker=b")
 
 
 def test_peers_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch):
@@ -74,7 +102,8 @@ def test_peers_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch):
 
 
 def test_a_blender_without_its_ranker_is_not_called_one():
-    assert list(usable_peers(("blender",))[0] or usable_peers(("blender",))[1]) == ["LLM-Blender, by NLL"]
+    found, left_out = usable_peers(("blender",))
+    assert (found, left_out) == ({"LLM-Blender, by NLL": {"method": "blender"}}, {})
 
 
 def test_what_has_rounds_of_words():
@@ -119,7 +148,8 @@ def test_an_average_over_tasks():
 def report(tasks=("nq", "squad")):
     alone, other, ours = Contestant((0,)), Contestant((1,)), adafuse((0, 1), "ours", num_branches=1)
     experiment = replace(make_experiment("table1", 2, {}), candidates=[alone, other, ours])
-    experiment = replace(experiment, contrasts=[replace(experiment.contrasts[0], candidate=ours)])
+    contrast = replace(experiment.contrasts[0], candidate=ours)
+    experiment = replace(experiment, headline=ours, contrasts=[contrast])
     values = {"nq": ([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]), "squad": ([1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0])}
     scores = {
         (task, candidate): read_scores(task, samples(given, [1, 2]), has_spans(candidate))
@@ -137,6 +167,21 @@ def test_the_better_member_is_that_of_each_task():
     rows = made.score_rows()
     assert rows[0] == ["", "NQ", "SQuAD", "average"] and rows[1] == ["n", "4", "4", "8"]
     assert rows[-1] == ["AdaFuse - better member", "+25.0 ± 25.0", "-25.0 ± 25.0", "+0.0 ± 17.7"]
+    (average,) = made.json()["average_differences"]
+    assert (average["what"], average["value"], average["n"]) == ("AdaFuse - better member", 0.0, 8)
+    assert average["standard_error"] == pytest.approx(math.hypot(25, 25) / 2)
+    assert "The best of several rows is picked by its score on the same questions." in made.markdown()
+
+
+def test_a_difference_to_one_row_is_to_no_best_one():
+    made = report()
+    contrast = replace(made.experiment.contrasts[0], others=made.experiment.candidates[:1])
+    assert "The best of" not in replace(made, experiment=replace(made.experiment, contrasts=[contrast])).markdown()
+
+
+def test_reasons_that_are_the_same_are_said_once():
+    made = replace(report(), left_out={"nq": "no file.", "beam": "too much", "squad": "no file."})
+    assert "Left out: NQ, SQuAD (no file); beam (too much)." in made.markdown()
 
 
 def test_markdown_and_json():
@@ -148,13 +193,16 @@ def test_markdown_and_json():
     values = json.loads(json.dumps(with_nulls(made.json()), allow_nan=False))
     assert values["averages"][2]["who"] == "ours" and values["averages"][2]["value"] == 62.5
     assert [cell["words_per_round"] for cell in values["cells"]] == [None, None, 1.5, None, None, 1.5]
-    assert "average" not in report(["nq"]).markdown() and report(["nq"]).json()["averages"] == []
+    alone = report(["nq"])
+    assert "average" not in alone.markdown()
+    assert alone.json()["averages"] == alone.json()["average_differences"] == []
 
 
 def test_cells_that_were_not_asked():
     few = Experiment(
-        "x", "x", "x", ("nq", "squad"), [Contestant((0,)), Contestant((1,))], (), [Contestant((1,))], ("nq",)
-    )
+        "x", "x", "x", ("nq", "squad"), [Contestant((0,)), Contestant((1,))], Contestant((0,)),
+        few=[Contestant((1,))], few_tasks=("nq",),
+    )  # fmt: skip
     assert few.cells(["nq", "squad"]) == [
         ("nq", Contestant((0,))), ("squad", Contestant((0,))), ("nq", Contestant((1,)))
     ]  # fmt: skip
@@ -162,6 +210,7 @@ def test_cells_that_were_not_asked():
     left = {pair: scores for pair, scores in made.scores.items() if pair != ("squad", Contestant((1,)))}
     rows = replace(made, scores=left).score_rows()
     assert rows[3][2:] == ["-", "-"] and rows[-1][2:] == ["-", "-"] and rows[3][1] != "-"
+    assert replace(made, scores=left).json()["average_differences"] == []
 
 
 def test_a_table_is_aligned():
@@ -170,6 +219,7 @@ def test_a_table_is_aligned():
         "|-----|-----------:|",
         "| a   | 10.0 ± 1.0 |",
     ]
+    assert {len(line) for line in table([["", "n|q"], ["a|b|c|d", "1"]])} == {21}
 
 
 def test_a_round_read_back():
