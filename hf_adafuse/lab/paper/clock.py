@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from ...demo.paired import Mean, mean
 from ...generation import disable_adafuse
 from ...members.prompt_inputs import pad_left
 from ..benchmarks.contenders import Ensemble, Prompts
 from ..benchmarks.instruments import timed
+from ..benchmarks.report import machine
 from ..evaluation.candidates import Contestant
 from ..evaluation.contexts import prompt_rows
 from ..evaluation.responses import Responses
@@ -49,8 +53,12 @@ class Clock:
     Args:
         members (`list[tuple]`): each member's model and tokenizer, the main model's first. They are not changed.
         candidates (`list[Contestant]`): what is timed. Every member alone is among them, and ensembles of all members.
-        known (`Responses`): the times that were taken before, by prompt and candidates.
+        known (`Responses`): the times that were taken before, by prompt, candidates and `conditions`.
         on_prompts (`Callable`): told how many prompts were timed, and whether their times were known.
+
+    Attributes:
+        conditions (`dict`): what times depend on beside that: the machine, how many of each member's tensors lie on
+            which device, and torch's version.
     """
 
     def __init__(
@@ -62,6 +70,11 @@ class Clock:
     ) -> None:
         # The models are ordinary ones: `Ensemble` enables AdaFuse on copies of its own.
         self._ensemble = Ensemble([(disable_adafuse(copy.copy(model)), tokenizer) for model, tokenizer in members])
+        self._ensemble.meter.is_on = False  # to time a pass it waits for the GPU, which lengthens the call
+        self.conditions = {name: value for name, value in machine().items() if name != "load"} | {
+            "weights": [Counter(str(one.device) for one in model.parameters()) for model, _ in members],
+            "torch": torch.__version__,
+        }
         self._candidates = list(candidates)
         self._known = known
         self._on_prompts = on_prompts
@@ -73,7 +86,7 @@ class Clock:
 
     def _time(self, prompt: str) -> Seconds:
         # With other candidates all times are taken anew: what changes on the machine must change all of them alike.
-        key = (prompt, sorted(map(slug, self._candidates)))
+        key = (prompt, sorted(map(slug, self._candidates)), self.conditions)
         seconds: Seconds | None = self._known.get("seconds", key)
         self._on_prompts(1, seconds is not None)
         if seconds is None:

@@ -12,6 +12,7 @@ from ...outputs import AdaFuseCandidate, AdaFuseRound
 from ...rounds.trace_text import format_round
 from ..evaluation.disagreements import Comparison, compare, num_alike, parted, show_disagreements
 from ..evaluation.samples import Sample, read_results
+from .report import METRIC_NAMES
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Parting:
         number (`int`): the question's number.
         question (`str`): what was asked.
         answers (`list[str]`): the accepted answers.
-        texts (`tuple[str, str]`), scores (`tuple[float, float]`): both answers and their scores.
+        texts (`tuple[str, str]`): both answers.
+        metric (`str`): the name of the metric of the scores.
+        scores (`tuple[float, float]`): their scores, in points from 0 to 100.
         rounds (`tuple[list[AdaFuseRound], list[AdaFuseRound]]`): both answers' rounds, up to the one in which they
             part.
     """
@@ -32,6 +35,7 @@ class Parting:
     question: str
     answers: list[str]
     texts: tuple[str, str]
+    metric: str
     scores: tuple[float, float]
     rounds: tuple[list[AdaFuseRound], list[AdaFuseRound]]
 
@@ -42,6 +46,7 @@ class Parting:
             "question": self.question,
             "answers": self.answers,
             "texts": list(self.texts),
+            "metric": self.metric,
             "scores": list(self.scores),
             "rounds": [[committed.to_dict() for committed in rounds] for rounds in self.rounds],
         }
@@ -64,7 +69,8 @@ class Disagreements:
     def text(self, labels: tuple[str, str]) -> str:
         """Both answers side by side, then every candidate of the rounds in which they part. `labels`: what the two ways
         of decoding are called."""
-        blocks = [f"A: {labels[0]}, B: {labels[1]}", show_disagreements(self.comparison, len(self.shown))]
+        blocks = [f"A: {labels[0]}, B: {labels[1]}; scores are of {METRIC_NAMES[self.comparison.a.metric]}"]
+        blocks.append(show_disagreements(self.comparison, len(self.shown)))
         for one in self.shown:
             blocks.append(f"question {one.number}, the rounds in which they part, with all candidates:")
             for label, rounds in zip(labels, one.rounds, strict=True):
@@ -72,20 +78,26 @@ class Disagreements:
         return "\n\n".join(blocks)
 
 
-def find_disagreements(a: Path, b: Path, most: int) -> Disagreements:
+def find_disagreements(a: Path, b: Path, most: int, metric: str | None = None) -> Disagreements:
     """
     The questions on which two files of samples part.
 
     Args:
         a, b (`Path`): the files, as `write_samples` writes them, with rounds.
         most (`int`): the most questions that are shown.
+        metric (`str`, *optional*): the metric by which the answers to a question differ. By default the first that the
+            files have for each question.
+
+    Raises:
+        ValueError: a file does not have this metric, or the files do not answer the same questions.
     """
-    comparison = compare(read_results(a), read_results(b))
+    first = read_results(a, metric)
+    comparison = compare(first, read_results(b, first.metric, first.filter))
     by_score, by_text = parted(comparison)
-    return Disagreements(comparison, [_parting(one, other) for one, other in [*by_score, *by_text][:most]])
+    return Disagreements(comparison, [_parting(comparison, *pair) for pair in [*by_score, *by_text][:most]])
 
 
-def _parting(one: Sample, other: Sample) -> Parting:
+def _parting(comparison: Comparison, one: Sample, other: Sample) -> Parting:
     alike = num_alike(*("".join(committed["text"] for committed in sample.rounds) for sample in (one, other)))
     rounds = tuple([read_round(committed) for committed in _until(sample.rounds, alike)] for sample in (one, other))
     return Parting(
@@ -93,7 +105,8 @@ def _parting(one: Sample, other: Sample) -> Parting:
         str(one.question.get("question", "")),
         list(one.question.get("answers", one.answers)),
         (one.text, other.text),
-        (one.score, other.score),
+        comparison.a.metric,
+        (comparison.scale * one.score, comparison.scale * other.score),
         (rounds[0], rounds[1]),
     )
 
