@@ -61,13 +61,14 @@ class AnswersFile:
 
         Args:
             settings (`dict`): what the answers depend on, by flag.
-            overwrite (`bool`, *optional*, defaults to `False`): whether to drop what an earlier run has written.
+            overwrite (`bool`, *optional*, defaults to `False`): whether what an earlier run has written is to be
+                dropped, by [`AnswersFile.start_over`]. It may have other settings then.
 
         Raises:
             ValueError: an earlier run had other settings, or a file was not written by this command.
         """
         self._lock = locked(self.path)
-        sidecar = self.path.with_name(f"{self.path.name}.settings.json")
+        sidecar = self._sidecar
         files = [path for path in [self.path, *self._parts()] if path.stat().st_size]
         if files and not sidecar.exists():
             raise ValueError(
@@ -75,15 +76,21 @@ class AnswersFile:
                 "beside it. Choose another name, or delete it."
             )
         if overwrite:
-            os.truncate(self.path, 0)
-            for path in self._parts():
-                path.unlink()
-        if overwrite or not files:
+            return
+        if not files:
             keep_settings(sidecar, settings)
             return
         check_settings(sidecar, settings, self.path)
         for path in files:
             mend(path)
+
+    def start_over(self, settings: dict[str, Any]) -> None:
+        """Drop what an earlier run has written, and write the settings. The main process calls this after `prepare`,
+        once the models are loaded: a misspelled name costs no answers."""
+        os.truncate(self.path, 0)
+        for path in self._parts():
+            path.unlink()
+        keep_settings(self._sidecar, settings)
 
     def close(self) -> None:
         """Let another run write."""
@@ -145,6 +152,10 @@ class AnswersFile:
             for path in self._parts():
                 path.unlink()
         return moved
+
+    @property
+    def _sidecar(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.settings.json")
 
     def _parts(self) -> list[Path]:
         name = re.compile(re.escape(self.path.name) + r"\.part\d+")

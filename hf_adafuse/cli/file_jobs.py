@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -35,7 +36,8 @@ class FileJob:
         path (`Path`): the file that the records go to.
         questions (`list[Question]`): all questions, the bad ones too.
         settings (`dict`): what the records depend on, by flag. A run that goes on must have the same.
-        load (`Callable`): called before the first question is asked. Returns the function that asks questions.
+        load (`Callable`): loads the models. Called before anything is dropped, else before the first question is
+            asked. Returns the function that asks questions.
         failed (`dict`): what the record of a bad line holds beside its error.
         batch_size (`int`): how many questions are asked at a time.
         is_same (`Callable`): as of [`AnswersFile`].
@@ -72,14 +74,21 @@ class FileJob:
         with closing(answers):
             if processes.index == 0:
                 answers.prepare(self.settings, self.overwrite)
+            load = functools.cache(self.load)
+            if self.overwrite:
+                load()
+                processes.wait()  # until every process has loaded its models
+                if processes.index == 0:
+                    answers.start_over(self.settings)
             processes.wait()
             left = answers.load()
             processes.wait()  # until every process has read what earlier runs have written
             report = _Report(self, answers.num_written, processes.index == 0)
             report.add(answers.collect())
+            writer = _BatchWriter(self, answers, report, load)
             try:
                 with prefix_caching():  # few-shot examples are the same in every batch
-                    has_stopped = self._ask_all(left, answers, processes, report)
+                    has_stopped = self._ask_all(left, writer, processes)
             except KeyboardInterrupt:
                 report.say("interrupted; the same command goes on from here")
                 report.close()
@@ -90,25 +99,24 @@ class FileJob:
             report.close()
         return has_stopped
 
-    def _ask_all(self, left: list[Question], answers: AnswersFile, processes: Processes, report: _Report) -> bool:
+    def _ask_all(self, left: list[Question], writer: _BatchWriter, processes: Processes) -> bool:
         """Ask this process's share of the questions. Returns whether the job has stopped at an error."""
         from ..call.answering import BATCHES_A_CALL
 
         share = max(1, math.ceil(len(left) / self.batch_size / processes.count))  # a process's number of batches
         size = self.batch_size * math.ceil(share / math.ceil(share / BATCHES_A_CALL))
         batches = [left[start : start + size] for start in range(0, len(left), size)]
-        writer = _BatchWriter(self, answers, report)
         return any(writer.answer(batch) for batch in batches[processes.index :: processes.count])
 
 
 class _BatchWriter:
     """Asks batches of questions and writes their records. The job's models are loaded for the first good question."""
 
-    def __init__(self, job: FileJob, answers: AnswersFile, report: _Report) -> None:
+    def __init__(self, job: FileJob, answers: AnswersFile, report: _Report, load: Callable[[], Ask]) -> None:
         self._job = job
         self._answers = answers
         self._report = report
-        self._loaded: Ask | None = None
+        self._load = load
 
     def answer(self, batch: list[Question]) -> bool:
         """Ask some questions. Returns whether the job has stopped at one that failed."""
@@ -119,8 +127,7 @@ class _BatchWriter:
         good = [question for question in batch if question.error is None]
         if not good:
             return False
-        self._loaded = self._loaded or self._job.load()
-        return self._loaded(good, self._write)
+        return self._load()(good, self._write)
 
     def _write(self, record: Record) -> bool:
         """Write a record. Returns whether the job stops there."""

@@ -8,11 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from .. import __version__
 from .flag_types import count
+
+T = TypeVar("T")
+
+# The name of the package's version among the settings of answers.
+_VERSION = "hf_adafuse"
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, asked: str = "prompts", kept: str = "answers") -> None:
@@ -40,38 +46,53 @@ def locked_folder(output: Path) -> Any:
     return locked(output / "lock")
 
 
-def begin_in_folder(sidecar: Path, answers: Sequence[Path], settings: dict[str, Any], overwrite: bool) -> None:
+def begin_in_folder(
+    sidecar: Path, files: Sequence[Path], settings: dict[str, Any], overwrite: bool, load: Callable[[], T]
+) -> T:
     """
-    Begin a job in a folder, or go on with it.
+    Begin a job in a folder, or go on with it. Files are dropped only when the members are loaded: a misspelled name
+    costs no answers.
 
     Args:
         sidecar (`Path`): the file with the settings of the answers.
-        answers (`list[Path]`): the files of answers that are in the folder.
-        settings (`dict`): what answers depend on, by flag.
-        overwrite (`bool`): whether to drop the answers.
+        files (`list[Path]`): what earlier runs have written into the folder.
+        settings (`dict`): what answers depend on beside the version of this package, by flag.
+        overwrite (`bool`): whether to drop these files.
+        load (`Callable`): loads the members.
+
+    Returns:
+        what `load` returns.
 
     Raises:
-        ValueError: the answers there have other settings, or no file says which settings they have.
+        ValueError: the files there have other settings, or no file says which settings they have.
     """
     folder = sidecar.parent
-    if overwrite:
-        for path in answers:
-            path.unlink()
-    elif answers and not sidecar.exists():
-        raise ValueError(
-            f"`--output` must hold {sidecar.name} beside its answers, but {str(folder)!r} does not: nobody knows whose "
-            "they are. Pass --overwrite, or another folder."
-        )
-    elif answers:
+    settings = {_VERSION: __version__, **settings}
+    if files and not overwrite:
+        if not sidecar.exists():
+            raise ValueError(
+                f"`--output` must hold {sidecar.name} beside its answers, but {str(folder)!r} does not: nobody knows "
+                "whose they are. Pass --overwrite, or another folder."
+            )
         check_settings(sidecar, settings, folder)
+    loaded = load()
+    if overwrite:
+        for path in files:
+            path.unlink()
     keep_settings(sidecar, settings)
+    return loaded
 
 
 def keep_settings(sidecar: Path, settings: dict[str, Any]) -> None:
-    """Write settings into a file. A kill leaves the old file or the new one, never a part."""
-    scratch = sidecar.with_name(f"{sidecar.name}.tmp")
-    scratch.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(sidecar)
+    """Write settings into a file."""
+    write_whole(sidecar, json.dumps(settings, indent=1) + "\n")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file. A kill leaves the old file or the new one, never a part."""
+    scratch = path.with_name(f"{path.name}.tmp")
+    scratch.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", errors="replace"))
+    scratch.replace(path)
 
 
 def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
@@ -88,6 +109,11 @@ def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
     for name in {**earlier, **settings}:
         before = earlier.get(name)
         now = settings.get(name)
+        if name == _VERSION and before != now:
+            raise ValueError(
+                f"The answers in {str(path)!r} must be of this version of hf_adafuse, {now}, but are of "
+                f"{before or 'an older one'}. Use that version, another --output, or start over with --overwrite."
+            )
         if before != now and not (_is_left_out(before) and _is_left_out(now)):
             raise ValueError(
                 f"`--{name.replace('_', '-')}` must be {_shown(before)}, as in the earlier run that wrote "

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 from .flag_types import member_name, option
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+# The options of `ServedModel` that say how long a server is waited for, which changes no answer.
+_OPTIONS_OF_WAITING = ("timeout", "deadline", "retries")
 
 
 def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api-key-env") -> None:
@@ -68,7 +70,15 @@ def member_loading(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def member_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What answers depend on, by flag: which members they are of, and how these were loaded."""
+    names = ("model", "assistant", "dtype", "trust_remote_code", "served_tokenizer")
+    options = {name: value for name, value in args.served_option if name not in _OPTIONS_OF_WAITING}
+    return {name: getattr(args, name) for name in names} | {"served_option": options or None}
+
+
 def member_names(paths: Sequence[str]) -> list[str]:
-    """The last parts of the members' names, with a number where several are alike: `["a (1)", "a (2)"]`."""
-    short = [PurePath(path).name for path in paths]
+    """The last parts of the members' names, with a number where several are alike: `["a (1)", "a (2)"]`. `"."` is
+    called as the folder is."""
+    short = [os.path.basename(os.path.abspath(path)) or path for path in paths]
     return [f"{name} ({index})" if short.count(name) > 1 else name for index, name in enumerate(short, start=1)]

@@ -12,7 +12,7 @@ from .few_shot import add_examples, add_prompt_arguments
 from .file_jobs import Ask, FileJob, check_lines
 from .flag_types import count
 from .job_settings import add_job_arguments
-from .member_flags import add_member_arguments, member_loading
+from .member_flags import add_member_arguments, member_loading, member_settings
 from .questions import Template, read_questions
 from .text_flags import SAMPLING, STRUCTURED, add_stop_argument, add_text_arguments, read_text_arguments
 
@@ -121,7 +121,7 @@ def default_template(model: str | None) -> str:
 
 def _settings(args: argparse.Namespace, template: Template) -> dict[str, Any]:
     """What the answers depend on, by flag. Flags that change no answer, like the batch size, are left out."""
-    names = ("model", "assistant", "dtype", "chat", "max_new_tokens", "stop", "rounds", "few_shot", "seed", *SAMPLING)
-    settings = {name: getattr(args, name) for name in names} | {"template": template.text}
+    names = ("chat", "max_new_tokens", "stop", "rounds", "few_shot", "seed", *SAMPLING)
+    settings = member_settings(args) | {name: getattr(args, name) for name in names} | {"template": template.text}
     settings |= {kind: (args.structured or {}).get(kind) for kind in STRUCTURED}
     return settings | given_settings(args)

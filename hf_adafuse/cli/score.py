@@ -13,7 +13,7 @@ from .answers import check_output
 from .few_shot import add_examples, add_prompt_arguments
 from .file_jobs import Ask, FileJob, check_lines, recording
 from .job_settings import add_job_arguments
-from .member_flags import add_member_arguments, member_loading
+from .member_flags import add_member_arguments, member_loading, member_settings
 from .questions import Question, Template, read_questions
 from .run import default_template
 
@@ -78,12 +78,13 @@ def run(args: argparse.Namespace) -> int:
     from .batches import Processes
 
     processes = Processes.find()
-    names = ("model", "assistant", "dtype", "chat", "ends", "words", "few_shot", "answers")
+    names = ("chat", "ends", "words", "few_shot", "answers")
+    settings = member_settings(args) | {name: getattr(args, name) for name in names} | {"template": template.text}
     job = FileJob(
         source=args.questions,
         path=Path(args.output),
         questions=questions,
-        settings={name: getattr(args, name) for name in names} | {"template": template.text},
+        settings=settings,
         load=lambda: _load(args),
         failed={},
         batch_size=args.batch_size,

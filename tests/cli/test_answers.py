@@ -23,6 +23,7 @@ def test_other_settings_are_refused(job, capsys):
         (["--stop", "x", "--threshold", "0.5"], "`--threshold` must be left out, as in the earlier run"),
         (["--stop", "x", "--chat"], "`--chat` must be left out"),
         (["--stop", "x", "--template", "{id}"], "`--template` must be"),
+        (["--stop", "x", "--served-option", "num_steps=2"], "`--served-option` must be left out"),
     ):
         assert job(*more) == 2
         assert message in capsys.readouterr().err
@@ -33,6 +34,9 @@ def test_other_settings_are_refused(job, capsys):
     assert job("--stop", "x") == 2
     assert job.output.read_bytes() == whole
     capsys.readouterr()
+    assert job("--overwrite", "--model", "missing/model", "--template", "{question}") == 2
+    assert "missing/model" in capsys.readouterr().err
+    assert job.output.read_bytes() == whole  # nothing is dropped before the models are loaded
     assert job("--overwrite") == 0
     assert len(lines_of(job.output)) == 1
 

@@ -15,6 +15,7 @@ import hf_adafuse
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.cli import _parser, main
 from hf_adafuse.cli.config_flags import adafuse_config, given_settings, take_members
+from hf_adafuse.cli.member_flags import member_names
 from hf_adafuse.config import PRESETS
 from hf_adafuse.lab.evaluation.candidates import RULES
 
@@ -116,6 +117,14 @@ def test_flags_of_every_job(command):
     args = read(command, "--batch-size", "3", "--overwrite", "--no-progress")
     assert (args.batch_size, args.overwrite, args.progress) == (3, True, False)
     assert read(command, "--progress").progress is True
+
+
+def test_names_of_members(tmp_path, monkeypatch):
+    names = ["org/a", "b/a", "vllm:http://host:8000#m", "folder/"]
+    assert member_names(names) == ["a (1)", "a (2)", "host:8000#m", "folder"]
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert member_names([".", "../other", "/"]) == ["mine", "other", "/"]
 
 
 def test_no_two_jobs_declare_the_same_flag():

@@ -189,8 +189,12 @@ def test_started_again_it_goes_on(evaluate, monkeypatch):
     assert lines_of(evaluate.output / "ensemble" / "samples_nq.jsonl")[:2] == first
     code, _, err = evaluate("--method", "adafuse")
     assert code == 2 and "`--method` must be left out, as in the earlier run" in err and "--overwrite" in err
-    assert evaluate("--method", "adafuse", "--overwrite", "--limit", "1")[0] == 0
-    assert len(asked) == 4
+    kept = {path: path.read_bytes() for path in evaluate.output.rglob("*.*")}
+    code, _, err = evaluate("--overwrite", "--model", "missing/model")
+    assert code == 2 and "missing/model" in err
+    assert {path: path.read_bytes() for path in evaluate.output.rglob("*.*")} == kept
+    assert evaluate("--methods", "adafuse", "--overwrite", "--limit", "1")[0] == 0
+    assert len(asked) == 6 and not (evaluate.output / "ensemble" / "samples_nq.jsonl").exists()
 
 
 def test_a_multiple_choice_of_ones_own(evaluate, tmp_path):

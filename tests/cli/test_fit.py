@@ -166,6 +166,16 @@ def test_the_file_is_read_by_generate_and_by_the_commands(choice, again, monkeyp
     assert capsys.readouterr().out.removesuffix("\n") == output.rounds[0].text
 
 
+def test_nothing_is_dropped_before_the_members_are_loaded(again):
+    folder = again.folder / "adafuse.json.answers"
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for command in ("fit", "headroom", "confidence"):
+        failed = again("--overwrite", "--model", "missing/a", "--assistant", "missing/b", command=command)
+        assert failed.code == 2 and "missing/a" in failed.err
+        left = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert {name: left[name] for name in kept} == kept
+
+
 def test_members_in_another_order_are_refused(again, monkeypatch):
     choosing("select", monkeypatch)
     assert again().code == 0

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 import sys
 
 import pytest
+import torch
 from support.jobs import lines_of, write_lines
+from support.stand_in import StandIn, serving
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_adafuse import demo
+from hf_adafuse import __version__, demo
 from hf_adafuse.cli import main, members
 from hf_adafuse.decoding.strategies import registry
 from hf_adafuse.decoding.strategies.sweetspan import SweetSpan
-from hf_adafuse.lab.cli import paper
+from hf_adafuse.decoding.strategies.unite import UniTE
+from hf_adafuse.lab.benchmarks import instruments
+from hf_adafuse.lab.benchmarks import report as bench_report
+from hf_adafuse.lab.cli import paper, paper_job
 from hf_adafuse.lab.evaluation import translation
 from hf_adafuse.lab.evaluation.language_model import AdaFuseLM
 from hf_adafuse.lab.evaluation.metrics import exact_match
@@ -147,11 +154,24 @@ def test_one_question_has_no_errors(make):
 
 
 def test_another_metric(make, asked):
-    assert make("fig3", "--limit", "10", "--no-plot")[0] == 0
+    assert make("fig3", "--limit", "40", "--no-plot")[0] == 0
     number = len(asked)
-    code, out, _ = make("fig3", "--limit", "10", "--no-plot", "--metric", "f1")
+    by_exact_match = make.read("fig3")["partings"]["demo"]
+    assert {parting["metric"] for parting in by_exact_match} == {"exact_match"}
+    code, out, _ = make("fig3", "--limit", "40", "--no-plot", "--metric", "f1", "--show", "40")
     assert code == 0 and len(asked) == number and "standard error: F1 (demo)" in out
-    (cell, _) = make.read("fig3")["cells"]
+    (cell, other) = make.read("fig3")["cells"]
+    partings = make.read("fig3")["partings"]["demo"]
+    scores = [
+        {sample["doc_id"]: 100 * sample["f1"] for sample in lines_of(make.output / "answers" / folder)}
+        for folder in (f"{one['folder']}/samples_demo.jsonl" for one in (cell, other))
+    ]
+    assert "A: one-word rounds, B: adaptive rounds; scores are of F1" in out
+    assert partings and {parting["metric"] for parting in partings} == {"f1"}
+    for parting in partings:
+        assert parting["scores"] == pytest.approx([of_file[parting["number"]] for of_file in scores])
+    steps = [abs(one - two) for one, two in (parting["scores"] for parting in partings)]
+    assert steps == sorted(steps, reverse=True) and steps[0] > 0
     samples = lines_of(make.output / "answers" / cell["folder"] / "samples_demo.jsonl")
     assert cell["metric"] == "f1"
     assert cell["value"] == pytest.approx(100 * statistics.mean(sample["f1"] for sample in samples))
@@ -192,6 +212,24 @@ def test_rounds_that_part_are_shown_with_their_candidates(make):
     assert (make.output / "fig3.png").stat().st_size > 10_000
 
 
+def test_numbers_come_before_their_picture(make, monkeypatch):
+    flags = ["fig2", "--limit", "2"]
+    assert make(*flags)[0] == 0
+    picture = make.output / "fig2.png"
+    assert picture.exists() and make(*flags, "--no-plot")[0] == 0
+    assert not picture.exists()  # it would be of the earlier run
+
+    def fail(report, path):
+        raise OSError("No space left")
+
+    monkeypatch.setattr(paper_job, "save_scores", fail)
+    for name in ("fig2.json", "fig2.md"):
+        (make.output / name).unlink()
+    assert make(*flags)[0] == 2
+    assert make.read("fig2")["cells"] and (make.output / "fig2.md").exists()
+    assert [path.name for path in make.output.rglob("*.tmp")] == []
+
+
 @pytest.mark.slow
 def test_time(make, monkeypatch):
     clock = iter(range(1, 1000))
@@ -213,24 +251,53 @@ def test_time(make, monkeypatch):
         assert one["tokens_per_second"] == pytest.approx(30 / sum(seconds))
         assert f"{statistics.mean(ratios):.3f} ± " in out
     assert (make.output / "fig5.png").exists()
+    settings = found["settings"]
+    assert (settings["limit"], settings["batch_size"], settings["max_new_tokens"]) == (3, 1, 10)
+    assert settings["conditions"]["threads"] == 1 and settings["conditions"]["torch"] == torch.__version__
+    assert [list(places) for places in settings["conditions"]["weights"]] == [["cpu"]] * 2
+    measured = paper_clock.timed
     monkeypatch.setattr(paper_clock, "timed", None)
     assert make("fig5", "--limit", "3")[:2] == (0, out)
+    # On another processor all times are taken anew.
+    monkeypatch.setattr(paper_clock, "timed", measured)
+    monkeypatch.setattr(bench_report, "_processor", lambda: "another")
+    assert make("fig5", "--limit", "3")[0] == 0
+    again = make.read("fig5")
+    assert again["taken"] != found["taken"] and again["settings"]["conditions"]["processor"] == "another"
+
+
+def test_without_a_limit_the_file_says_how_many_were_timed(make, monkeypatch):
+    monkeypatch.setattr(paper_clock, "timed", lambda device, work: (1.0, None))
+    monkeypatch.setattr(paper, "_NUM_TIMED", 2)
+    monkeypatch.setattr(paper, "_DEMO_LIMIT", 4)
+    assert make("fig5", "--no-plot")[0] == 0
+    found = make.read("fig5")
+    assert len(found["taken"]) == found["settings"]["limit"] == 2
+    assert make("fig2", "--no-plot")[0] == 0 and make.read("fig2")["settings"]["limit"] == 4
 
 
 @pytest.mark.slow
 def test_ten_tokens_are_written_for_the_clock(make, monkeypatch):
-    lengths = []
+    lengths, counted = [], []
+    # No pass of what is timed waits for the device.
+    monkeypatch.setattr(instruments.Meter, "count", lambda *args: counted.append(is_timed))
+    is_timed = False
 
     def timed(device, work):
+        nonlocal is_timed
+        is_timed = True
         made = work()
+        is_timed = False
         lengths.append(None if made is None else made.shape[1])
         return 1.0, made
 
     monkeypatch.setattr(paper_clock, "timed", timed)
     monkeypatch.setattr(paper_clock, "WARM_UPS", 0)
-    assert make("fig5", "--limit", "1")[0] == 0
+    code, _, err = make("fig5", "--limit", "1")
+    assert code == 0, err
     prompt = demo.load_pair()[0][1](demo.test_questions(1)[0].prompt)["input_ids"]
     assert [length for length in lengths if length] == [len(prompt) + 10] * 3
+    assert not any(counted)
 
 
 @pytest.mark.slow
@@ -301,6 +368,75 @@ def test_only_some_tasks_have_all_branches(make, tiny, data):
     assert [cell["who"] for cell in make.read("fig4")["cells"]] == ROWS["fig4"]
 
 
+@pytest.mark.slow
+def test_all_without_the_questions_of_some(make, tiny, data):
+    (data / "nq.jsonl").rename(data / "squad.jsonl")
+    (data / "flores_de_en.jsonl").unlink()
+    code, out, err = make("all", *tiny, "--limit", "1")
+    assert code == 0, err
+    assert {path.stem for path in make.output.glob("*.md")} == {"table1", "fig4"}
+    for name in ("table2", "fig2", "fig3", "fig5", "fig6", "fig7"):
+        assert f"hf-adafuse: {name} is left out: no file nq*.jsonl in " in err
+    assert out.endswith(f"Written in {make.output}: table1, fig4, each as .md, .json\n")
+
+
+@pytest.fixture
+def served(folders, data):
+    """Flags: a member here, and one behind a server."""
+    (data / "flores_de_en.jsonl").unlink()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folders[1]), AutoTokenizer.from_pretrained(folders[1])
+    with serving(StandIn(model.eval(), tokenizer)) as url:
+        flags = ["--model", folders[0], "--assistant", f"vllm:{url}", "--served-tokenizer", folders[1]]
+        flags += ["--served-option", f"eos_token_id={tokenizer.eos_token_id}"]
+        yield [*flags, "--data", str(data), "--num-fewshot", "1", "--no-plot", "--limit", "1"]
+
+
+@pytest.mark.slow
+def test_what_a_member_behind_a_server_cannot_do_is_left_out(make, served, monkeypatch):
+    monkeypatch.setitem(registry.STRATEGIES, "unite", UniTE)
+    code, out, err = make("all", *served, "--max-new-tokens", "3")
+    assert code == 0, err
+    assert [cell["who"] for cell in make.read("table1")["cells"]][2:] == ["SweetSpan", "AdaFuse, B = 1"]
+    reason = "`method` must be one over words or answers with "
+    assert make.read("table1")["left_out"]["UniTE"].startswith(reason) and f"UniTE ({reason}" in out
+    diverse = [name for name in ROWS["fig7"] if name.startswith("diverse")]
+    assert [cell["who"] for cell in make.read("fig7")["cells"]] == diverse
+    assert make.read("fig7")["left_out"]["beam, B = 1"].startswith("`exploration` must be 'diverse' with ")
+    assert "hf-adafuse: fig5 is left out: `--assistant` must be a model with its weights here" in err
+    assert not (make.output / "fig5.md").exists()
+
+
+def test_what_a_member_behind_a_server_cannot_do_is_refused_before_it_is_asked(make, served, asked):
+    code, _, err = make("table1", *served, "--peers", "sweetspan,gac")
+    assert code == 2 and "`--peers` must be methods that can be used, but are not: `method` must be one over " in err
+    code, _, err = make("fig5", *served)
+    assert code == 2 and "must be a model with its weights here for `paper fig5`" in err
+    assert asked == []
+
+
+def test_chats(make, folders, data, tmp_path, asked):
+    (data / "flores_de_en.jsonl").unlink()
+    named = []
+    for number, folder in enumerate(folders):
+        named.append(shutil.copytree(folder, tmp_path / f"chat {number}"))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = "{% for message in messages %}(" + message_of(number) + "){% endfor %}"
+        tokenizer.save_pretrained(named[-1])
+    flags = ["--data", str(data), "--limit", "1", "--num-fewshot", "1", "--max-new-tokens", "3", "--no-plot"]
+    flags.append("--apply-chat-template")
+    code, _, err = make("table1", "--model", str(named[0]), "--assistant", folders[1], *flags)  # which asks each alone
+    assert code == 2 and "must have a chat template" in err and asked == []
+    code, _, err = make("fig3", "--model", str(named[0]), "--assistant", str(named[1]), *flags)
+    assert code == 0, err
+    assert len(asked) == 2 and all(prompt.startswith("hf-adafuse chat: ") for prompt in asked)
+    assert make.read("fig3")["settings"]["apply_chat_template"] is True
+
+
+def message_of(number):
+    """The part of a chat template that writes a message, another one for each member."""
+    return f"{number} " + "{{ message['content'] }}"
+
+
 def test_peers_appear_once_they_are_registered(make, monkeypatch):
     monkeypatch.setitem(registry.STRATEGIES, "unite", SweetSpan)
     assert make("table1", "--limit", "2", "--no-plot")[0] == 0
@@ -349,6 +485,11 @@ def test_everything_at_once(make):
             ["table1", "--peers", "sweetspan", "--peer-option", "sweetspan.n=1"],
             "), but has 'n'. The fields are",
         ),
+        (["fig6", "--peers", "sweetspan"], "`--peers` must be left out with `paper fig6`, which has no use for it"),
+        (["fig2", "--peer-option", "sweetspan.num_words=2"], "`--peer-option` must be left out with `paper fig2`"),
+        (["fig6", "--show", "2"], "`--show` must be left out with `paper fig6`"),
+        (["fig5", "--metric", "f1"], "`--metric` must be left out with `paper fig5`"),
+        (["fig5", "--max-new-tokens", "5"], "`--max-new-tokens` must be left out with `paper fig5`"),
         (["table1", "--limit", "0"], "must be a whole number of at least 1"),
         (["fig2", "--data", "{empty}"], "`--data` must hold questions of nq, but '"),
         (["fig2", "--data", "{data}"], "must have more lines than the 5 worked examples, but has 5"),
@@ -368,7 +509,35 @@ def test_other_members_are_refused(make, tiny):
     assert make("fig3", *tiny, "--limit", "1")[0] == 0
     code, _, err = make("fig3", "--limit", "1", "--no-plot")
     assert code == 2 and "`--model` must be " in err and "--overwrite" in err
-    assert make("fig3", "--limit", "1", "--no-plot", "--overwrite")[0] == 0
+    kept = {path: path.read_bytes() for path in make.output.rglob("*.*")}
+    code, _, err = make("fig2", "--limit", "1", "--no-plot", "--overwrite", *tiny, "--model", "missing/model")
+    assert code == 2 and "missing/model" in err
+    assert {path: path.read_bytes() for path in make.output.rglob("*.*")} == kept
+    assert make("fig2", "--limit", "1", "--no-plot", "--overwrite")[0] == 0
+    # Nothing of the earlier members is left.
+    assert {path.suffix for path in make.output.glob("fig3.*")} == set()
+    assert [path.name for path in make.output.rglob("samples_*")] == ["samples_demo.jsonl"] * 4
+
+
+@pytest.mark.parametrize("earlier", ["0.0.1", None])
+def test_answers_of_another_version_are_refused(earlier, make, tiny):
+    assert make("fig3", *tiny, "--limit", "1")[0] == 0
+    file = make.output / "settings.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    assert settings["hf_adafuse"] == __version__
+    file.write_text(json.dumps({**settings, "hf_adafuse": earlier}), encoding="utf-8")
+    code, _, err = make("fig3", *tiny, "--limit", "1")
+    assert code == 2 and f"but are of {earlier or 'an older one'}. Use that version, another --output, or " in err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--served-tokenizer", "T"), ("--served-option", "num_steps=2"), ("--trust-remote-code", None)]
+)
+def test_how_members_are_loaded_is_a_setting(flag, value, make, tiny):
+    assert make("fig3", *tiny, "--limit", "1")[0] == 0
+    code, _, err = make("fig3", *tiny, "--limit", "1", flag, *([value] if value else []))
+    assert code == 2 and f"`{flag}` must be left out, as in the earlier run" in err
+    assert make("fig3", *tiny, "--limit", "1", "--served-option", "deadline=9")[0] == 0  # which changes no answer
 
 
 def test_an_output_that_is_a_file(make):
@@ -379,7 +548,14 @@ def test_an_output_that_is_a_file(make):
 
 @pytest.mark.parametrize(
     ("module", "message"),
-    [("lm_eval", 'pip install "hf_adafuse[eval]"'), ("matplotlib", 'pip install "hf_adafuse[plots]"')],
+    [
+        ("lm_eval", 'pip install "hf_adafuse[eval]"'),
+        (
+            "matplotlib",
+            "must be installed for pictures, but is not. Install it with "
+            '`pip install "hf_adafuse[plots]"`, or pass --no-plot.',
+        ),
+    ],
 )
 def test_without_a_library(module, message, make, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

@@ -14,9 +14,13 @@ _GRAY = "#8c8c8c"
 _INK = "#303030"
 
 
-def check_matplotlib() -> None:
+def check_matplotlib(wanted: str = "`--plot`", otherwise: str = "") -> None:
     """
     Check before anything is measured that a picture can be drawn.
+
+    Args:
+        wanted (`str`, *optional*): what needs it.
+        otherwise (`str`, *optional*): what else to do than to install it, like `", or pass --no-plot"`.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -25,8 +29,8 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "The package `matplotlib` must be installed for `--plot`, but is not. "
-            'Install it with `pip install "hf_adafuse[plots]"`.'
+            f"The package `matplotlib` must be installed for {wanted}, but is not. "
+            f'Install it with `pip install "hf_adafuse[plots]"`{otherwise}.'
         ) from error
 
 

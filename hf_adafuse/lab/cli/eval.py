@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cli.config_flags import adafuse_config, add_config_arguments, given_settings
 from ...cli.flag_types import count, name_list, whole_number
 from ...cli.job_settings import add_job_arguments, begin_in_folder, file_name, locked_folder
-from ...cli.member_flags import add_member_arguments, member_loading
+from ...cli.member_flags import add_member_arguments, member_loading, member_names, member_settings
 from ...config import AdaFuseConfig
 
 if TYPE_CHECKING:
+    from ...cli.members import ModelPair
     from ..evaluation.costs import Cost
 
 _DESCRIPTION = """\
@@ -36,9 +39,11 @@ is a text or a list of accepted ones. The first lines are the worked examples, t
 for log-likelihoods (multiple choice, perplexity), methods other than AdaFuse and words are scored by AdaFuse's span
 rule, and differ in nothing but weights. --output DIR gets results.json and, per method, samples_TASK.jsonl, two of
 which `hf-adafuse compare` sets side by side. Killed and started again with the same --output, it goes on where it
-stopped."""
+stopped: other members, settings or options of servers, or another version of hf_adafuse, need another DIR or
+--overwrite."""
 
 _SETTINGS = "settings.json"
+_RESULTS = "results.json"
 _MEMBER = "member-"
 # The settings that `--methods` takes for all methods.
 _OF_ALL = ("model_weights", "max_word_tokens", "word_boundary")
@@ -77,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.methods is not None:
         _configs(args.methods, args)
 
+    from ...cli.members import load_members
     from ...demo.tables import aligned
     from ..evaluation import harness
     from ..evaluation.costs import cost_rows
@@ -84,18 +90,20 @@ def run(args: argparse.Namespace) -> int:
 
     tasks = harness.load_tasks(args.tasks, args.data, args.num_fewshot, args.include_path)
     with ExitStack() as stack:
-        output = None if args.output is None else _prepared(Path(args.output), args, stack)
+        output = None if args.output is None else Path(args.output)
+        load = partial(load_members, args.model, args.assistant, **member_loading(args))
+        members = load() if output is None else _begin(output, args, stack, load)
         plan = harness.Plan(args.num_fewshot, args.limit, args.apply_chat_template, args.max_new_tokens)
         found: dict[str, dict[str, Any]] = {}
         costs: dict[str, Cost] = {}
-        methods = _methods(args, output)
+        methods = _methods(args, members, output)
         for folder, name, lm in methods:
             found[name] = harness.evaluate(lm, tasks, plan)
             costs[name] = lm.cost
             if output is not None:
                 harness.write_samples(output / folder, found[name])
         if output is not None:
-            _write_summary(output / "results.json", args, found, costs)
+            _write_summary(output / _RESULTS, args, found, costs)
     alone = [name for folder, name, _ in methods if folder.startswith(_MEMBER)]
     tables = [aligned(score_rows(found, alone), left=3)]
     if args.methods is not None:
@@ -104,14 +112,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, str, Any]]:
+def _methods(args: argparse.Namespace, members: list[ModelPair], output: Path | None) -> list[tuple[str, str, Any]]:
     """The ensemble or the methods, and each member where that is asked for. For each, its folder below `output`, its
     name, and the model as the harness sees it."""
-    from ...cli.members import load_members
     from ..evaluation.language_model import AdaFuseLM
     from ..evaluation.responses import Responses
 
-    members = load_members(args.model, args.assistant, **member_loading(args))
     config = adafuse_config(args, members[0][0])
     options = {"batch_size": args.batch_size, "progress": args.progress}
 
@@ -137,7 +143,7 @@ def _methods(args: argparse.Namespace, output: Path | None) -> list[tuple[str, s
     made = [method(folders[name], name, members, settings[name]) for name in settings]
     for number, member in enumerate(members if args.members_alone or args.methods else [], start=1):
         known = str(getattr(member[0], "name_or_path", "") or type(member[0]).__name__)
-        made.append(method(f"{_MEMBER}{number}", f"member {number} ({Path(known).name})", [member], False))
+        made.append(method(f"{_MEMBER}{number}", f"member {number} ({member_names([known])[0]})", [member], False))
     return made
 
 
@@ -156,17 +162,21 @@ def _configs(names: list[str], args: argparse.Namespace) -> dict[str, AdaFuseCon
     return {name: AdaFuseConfig.from_dict(given | rule) for name, rule in rules.items()}
 
 
-def _prepared(output: Path, args: argparse.Namespace, stack: ExitStack) -> Path:
-    """Make and lock the folder, and write the settings into it. Those of an earlier run there must be the same."""
+def _begin(
+    output: Path, args: argparse.Namespace, stack: ExitStack, load: Callable[[], list[ModelPair]]
+) -> list[ModelPair]:
+    """Make and lock the folder, load the members, and write the settings into it. Those of an earlier run there must be
+    the same."""
     stack.enter_context(locked_folder(output))
-    begin_in_folder(output / _SETTINGS, sorted(output.glob("*/responses.jsonl")), _settings(args), args.overwrite)
-    return output
+    responses = sorted(output.glob("*/responses.jsonl"))
+    samples = [path for one in responses for path in one.parent.glob("samples_*.jsonl")]
+    files = [*responses, *samples, *output.glob(_RESULTS)]
+    return begin_in_folder(output / _SETTINGS, files, _settings(args), args.overwrite, load)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the responses depend on beside the requests, by flag."""
-    names = ("model", "assistant", "dtype")
-    return {name: getattr(args, name) for name in names} | given_settings(args)
+    return member_settings(args) | given_settings(args)
 
 
 def _write_summary(

@@ -22,7 +22,7 @@ from ...cli.answers import Record, check_output, read_records
 from ...cli.batches import Processes
 from ...cli.file_jobs import Ask, FileJob, recording
 from ...cli.job_settings import locked_folder
-from ...cli.member_flags import member_loading, member_names
+from ...cli.member_flags import member_loading, member_names, member_settings
 from ...cli.questions import Question, Template, answers_of
 from ...confidence.features import feature_names
 from ...rounds.plain_json import with_nulls
@@ -76,8 +76,9 @@ class MemberJobs:
         self._args = args
         self._questions = questions
         self._folder = Path(f"{args.output}.answers")
-        names = ("model", "assistant", "dtype", "chat", "stop", "max_new_tokens", "few_shot", "with_ratings")
-        self._settings = {name: getattr(args, name) for name in names} | {"template": template.text}
+        names = ("chat", "stop", "max_new_tokens", "few_shot", "with_ratings")
+        self._settings = member_settings(args) | {name: getattr(args, name) for name in names}
+        self._settings["template"] = template.text
         self._loaded: list[Any] | None = None
         self._begun: set[str] = set()
         self.seconds_a_question: dict[str, float] = {}

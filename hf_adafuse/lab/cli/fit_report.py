@@ -13,6 +13,7 @@ from typing import Any
 
 from ... import __version__
 from ...call.arguments import distinct_names
+from ...cli.job_settings import write_whole
 from ...confidence.calibration import FEW_QUESTIONS
 from ...confidence.features import feature_names
 from ...config import AdaFuseConfig
@@ -201,9 +202,7 @@ class FitReport:
         content = json.dumps(with_nulls(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False)
         # Lists of numbers on one line.
         content = re.sub(r"\[[^\[\]{}\"]+\]", lambda numbers: " ".join(numbers[0].split()), content)
-        scratch = path.with_name(f"{path.name}.tmp")
-        scratch.write_text(f"{content}\n", encoding="utf-8")
-        scratch.replace(path)
+        write_whole(path, f"{content}\n")
 
     def to_dict(self) -> dict[str, Any]:
         """What the file holds: `members`, `adafuse_config`, and what speaks for them."""

@@ -7,14 +7,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cli.flag_types import count, name_list, option, whole_number
 from ...cli.job_settings import add_job_arguments, begin_in_folder, locked_folder
-from ...cli.member_flags import add_member_arguments, member_loading, member_names
+from ...cli.member_flags import add_member_arguments, member_loading, member_names, member_settings
 
 if TYPE_CHECKING:
+    from ...cli.members import ModelPair
+    from ..evaluation.candidates import Contestant
     from ..paper.runs import Questions
     from ..paper.values import Experiment
     from .paper_job import PaperJob
@@ -51,12 +54,29 @@ LLM-Blender ranks by NLL, unless --peer-option blender.ranker=NAME names a PairR
 
 DIR/NAME.md, .json, .png      what is printed, all its numbers, a picture
 DIR/answers/WHO/*.jsonl       every answer with its rounds, for `hf-adafuse compare`
-Killed and started again with the same --output, it goes on where it stopped; tables and figures share their answers."""
+Killed and started again with the same --output, it goes on where it stopped; tables and figures share their answers.
+Other members, types of weights, tokenizers or options of servers, or another version of hf_adafuse, need another
+--output or --overwrite. fig5 takes times anew on another machine, device, number of threads or version of torch.
+
+With a member behind a server, fig5 and what needs all logits (beams, methods over tokens) are left out, with the
+reason."""
 
 _METRICS = ("f1", "marked_number", "chrf")
 # How many of the demo's questions are asked, and how many prompts fig5 times, without `--limit`.
 _DEMO_LIMIT = 200
 _NUM_TIMED = 20
+# How many questions fig3 shows, without `--show`.
+_NUM_SHOWN = 3
+# By flag, the tables and figures that it changes, where not all do.
+_ANSWERED = tuple(name for name in _ALL if name != "fig5")
+_WITH_PEERS = ("table1", "fig5")
+_USES = {
+    "peers": _WITH_PEERS,
+    "peer_option": _WITH_PEERS,
+    "show": ("fig3",),
+    "metric": _ANSWERED,
+    "max_new_tokens": _ANSWERED,
+}
 # How many of the demo's members take part, where it is not two.
 _DEMO_MEMBERS = {"table2": 3}
 
@@ -81,7 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metric", choices=_METRICS, help="instead of the paper's, for the tasks that have it; asks nothing anew"
     )
-    parser.add_argument("--show", type=count, default=3, metavar="N", help="how many questions fig3 shows (default: 3)")
+    parser.add_argument(
+        "--show", type=count, metavar="N", help=f"how many questions fig3 shows (default: {_NUM_SHOWN})"
+    )
     parser.add_argument("--num-fewshot", type=whole_number, metavar="K", help="worked examples in a prompt")
     parser.add_argument(
         "--max-new-tokens", type=count, metavar="N", help="the most tokens of an answer (default: as the task says)"
@@ -91,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", action=argparse.BooleanOptionalAction, default=True, help="pictures too (hf_adafuse[plots])"
     )
-    add_job_arguments(parser, "requests")
+    add_job_arguments(parser, "requests", "answers, tables and figures")
     add_member_arguments(parser)
 
 
@@ -103,24 +125,41 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         from ..benchmarks.plot import check_matplotlib
 
-        check_matplotlib()
+        check_matplotlib("pictures", ", or pass --no-plot")
     if args.model is None and args.assistant:
         raise ValueError("`--model` must be given with `--assistant`, but is not. Name the main model.")
-    experiments, left_out = _experiments(args)
-    num_timed = _NUM_TIMED if args.limit is None else None
-    tasks = {experiment.name: _tasks(args, experiment) for experiment in experiments}
-    questions = _questions(args, [task for names in tasks.values() for task in names])
+    _check_flags(args)
+    experiments, unusable = _experiments(args)
+    tasks = [task for one in experiments for task in _tasks(args, one)]
+    limit = _limit(args, tasks)
+    questions = _questions(args, tasks, limit)
+    limits = {one.name: _NUM_TIMED if one.name == "fig5" and args.limit is None else limit for one in experiments}
+    asked = {one.name: questions.only(_tasks(args, one), limits[one.name]) for one in experiments}
+    experiments = [one for one in experiments if _is_made(args, one, asked[one.name])]
     output = Path(args.output)
     with ExitStack() as stack:
-        _prepare(output, args, stack)
-        job = _job(args, max(_num_members(args, experiment.name) for experiment in experiments), stack)
+        members, refused = _begin(output, args, experiments, stack)
+        job = _job(args, members)
         for experiment in experiments:
-            asked = questions.only(tasks[experiment.name], num_timed if experiment.name == "fig5" else None)
-            text = job.make(experiment, asked, left_out if _has_peers(experiment) else {}, args.show, args.plot)
+            name = experiment.name
+            left_out = {one.rule: refused[one] for one in experiment.candidates if one in refused}
+            left_out |= unusable if name in _WITH_PEERS else {}
+            text = job.make(experiment.without(refused), asked[name], limits[name], left_out)
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
-    sys.stdout.write(f"Written in {output}: {', '.join(tasks)}, each as .md, .json{', .png' * args.plot}\n")
+    made = ", ".join(one.name for one in experiments)
+    sys.stdout.write(f"Written in {output}: {made}, each as .md, .json{', .png' * args.plot}\n")
     return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises `ValueError` where a flag is given that the table or figure has no use for."""
+    for name, uses in _USES.items():
+        if getattr(args, name) and args.what not in (*uses, "all"):
+            raise ValueError(
+                f"`--{name.replace('_', '-')}` must be left out with `paper {args.what}`, which has no use for it, but "
+                "is given. Drop it."
+            )
 
 
 def _experiments(args: argparse.Namespace) -> tuple[list[Experiment], dict[str, str]]:
@@ -135,8 +174,7 @@ def _experiments(args: argparse.Namespace) -> tuple[list[Experiment], dict[str, 
         raise ValueError(f"`--peers` must be of {', '.join(others)}, but has {unknown[0]!r}. Choose of these.")
     names = args.peers or list(PEERS)
     peers, left_out = usable_peers(names, _peer_options(args, names))
-    if left_out and (args.peers or args.peer_option):
-        raise ValueError(f"`--peers` must be methods that can be used, but are not: {'; '.join(left_out.values())}")
+    _check_peers(args, list(left_out.values()))
     made = [
         make_experiment(name, _num_members(args, name), peers)
         for name in (_ALL if args.what == "all" else (args.what,))
@@ -144,6 +182,13 @@ def _experiments(args: argparse.Namespace) -> tuple[list[Experiment], dict[str, 
     if args.task:  # all candidates answer the tasks that the flag names
         made = [replace(experiment, few=()) for experiment in made]
     return made, left_out
+
+
+def _check_peers(args: argparse.Namespace, reasons: Sequence[str]) -> None:
+    """Raises `ValueError` where flags name peers that cannot be used. Those that no flag names are left out.
+    `reasons`: why peers cannot be used."""
+    if reasons and (args.peers or args.peer_option):
+        raise ValueError(f"`--peers` must be methods that can be used, but are not: {'; '.join(reasons)}")
 
 
 def _peer_options(args: argparse.Namespace, peers: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -176,56 +221,107 @@ def _tasks(args: argparse.Namespace, experiment: Experiment) -> list[str]:
     return [DEMO] if _is_demo(args) and args.data is None else list(experiment.tasks)
 
 
-def _questions(args: argparse.Namespace, names: Sequence[str]) -> Questions:
-    from ..evaluation.harness import Plan
+def _limit(args: argparse.Namespace, tasks: Sequence[str]) -> int | None:
+    """How many questions of each task are asked; `None` for all."""
     from ..evaluation.local_data import DEMO
+
+    return _DEMO_LIMIT if args.limit is None and set(tasks) == {DEMO} else args.limit
+
+
+def _questions(args: argparse.Namespace, names: Sequence[str], limit: int | None) -> Questions:
+    from ..evaluation.harness import Plan
     from ..paper.runs import load_questions
     from ..paper.values import TASKS
 
     unknown = [name for name in names if name not in TASKS]
     if unknown:
         raise ValueError(f"`--task` must be of {', '.join(TASKS)}, but has {unknown[0]!r}. Check the spelling.")
-    if args.limit is None and set(names) == {DEMO}:
-        args.limit = _DEMO_LIMIT
-    plan = Plan(args.num_fewshot, args.limit, args.apply_chat_template, args.max_new_tokens)
+    plan = Plan(args.num_fewshot, limit, args.apply_chat_template, args.max_new_tokens)
     return load_questions(list(dict.fromkeys(names)), args.data, plan, must_be_there=bool(args.task))
 
 
-def _prepare(output: Path, args: argparse.Namespace, stack: ExitStack) -> None:
-    """Make and lock the folder, and write the settings into it. Those of an earlier run there must be the same."""
+def _is_made(args: argparse.Namespace, experiment: Experiment, asked: Questions) -> bool:
+    """
+    Whether a table or figure can be made. Of all of them, those that cannot are left out, with the reason on standard
+    error.
+
+    Raises:
+        ValueError: the one that is asked for cannot be made.
+    """
+    from ...cli.members import check_loaded_here
+
+    try:
+        if experiment.name == "fig5":
+            check_loaded_here("paper fig5", args)
+        if not asked.tasks:
+            raise ValueError("; ".join(asked.left_out.values()))
+    except ValueError as error:
+        if args.what != "all":
+            raise
+        sys.stderr.write(f"hf-adafuse: {experiment.name} is left out: {error}\n")
+        return False
+    return True
+
+
+def _begin(
+    output: Path, args: argparse.Namespace, experiments: Sequence[Experiment], stack: ExitStack
+) -> tuple[list[ModelPair], dict[Contestant, str]]:
+    """Make and lock the folder, load the members, and write the settings into it. Those of an earlier run there must be
+    the same. Returns what `_load` returns."""
+    from ...demo.threads import threads
+
     stack.enter_context(locked_folder(output))
     answers = output / "answers"
     answers.mkdir(exist_ok=True)
-    known = sorted([*answers.glob("*/responses.jsonl"), *answers.glob("seconds.jsonl")])
-    settings = {name: getattr(args, name) for name in ("model", "assistant", "dtype")}
-    begin_in_folder(output / "settings.json", known, settings, args.overwrite)
+    names = ("responses.jsonl", "samples_*.jsonl")
+    files = [*answers.glob("seconds.jsonl"), *(path for name in names for path in answers.glob(f"*/{name}"))]
+    files += [path for name in _ALL for path in output.glob(f"{name}.*") if path.suffix in (".md", ".json", ".png")]
+    if _is_demo(args):
+        stack.enter_context(threads(1))  # the demo's matrices are so small that one thread is as fast
+    load = partial(_load, args, experiments)
+    return begin_in_folder(output / "settings.json", files, member_settings(args), args.overwrite, load)
 
 
-def _job(args: argparse.Namespace, num_members: int, stack: ExitStack) -> PaperJob:
+def _load(args: argparse.Namespace, experiments: Sequence[Experiment]) -> tuple[list[ModelPair], dict[Contestant, str]]:
+    """
+    Load the members. Returns each one's model and tokenizer, and why some candidates cannot answer with them.
+
+    Raises:
+        ValueError: a member does not load, or a candidate cannot answer that must not be left out.
+    """
     from ...cli.members import load_members
     from ...demo import load_members as load_demo
-    from ...demo.threads import threads
-    from .paper_job import PaperJob
+    from ...ensemble import AdaFuseEnsemble
+    from ..paper.runs import refused
 
     members = load_members(args.model, args.assistant, **member_loading(args))
     if _is_demo(args):
-        stack.enter_context(threads(1))  # the demo's matrices are so small that one thread is as fast
+        num_members = max(_num_members(args, one.name) for one in experiments)
         members = members if num_members == len(members) else load_demo(num_members)
+    candidates = [candidate for one in experiments for candidate in one.candidates]
+    if args.apply_chat_template:  # a missing template is found before the first question
+        for group in dict.fromkeys(candidate.members for candidate in candidates):
+            AdaFuseEnsemble([members[member] for member in group]).encode(["?"], chat=True)
+    reasons = refused(members, candidates)
+    _check_peers(args, [reason for candidate, reason in reasons.items() if "method" in candidate.settings])
+    for experiment in experiments:
+        if experiment.headline in reasons:
+            raise ValueError(reasons[experiment.headline])
+    return members, reasons
+
+
+def _job(args: argparse.Namespace, members: Sequence[ModelPair]) -> PaperJob:
+    from .paper_job import PaperJob
+
     paths = [args.model, *args.assistant] if args.model else [model.name_or_path for model, _ in members]
-    names = (
-        "data",
-        "task",
-        "metric",
-        "limit",
-        "num_fewshot",
-        "max_new_tokens",
-        "apply_chat_template",
-        "batch_size",
-        "dtype",
+    names = ("data", "task", "metric", "num_fewshot", "max_new_tokens", "apply_chat_template", "dtype")
+    return PaperJob(
+        members,
+        member_names(paths),
+        Path(args.output),
+        {name: getattr(args, name) for name in names} | {"members": paths},
+        num_shown=args.show or _NUM_SHOWN,
+        has_plots=args.plot,
+        batch_size=args.batch_size,
+        progress=args.progress,
     )
-    settings = {name: getattr(args, name) for name in names} | {"members": paths}
-    return PaperJob(members, member_names(paths), Path(args.output), settings, args.batch_size, args.progress)
-
-
-def _has_peers(experiment: Experiment) -> bool:
-    return experiment.name in ("table1", "fig5")

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...cli.job_settings import write_whole
 from ...demo.paired import ratio_error
 from ...settings.spelling import did_you_mean
 from .local_data import KEYS
@@ -252,17 +253,11 @@ def write_samples(folder: Path, results: dict[str, Any]) -> None:
                 "target": str(sample["target"]),
             }
             lines.append(json.dumps(record, default=handle_non_serializable, ensure_ascii=False) + "\n")
-        _write(folder / f"samples_{name.replace('/', '_')}.jsonl", "".join(lines))
+        write_whole(folder / f"samples_{name.replace('/', '_')}.jsonl", "".join(lines))
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON, without the samples, which have files of their own."""
     from lm_eval.utils import handle_non_serializable
 
-    _write(path, json.dumps(results, default=handle_non_serializable, ensure_ascii=False, indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f"{path.name}.tmp")
-    scratch.write_text(text, encoding="utf-8", errors="replace")
-    scratch.replace(path)
+    write_whole(path, json.dumps(results, default=handle_non_serializable, ensure_ascii=False, indent=1) + "\n")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...call.arguments import EnsembleArguments, make_ensemble
 from ..evaluation import harness
 from ..evaluation.candidates import Contestant
 from ..evaluation.language_model import AdaFuseLM
@@ -85,6 +86,21 @@ def load_questions(
             f"Give a folder with such files, or name another --task of {', '.join(TASKS)}."
         )
     return Questions(tasks, prompts, left_out)
+
+
+def refused(members: Sequence[tuple[Any, Any]], candidates: Sequence[Contestant]) -> dict[Contestant, str]:
+    """The candidates whose settings these members cannot honour, and why. So are beams and methods over tokens with a
+    member behind a server. `members`: each member's model and tokenizer."""
+    reasons = {}
+    for candidate in dict.fromkeys(candidates):
+        (main, tokenizer), *others = [members[member] for member in candidate.members]
+        arguments = EnsembleArguments([one for one, _ in others], [own for _, own in others], tokenizer=tokenizer)
+        try:
+            if candidate.config is not None:
+                make_ensemble(main, arguments, candidate.config)
+        except (ValueError, ImportError) as error:
+            reasons[candidate] = str(error)
+    return reasons
 
 
 class PaperRun:
