@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from ...cli.job_settings import write_whole
 from ...decoding.strategies.registry import has_adaptive_spans
 from ...demo.paired import Mean
 from ...outputs import AdaFuseRound
@@ -25,16 +27,26 @@ _MOST_ROWS = 14
 _MOST_CANDIDATES = 6
 _MOST_LETTERS = 32
 _LEAST_POINTS = 10
+# By figure, the field of the settings over which it has lines, and what the axis is called.
+_FIELDS = {
+    "fig4": ("num_branches", "branches B"),
+    "fig6": ("margin_threshold", "margin threshold tau"),
+    "fig7": ("num_branches", "branches B"),
+}
 
 
 def save_scores(report: Report, path: Path) -> None:
-    """Draw scores with their standard errors, and beside them the lengths of the rounds, and write a PNG."""
-    drawings: dict[str, list[Callable[[Any, Report], None]]] = {
-        "fig4": [_draw_lines("num_branches", "branches B"), _draw_bars],
-        "fig6": [_draw_lines("margin_threshold", "margin threshold tau")],
-        "fig7": [_draw_lines("num_branches", "branches B")],
+    """Draw scores with their standard errors, and beside them the lengths of the rounds, and write a PNG. A panel that
+    would be empty is left out; where all would be, nothing is written."""
+    name = report.experiment.name
+    contents: dict[Callable[[Any, Report], None], Any] = {
+        _draw_lines: name in _FIELDS and _lines(report),
+        _draw_bars: name not in ("fig6", "fig7") and _bar_rows(report),
+        _draw_shares: _share_rows(report),
     }
-    panels = [*drawings.get(report.experiment.name, [_draw_bars]), _draw_shares]
+    panels = [panel for panel, content in contents.items() if content]
+    if not panels:
+        return
     widths = [1.6 if panel is _draw_bars and len(report.tasks) > 2 else 1.0 for panel in panels]
     figure, axes = _figure(1, len(panels), (4.6 * sum(widths), 4.2), widths)
     for ax, panel in zip(axes, panels, strict=True):
@@ -88,11 +100,9 @@ def _draw_candidates(ax: Any, committed: AdaFuseRound) -> None:
 
 
 def _draw_bars(ax: Any, report: Report) -> None:
-    """Draw a group of bars for each task, with a bar for each candidate that has answered all tasks."""
+    """Draw a group of bars for each task, with a bar for each of `_bar_rows`."""
     asked = [report.of_task(task) for task in report.tasks]
-    rows = [one for one in report.experiment.candidates if all(one in found for found in asked)]
-    if report.experiment.name == "fig4":
-        rows = [rows[0], rows[-1]] if len(rows) == 2 else [rows[0], rows[2]]
+    rows = _bar_rows(report)
     width = 0.8 / len(rows)
     for index, candidate in enumerate(rows):
         means = [found[candidate].mean for found in asked]
@@ -109,58 +119,72 @@ def _draw_bars(ax: Any, report: Report) -> None:
     _legend(ax)
 
 
-def _draw_lines(field: str, xlabel: str) -> Callable[[Any, Report], None]:
-    """A function that draws a line for each task and kind of exploration, over a field of the settings."""
+def _bar_rows(report: Report) -> list[Contestant]:
+    """The candidates with bars: those that have answered all tasks. In figure 4, which has lines for the others, those
+    of its difference."""
+    rows = report.experiment.candidates
+    if report.experiment.name == "fig4":
+        rows = [one for contrast in report.experiment.contrasts for one in (*contrast.others, contrast.candidate)]
+    return [one for one in rows if report.tasks and all(one in report.of_task(task) for task in report.tasks)]
 
-    def draw(ax: Any, report: Report) -> None:
-        lines: dict[str, list[tuple[float, Mean]]] = {}
-        for (task, candidate), scores in report.scores.items():
-            config = candidate.config
-            kind = candidate.settings.get("exploration", "diverse")
-            name = TASKS[task] + (f", {kind}" if report.experiment.name == "fig7" else "")
-            if len(report.of_task(task)) > 2 or report.experiment.name != "fig4":
-                lines.setdefault(name, []).append((getattr(config, field), scores.mean))
-        for index, (name, points) in enumerate(lines.items()):
-            xs = [x for x, _ in points]
-            means = [one for _, one in points]
-            shift = 0.012 * (max(xs) - min(xs)) * (index - (len(lines) - 1) / 2)  # so that error bars stand apart
-            options = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.6, "elinewidth": 1}
-            colour = COLOURS[index % len(COLOURS)]
-            moved = [x + shift for x in xs]
-            values = [one.value for one in means]
-            ax.errorbar(moved, values, _errors(means), color=colour, label=name, **options)
-            ax.set_xticks(xs, [f"{x:g}" for x in xs])
-        _label(ax, _about(report), xlabel, "points")
-        _widen(ax)
-        _legend(ax, least=1)
 
-    return draw
+def _draw_lines(ax: Any, report: Report) -> None:
+    """Draw each of `_lines`."""
+    lines = _lines(report)
+    for index, (name, points) in enumerate(lines.items()):
+        xs = [x for x, _ in points]
+        means = [one for _, one in points]
+        shift = 0.012 * (max(xs) - min(xs)) * (index - (len(lines) - 1) / 2)  # so that error bars stand apart
+        options = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.6, "elinewidth": 1}
+        colour = COLOURS[index % len(COLOURS)]
+        moved = [x + shift for x in xs]
+        values = [one.value for one in means]
+        ax.errorbar(moved, values, _errors(means), color=colour, label=name, **options)
+        ax.set_xticks(xs, [f"{x:g}" for x in xs])
+    _label(ax, _about(report), _FIELDS[report.experiment.name][1], "points")
+    _widen(ax)
+    _legend(ax, least=1)
+
+
+def _lines(report: Report) -> dict[str, list[tuple[float, Mean]]]:
+    """By its name, the points of a line for each kind of exploration and each task that all candidates were asked: the
+    value of the field in `_FIELDS`, and the score."""
+    field, _ = _FIELDS[report.experiment.name]
+    lines: dict[str, list[tuple[float, Mean]]] = {}
+    for (task, candidate), scores in report.scores.items():
+        kind = candidate.settings.get("exploration", "diverse")
+        name = TASKS[task] + (f", {kind}" if report.experiment.name == "fig7" else "")
+        if len(report.of_task(task)) == len(report.experiment.candidates):
+            lines.setdefault(name, []).append((getattr(candidate.config, field), scores.mean))
+    return lines
 
 
 def _draw_shares(ax: Any, report: Report) -> None:
-    """Draw the shares of rounds of 1, 2, 3 and more words as stacked bars. There is one for each candidate, or for each
-    task where there are several."""
-    known = {pair: scores for pair, scores in report.scores.items() if scores.sizes}
-    chosen = [candidate for candidate in report.experiment.candidates if any(one == candidate for _, one in known)]
-    if len(known) > _MOST_ROWS or len(report.tasks) > 2:
-        chosen = [contrast.candidate for contrast in report.experiment.contrasts][-1:]
-    rows = [pair for pair in known if pair[1] in chosen][:_MOST_ROWS]
-    names = [_row_name(report, *pair) for pair in rows]
+    """Draw the shares of rounds of 1, 2, 3 and more words as stacked bars, one for each of `_share_rows`."""
+    rows = _share_rows(report)
+    is_of_one = len({candidate for _, candidate in rows}) == 1 and len(report.tasks) > 1
+    names = [TASKS[task] if is_of_one else _row_name(report, task, candidate) for task, candidate in rows]
     lefts = [0.0] * len(rows)
     for index, size in enumerate((*SHARES, None)):
-        shares = [_share(known[pair].shares, size) for pair in rows]
+        shares = [_share(report.scores[pair].shares, size) for pair in rows]
         label = "more" if size is None else f"{size} word{'s' * (size > 1)}"
         if any(shares):
             ax.barh(range(len(rows)), shares, left=lefts, color=_SHADES[index], height=0.7, label=label)
         lefts = [left + share for left, share in zip(lefts, shares, strict=True)]
     for row, pair in enumerate(rows):
-        ax.text(101, row, f"{known[pair].words_per_round:.2f}", va="center", fontsize=8)
+        ax.text(101, row, f"{report.scores[pair].words_per_round:.2f}", va="center", fontsize=8)
     ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
     ax.set_xlim(0, 112)
-    title = "words per round" + (f" of {chosen[0].rule}" if len(chosen) == 1 and len(report.tasks) > 1 else "")
+    title = f"words per round of {report.label(rows[0][1])}" if is_of_one else "words per round"
     _label(ax, title, "share of the rounds, %; then their mean", "")
     _legend(ax, columns=4)
+
+
+def _share_rows(report: Report) -> list[tuple[str, Contestant]]:
+    """The tasks and candidates that have rounds. Where these are too many, the headline candidate's alone."""
+    rows = [pair for pair, scores in report.scores.items() if scores.sizes]
+    return rows if len(rows) <= _MOST_ROWS else [pair for pair in rows if pair[1] == report.experiment.headline]
 
 
 def _about(report: Report) -> str:
@@ -172,7 +196,7 @@ def _about(report: Report) -> str:
 
 
 def _row_name(report: Report, task: str, candidate: Contestant) -> str:
-    return TASKS[task] if len(report.tasks) > 1 else report.label(candidate)
+    return ", ".join([TASKS[task]] * (len(report.tasks) > 1) + [report.label(candidate)])
 
 
 def _share(shares: Mapping[int, float], size: int | None) -> float:
@@ -213,7 +237,9 @@ def _figure(
 
 def _save(figure: Any, title: str, path: Path) -> None:
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, format="png")
+    content = BytesIO()
+    figure.savefig(content, format="png")
+    write_whole(path, content.getvalue())
 
 
 def _label(ax: Any, title: str, xlabel: str, ylabel: str) -> None:
