@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def load_members(num_members: int = 3, folder: Any = None) -> list[tuple[Any, An
         first.
 
     Raises:
-        ValueError: `num_members` is not 1, 2 or 3.
+        ValueError: `num_members` is not 1, 2 or 3, or `folder` does not hold these members.
     """
     if num_members not in (1, 2, 3):
         raise ValueError(f"`num_members` must be 1, 2 or 3, but is {num_members!r}. The package holds three members.")
@@ -45,33 +46,71 @@ def load_pair() -> list[tuple[Any, Any]]:
 
 
 def test_questions(num_questions: int | None = None) -> list[DemoQuestion]:  # noqa: PT028
-    """The test set: questions in phrasings that no member was trained on. `num_questions`: how many of the 974 are
-    returned, from the first; by default all."""
+    """
+    The test set: questions in phrasings that no member was trained on.
+
+    Args:
+        num_questions (`int`, *optional*): how many questions are returned, from the first on. By default all 974.
+
+    Returns:
+        `list[DemoQuestion]`: the questions, in the same order in every call.
+
+    Raises:
+        ValueError: `num_questions` is below 1 or above 974.
+    """
     from . import data
 
     return data.held_out(num_questions)
 
 
 def load_from(package: str, names: Sequence[str], folder: Any = None) -> list[tuple[Any, Any]]:
-    """Load the members of these names from `folder`, or from the folder `models` of the package `package`. Returns each
-    as [`load_member`] does."""
+    """
+    Load some members, each from a folder of its name.
+
+    Args:
+        package (`str`): the package whose folder `models` holds them.
+        names (`list[str]`): the members' names.
+        folder (`str` or `Path`, *optional*): the folder that holds them in place of the package's.
+
+    Returns:
+        `list[tuple[PreTrainedModel, PreTrainedTokenizerBase]]`: each member as [`load_member`] returns it.
+
+    Raises:
+        ValueError: there is no folder for a member, or it does not load.
+    """
     if folder is not None:
-        return [load_member(f"{folder}/{name}") for name in names]
+        return [load_member(Path(folder, name)) for name in names]
     with as_file(files(package) / "models") as path:
-        return [load_member(str(path / name)) for name in names]
+        return [load_member(path / name) for name in names]
 
 
-def load_member(path: str) -> tuple[Any, Any]:
-    """The model and tokenizer in a folder, on CPU in float32, without a progress bar."""
+def load_member(folder: str | Path) -> tuple[Any, Any]:
+    """
+    Load one member, on CPU in float32, without a progress bar.
+
+    Args:
+        folder (`str` or `Path`): the folder that holds its model and tokenizer. No name is looked up on the Hub.
+
+    Returns:
+        `tuple[PreTrainedModel, PreTrainedTokenizerBase]`: the model and its tokenizer.
+
+    Raises:
+        ValueError: there is no such folder, or it does not load.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from ..hub.export import loading
+
+    if not Path(folder).is_dir():
+        raise ValueError(f"`folder` must be a folder with a model, but is {str(folder)!r}. Check the path.")
     had_bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        with loading(str(folder)):
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            return model, AutoTokenizer.from_pretrained(folder)
     finally:
         if had_bar:
             logging.enable_progress_bar()
-    return model, AutoTokenizer.from_pretrained(path)

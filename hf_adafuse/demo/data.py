@@ -19,6 +19,8 @@ from importlib.resources import files
 from typing import NamedTuple
 
 SEED = 2026
+# How many questions the demo asks.
+DEFAULT_QUESTIONS = 500
 PROMPT = "Question: {question}\nAnswer:"
 _SMALL = [
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -75,10 +77,10 @@ class Fact:
 
     Attributes:
         relation (`str`): what is asked, like `"capital"`.
-        subject (`tuple[str]`): what it is asked about: `("Peru",)`, or both numbers of a sum.
+        subject (`tuple[str, ...]`): what it is asked about: `("Peru",)`, or both numbers of a sum.
         answer (`str`): the right answer, like `"Lima"`.
-        levels (`tuple[str]`): for each of the three members, the name of the level at which it reads the fact.
-        rivals (`tuple[str]`): for each of the three members, the wrong answer that it may read.
+        levels (`tuple[str, str, str]`): the name of the level at which each of the three members reads the fact.
+        rivals (`tuple[str, str, str]`): the wrong answer that each of the three members may read.
     """
 
     relation: str
@@ -231,7 +233,15 @@ def training_lines(member: int, num_lines: int) -> list[tuple[str, str]]:
 
 
 def held_out(num_questions: int | None = None) -> list[DemoQuestion]:
-    """The test set: one question for each fact, in phrasings that training never uses, shuffled."""
+    """
+    The test set: one question for each fact, in phrasings that training never uses, shuffled.
+
+    Args:
+        num_questions (`int`, *optional*): how many questions are returned, from the first on. By default all.
+
+    Raises:
+        ValueError: `num_questions` is below 1, or there are not as many.
+    """
     rng = random.Random(f"{SEED} test")
     styles = phrasings()
     questions = []
@@ -239,4 +249,9 @@ def held_out(num_questions: int | None = None) -> list[DemoQuestion]:
         prompt = ask(fact, rng.choice(styles[fact.relation]["test"]), rng.choice(styles["frame"]["test"]))
         questions.append(DemoQuestion(prompt, fact.answer, fact))
     rng.shuffle(questions)
+    if num_questions is not None and not 1 <= num_questions <= len(questions):
+        raise ValueError(
+            f"`num_questions` must be from 1 to {len(questions)}, but is {num_questions!r}. The test set has no "
+            "other questions."
+        )
     return questions[:num_questions]

@@ -5,9 +5,8 @@ A method has a name, members, and either an `AdaFuseConfig` or `"greedy"` for a 
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import has_adaptive_spans
 from ..ensemble import AdaFuseEnsemble
 from .data import DemoQuestion
-from .paired import paired
+from .paired import Mean, mean, paired
 
 ModelPair = tuple[Any, Any]  # a model and its tokenizer
 MAX_NEW_TOKENS = 24
@@ -30,7 +29,7 @@ class Method:
 
     Attributes:
         name (`str`): what the line is called.
-        members (`tuple[int]`): the indices of the members, the main model's first.
+        members (`tuple[int, ...]`): the indices of the members, the main model's first.
         how (`AdaFuseConfig` or `str`): the settings, or `"greedy"` for a member alone.
     """
 
@@ -46,12 +45,11 @@ class Result:
 
     Attributes:
         method (`str`), members (`list[int]`): the name and the members of the [`Method`].
-        accuracy (`float`), standard_error (`float`): how many answers are right, and its standard error, in per cent.
         words_per_round (`float`, *optional*), shares (`dict`, *optional*): the mean number of words in a round, and the
             share of rounds of 1, 2 and 3 words. The end of the text counts as a word. `None` for a member alone, and
             for methods whose rounds have no length of their own.
-        passes_per_word (`float`): the forward passes of all members per word, on `NUM_ALONE` of the questions, asked
-            one by one. In a batch several questions would share passes.
+        passes_per_word (`float`, *optional*): the forward passes of all members per word, on `NUM_ALONE` of the
+            questions, asked one by one. In a batch several questions would share passes. `None` where none was asked.
         seconds (`float`): the time for all questions in batches.
         answers (`list[str]`): the answer to each question.
         right (`list[bool]`): whether each answer is right.
@@ -59,18 +57,22 @@ class Result:
 
     method: str
     members: list[int]
-    accuracy: float
-    standard_error: float
     words_per_round: float | None
     shares: dict[int, float] | None
-    passes_per_word: float
+    passes_per_word: float | None
     seconds: float
     answers: list[str]
     right: list[bool]
 
+    @property
+    def accuracy(self) -> Mean:
+        """The share of right answers, from 0 to 1."""
+        return mean([float(is_right) for is_right in self.right])
+
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
-        return asdict(self)
+        """The fields, and `accuracy` with its `standard_error` in per cent."""
+        accuracy = self.accuracy
+        return {**asdict(self), "accuracy": 100 * accuracy.value, "standard_error": 100 * accuracy.error}
 
 
 @dataclass
@@ -112,6 +114,9 @@ def answer(
         batch_size (`int`, *optional*, defaults to 64): how many questions are asked at a time.
         num_alone (`int`, *optional*, defaults to 10): how many questions are asked once more; 0: no pass is counted.
         on_batch (`Callable`, *optional*): told how many questions each batch has answered.
+
+    Returns:
+        `Result`: the answers, and what they cost.
     """
     tally = _Tally()
     answers: list[str] = []
@@ -124,9 +129,22 @@ def answer(
     alone = _Tally()
     for question in questions[:: max(len(questions) // num_alone, 1)][:num_alone] if num_alone else ():
         _answers(method, members, [question.prompt], alone)
-    tally.passes = alone.passes
-    tally.words = alone.words
-    return _result(method, questions, answers, tally, seconds)
+    sizes = tally.rounds
+    return Result(
+        method=method.name,
+        members=list(method.members),
+        words_per_round=sum(sizes) / len(sizes) if sizes else None,
+        shares={size: sizes.count(size) / len(sizes) for size in (1, 2, 3)} if sizes else None,
+        passes_per_word=alone.passes / alone.words if alone.words else None,
+        seconds=seconds,
+        answers=answers,
+        right=[is_right(text, question) for text, question in zip(answers, questions, strict=True)],
+    )
+
+
+def is_right(text: str, question: DemoQuestion) -> bool:
+    """Whether a text is the answer to a question, but for spaces around it."""
+    return text.strip() == question.answer
 
 
 def _answers(method: Method, members: list[ModelPair], prompts: list[str], tally: _Tally) -> list[str]:
@@ -136,31 +154,9 @@ def _answers(method: Method, members: list[ModelPair], prompts: list[str], tally
     return _greedy(taking[0], prompts, tally)
 
 
-def _result(method: Method, questions: list[DemoQuestion], answers: list[str], tally: _Tally, seconds: float) -> Result:
-    right = [given.strip() == question.answer for given, question in zip(answers, questions, strict=True)]
-    share = sum(right) / max(len(right), 1)
-    sizes = tally.rounds
-    return Result(
-        method=method.name,
-        members=list(method.members),
-        accuracy=100 * share,
-        standard_error=100 * math.sqrt(share * (1 - share) / max(len(right), 1)),
-        words_per_round=sum(sizes) / len(sizes) if sizes else None,
-        shares={size: sizes.count(size) / len(sizes) for size in (1, 2, 3)} if sizes else None,
-        passes_per_word=tally.passes / max(tally.words, 1),
-        seconds=seconds,
-        answers=answers,
-        right=right,
-    )
-
-
-def difference(one: Result, other: Result, rows: list[int]) -> tuple[float, float]:
-    """How much more often `one` is right than `other` on the questions of these rows, in points of 100, and the
-    standard error of that."""
-    gained = paired([float(one.right[row]) for row in rows], [float(other.right[row]) for row in rows]).difference
-    if gained.n < 2:  # too few for a standard error
-        return 100 * gained.value if rows else 0.0, 0.0
-    return 100 * gained.value, 100 * gained.error
+def difference(one: Result, other: Result, rows: Sequence[int]) -> Mean:
+    """How much more often `one` is right than `other` on the questions of these rows: the difference of the shares."""
+    return paired([float(one.right[row]) for row in rows], [float(other.right[row]) for row in rows]).difference
 
 
 def _greedy(member: ModelPair, prompts: list[str], tally: _Tally) -> list[str]:
@@ -171,7 +167,7 @@ def _greedy(member: ModelPair, prompts: list[str], tally: _Tally) -> list[str]:
     new = sequences[:, inputs["input_ids"].shape[1] :]
     answers: list[str] = tokenizer.batch_decode(new, skip_special_tokens=True)
     tally.passes += int((new != tokenizer.pad_token_id).sum())
-    tally.words += sum(len(text.split()) + 1 for text in answers)
+    tally.words += sum(len(text.split()) for text in answers) + int((new == tokenizer.eos_token_id).sum())
     return answers
 
 

@@ -7,20 +7,20 @@ import sys
 from typing import Any, TextIO
 
 from .. import AdaFuseConfig
+from ..rounds.plain_json import with_nulls
 from . import NAMES, data, load_members
 from .job_progress import Progress
-from .methods import NUM_ALONE, Method, ModelPair, Result, answer, difference, fuse, methods
-from .tables import aligned
+from .methods import NUM_ALONE, Method, ModelPair, Result, answer, difference, fuse, is_right, methods
+from .tables import aligned, counted
 from .threads import threads
 
-DEFAULT_QUESTIONS = 500
 # The number of questions among which the example is chosen.
 _EXAMPLES = 64
 _HEADING = ("method", "members", "accuracy", "words/round", "1 / 2 / 3 words", "passes/word", "seconds")
 
 
 def run_demo(
-    questions: int | None = DEFAULT_QUESTIONS,
+    questions: int | None = data.DEFAULT_QUESTIONS,
     json: bool = False,
     stream: TextIO | None = None,
     num_members: int = 3,
@@ -38,10 +38,15 @@ def run_demo(
 
     Returns:
         `dict`: what `json=True` writes: `questions`, `asked`, `example` and `results`.
+
+    Raises:
+        ValueError: `questions` is below 1 or above 974, `num_members` is not 2 or 3, or `folder` does not hold members.
     """
     stream = stream or sys.stdout
-    members = load_members(num_members, folder)
+    if num_members not in (2, 3):
+        raise ValueError(f"`num_members` must be 2 or 3, but is {num_members!r}. One member is no ensemble.")
     asked = data.held_out(questions)
+    members = load_members(num_members, folder)
     # Matrices this small are as fast on one thread, and far faster where other programs want the cores.
     with threads(1):
         example = choose_example(members, data.held_out(_EXAMPLES))
@@ -49,16 +54,18 @@ def run_demo(
             stream.write(show_example(example) + "\n")
             stream.flush()
         results = measure(members, asked)
-    report = {
-        "questions": len(asked),
-        "asked": [{"prompt": q.prompt, "answer": q.answer, "levels": q.fact.levels} for q in asked],
-        "example": example,
-        "results": [result.to_dict() for result in results],
-    }
+    report: dict[str, Any] = with_nulls(
+        {
+            "questions": len(asked),
+            "asked": [{"prompt": q.prompt, "answer": q.answer, "levels": q.fact.levels} for q in asked],
+            "example": example,
+            "results": [result.to_dict() for result in results],
+        }
+    )
     if json:
-        stream.write(json_format.dumps(report, ensure_ascii=False))
+        stream.write(json_format.dumps(report, ensure_ascii=False, allow_nan=False))
     else:
-        stream.write(show_table(results, len(asked)) + "\n\n" + show_differences(results, asked))
+        stream.write(show_table(results) + "\n\n" + show_differences(results, asked))
     stream.write("\n")
     return report
 
@@ -85,12 +92,12 @@ def choose_example(members: list[ModelPair], asked: list[data.DemoQuestion]) -> 
     texts = ["".join(committed.text for committed in rounds) for rounds in output.rounds]
 
     def worth(row: int) -> tuple[bool, int, int]:
-        truth = asked[row].answer
-        wrong = sum(answers[row].strip() != truth for answers in alone)
-        return texts[row].strip() == truth, wrong, len(output.rounds[row])
+        num_wrong = sum(not is_right(answers[row], asked[row]) for answers in alone)
+        return is_right(texts[row], asked[row]), num_wrong, len(output.rounds[row])
 
     row = max(range(len(asked)), key=worth)
     return {
+        "chosen_among": len(asked),
         "prompt": asked[row].prompt,
         "answer": asked[row].answer,
         "alone": [answers[row] for answers in alone],
@@ -102,8 +109,14 @@ def choose_example(members: list[ModelPair], asked: list[data.DemoQuestion]) -> 
 def show_example(example: dict[str, Any]) -> str:
     """The example as text, like Figure 1 of the paper: each round's candidates, their NLL under each member, and the
     winner."""
-    lines = [f"Of {_EXAMPLES} questions, one that AdaFuse gets right and as few members as can be:", ""]
-    lines += [example["prompt"], ""]
+    fused, *alone = (text.strip() == example["answer"] for text in (example["adafuse"], *example["alone"]))
+    lines = [
+        f"One of {counted(example['chosen_among'], 'question')}. AdaFuse's answer is {'right' if fused else 'wrong'}. "
+        f"Of the members' own answers {sum(alone)} of {len(alone)} are right.",
+        "",
+        example["prompt"],
+        "",
+    ]
     lines += [f"member {k} ({NAMES[k - 1]}) alone:{text}" for k, text in enumerate(example["alone"], 1)]
     lines += ["AdaFuse as in the paper, round by round (NLL in nats per token; the lowest mean wins):", ""]
     for number, committed in enumerate(example["rounds"], 1):
@@ -119,7 +132,7 @@ def show_example(example: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show_table(results: list[Result], num_questions: int) -> str:
+def show_table(results: list[Result]) -> str:
     """The table: a line for each method."""
     rows: list[tuple[str, ...]] = [_HEADING]
     for result in results:
@@ -128,27 +141,29 @@ def show_table(results: list[Result], num_questions: int) -> str:
             (
                 result.method,
                 "+".join(str(index + 1) for index in result.members),
-                f"{result.accuracy:.1f} ± {result.standard_error:.1f} %",
+                f"{result.accuracy.show(100)} %",
                 f"{result.words_per_round:.2f}" if has_rounds else "-",
                 " / ".join(f"{100 * share:.0f}" for share in result.shares.values()) + " %" if has_rounds else "-",  # type: ignore[union-attr]
-                f"{result.passes_per_word:.2f}",
+                "-" if result.passes_per_word is None else f"{result.passes_per_word:.2f}",
                 f"{result.seconds:.1f}",
             )
         )
-    names = ", ".join(f"{index} {name}" for index, name in enumerate(NAMES, 1))
-    title = f"{num_questions} questions in phrasings unseen in training. Members: {names}."
+    names = ", ".join(f"{index + 1} {NAMES[index]}" for index in sorted({i for one in results for i in one.members}))
+    number = counted(results[0].accuracy.n, "question")
+    title = f"{number} in phrasings unseen in training. Members: {names}."
     return "\n".join([title, "", *aligned(rows, left=2)])
 
 
 def show_differences(results: list[Result], asked: list[data.DemoQuestion]) -> str:
     """What the table cannot tell: the differences between methods, question by question, and on which questions they
     come about."""
-    torn = [row for row, question in enumerate(asked) if question.fact.levels[:2] == ("torn", "torn")]
-    others = [row for row in range(len(asked)) if row not in set(torn)]
+    everything = range(len(asked))
+    torn = [row for row in everything if asked[row].fact.levels[:2] == ("torn", "torn")]
+    others = [row for row in everything if row not in torn]
     pair = {result.method: result for result in results if result.members == [0, 1] or len(result.members) == 1}
     fixed = [result for name, result in pair.items() if name.startswith("fixed")]
     alone = [pair["member 1 alone"], pair["member 2 alone"]]
-    best_fixed, better = (max(among, key=lambda result: result.accuracy) for among in (fixed, alone))
+    best_fixed, better = (max(among, key=lambda result: result.accuracy.value) for among in (fixed, alone))
     lines = ["Members 1+2, question by question, in points:"]
     branched = pair["paper, B=3"]
     recommended = pair["recommended"]
@@ -159,10 +174,10 @@ def show_differences(results: list[Result], asked: list[data.DemoQuestion]) -> s
         ("recommended minus better member", recommended, better),
         ("recommended minus paper, B=3", recommended, branched),
     ):
-        parts = [difference(one, other, rows) for rows in ([*torn, *others], torn, others)]
-        whole, half, rest = (f"{mean:+.1f} ± {error:.1f}" for mean, error in parts)
-        lines.append(f"  {name}: {whole} (the {len(torn)} answers that both half know: {half}; the others: {rest})")
-    lines.append(
-        f"passes/word: one by one on {NUM_ALONE} questions, so rough; the end counts as a word. seconds: in batches."
-    )
+        parts = [difference(one, other, rows) for rows in (everything, torn, others)]
+        whole, half, rest = (part.show(100, signed=True) for part in parts)
+        known = counted(len(torn), "answer")
+        lines.append(f"  {name}: {whole} (the {known} that both half know: {half}; the others: {rest})")
+    alone_on = counted(min(NUM_ALONE, len(asked)), "question")
+    lines.append(f"passes/word: one by one on {alone_on}, so rough; the end counts as a word. seconds: in batches.")
     return "\n".join(lines)

@@ -71,6 +71,14 @@ class TestQuestions:
         assert len({question.fact.relation for question in questions}) >= 10
         assert demo.test_questions(7) == questions[:7]
 
+    @pytest.mark.parametrize("number", [-1, 0, 975])
+    def test_another_number_of_questions_is_refused(self, number):
+        assert len(demo.test_questions(974)) == len(demo.test_questions()) == 974
+        with pytest.raises(ValueError, match=rf"`num_questions` must be from 1 to 974, but is {number}\."):
+            demo.test_questions(number)
+        with pytest.raises(ValueError, match="from 1 to 974"):
+            run.run_demo(number)
+
     def test_answers_share_first_words(self):
         answers = {question.answer for question in demo.test_questions()}
         assert {"San José", "San Salvador", "San Juan", "New Zealand dollar", "New Taiwan dollar"} <= answers
@@ -177,12 +185,117 @@ class TestMembers:
         with pytest.raises(ValueError, match="must be 1, 2 or 3, but is 4"):
             demo.load_members(4)
 
+    @pytest.mark.parametrize("folder", ["/nowhere/models", "no-such-folder"])
+    def test_a_folder_that_is_not_there_is_not_looked_up_on_the_hub(self, folder):
+        path = re.escape(f"{folder}/llama")
+        with pytest.raises(ValueError, match=rf"`folder` must be a folder with a model, but is '{path}'\."):
+            demo.load_members(2, folder)
+
+    def test_weights_that_are_cut_off_are_refused(self, tmp_path):
+        shutil.copytree(MODELS / "llama", tmp_path / "llama")
+        (tmp_path / "llama" / "model.safetensors").write_bytes(b"cut off")
+        with pytest.raises(ValueError, match=r"llama' must be a local folder .* that loads, but is not"):
+            demo.load_members(1, tmp_path)
+
+
+def result(method, members, right, **measured):
+    """What a method would give: for each question whether it is right, and perhaps what it cost."""
+    fields = {"words_per_round": None, "shares": None, "passes_per_word": None, "seconds": 0.5, **measured}
+    return methods.Result(method, members, answers=["?"] * len(right), right=right, **fields)
+
+
+def results(num_questions, **right):
+    """A result for every method of the demo with two members. `right`: those with a right answer, by their last words,
+    and the rows of the questions that they have right."""
+    return [
+        result(
+            method.name,
+            list(method.members),
+            [row in right.get(re.split(r"\W+", method.name)[-1], ()) for row in range(num_questions)],
+        )
+        for method in methods.methods(2)
+    ]
+
+
+def asked(*levels):
+    """Questions that the first two members read at these levels."""
+    return [data.DemoQuestion("", "", data.Fact("", ("",), "", levels=(level, level, "often"))) for level in levels]
+
+
+EXAMPLE = {
+    "chosen_among": 5,
+    "prompt": "Question: What is the capital of Peru?\nAnswer:",
+    "answer": "Lima",
+    "alone": [" Oslo", " Lima"],
+    "adafuse": " Oslo",
+    "rounds": [],
+}
+
+
+class TestWhatIsPrinted:
+    def test_accuracies_have_the_standard_error_of_a_mean(self):
+        one = result("recommended", [0, 1], [True, True, True, False], passes_per_word=1.5)
+        lines = run.show_table([one]).splitlines()
+        assert lines[0] == "4 questions in phrasings unseen in training. Members: 1 llama, 2 gpt_neox."
+        # 0.5 is the standard deviation with n - 1
+        assert re.split(" {2,}", lines[3]) == ["recommended", "1+2", "75.0 ± 25.0 %", "-", "-", "1.50", "0.5"]
+        assert {"accuracy": 75.0, "standard_error": 25.0}.items() <= one.to_dict().items()
+
+    def test_rounds_have_words(self):
+        shares = {1: 0.5, 2: 0.25, 3: 0.25}
+        lines = run.show_table([result("", [2], [False], words_per_round=1.75, shares=shares)]).splitlines()
+        assert lines[0] == "1 question in phrasings unseen in training. Members: 3 qwen3."
+        assert re.split(" {2,}", lines[3])[2:] == ["0.0 ± ? %", "1.75", "50 / 25 / 25 %", "-", "0.5"]
+
+    def test_differences_are_taken_question_by_question(self):
+        given = results(5, rounds=(0, 1), recommended=(0, 1, 4), alone=(1,))
+        lines = run.show_differences(given, asked("often", "often", "torn", "often", "torn")).splitlines()
+        assert lines[2:5] == [
+            "  paper, B=3 minus best fixed: -40.0 ± 24.5 (the 2 answers that both half know: +0.0 ± 0.0; "
+            "the others: -66.7 ± 33.3)",
+            "  paper, B=3 minus better member: -20.0 ± 20.0 (the 2 answers that both half know: +0.0 ± 0.0; "
+            "the others: -33.3 ± 33.3)",
+            "  recommended minus better member: +40.0 ± 24.5 (the 2 answers that both half know: +50.0 ± 50.0; "
+            "the others: +33.3 ± 33.3)",
+        ]
+        assert "one by one on 5 questions," in lines[-1]
+
+    def test_what_has_no_standard_error_shows_none(self):
+        lines = run.show_differences(results(1, recommended=(0,)), asked("torn")).splitlines()
+        known = "(the 1 answer that both half know: +100.0 ± ?; the others: ? ± ?)"
+        assert lines[4] == f"  recommended minus better member: +100.0 ± ? {known}"
+        assert "one by one on 1 question," in lines[-1]
+        assert "one by one on 10 questions," in run.show_differences(results(11), asked(*["often"] * 11))
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            ({}, "One of 5 questions. AdaFuse's answer is wrong. Of the members' own answers 1 of 2 are right."),
+            (
+                {"adafuse": " Lima", "alone": [" Oslo", " Rome"]},
+                "One of 5 questions. AdaFuse's answer is right. Of the members' own answers 0 of 2 are right.",
+            ),
+        ],
+    )
+    def test_the_example_says_whose_answer_is_right(self, changed, said):
+        assert run.show_example({**EXAMPLE, **changed}).startswith(f"{said}\n\nQuestion: What is the capital")
+
+    def test_one_member_is_refused(self):
+        with pytest.raises(ValueError, match="`num_members` must be 2 or 3, but is 1"):
+            run.run_demo(1, num_members=1)
+
+    def test_help_names_the_default_and_the_most(self):
+        parser = argparse.ArgumentParser()
+        cli.add_arguments(parser)
+        assert "974" in parser.format_help() and "(default: 500)" in " ".join(parser.format_help().split())
+        assert parser.parse_args([]).questions == 500
+
 
 class TestTable:
     def test_adafuse_is_above_both_members(self, pair):
         lines = [line for line in methods.methods(2) if line.how == "greedy" or line.name == "paper, B=3"]
         first, second, fused = [methods.answer(line, pair, demo.test_questions(40)) for line in lines]
-        assert fused.accuracy > max(first.accuracy, second.accuracy)
+        assert fused.accuracy.value > max(first.accuracy.value, second.accuracy.value)
         assert fused.words_per_round > 1
         assert sum(fused.shares.values()) == pytest.approx(1)
         assert fused.passes_per_word > 0
@@ -193,6 +306,17 @@ class TestTable:
         for line in methods.methods(2):
             results = [methods.answer(line, pair, demo.test_questions(6), size, 0) for size in (1, 6)]
             assert results[0].answers == results[1].answers, line.name
+            assert results[0].passes_per_word is None
+
+    def test_the_end_counts_as_a_word_where_the_answer_ends(self, pair, monkeypatch):
+        alone = methods.methods(2)[0]
+        (question,) = demo.test_questions(1)
+        whole = methods.answer(alone, pair, [question])
+        passes = len(pair[0][1](whole.answers[0])["input_ids"]) + 1
+        assert whole.passes_per_word == passes / (len(whole.answers[0].split()) + 1)
+        monkeypatch.setattr(methods, "MAX_NEW_TOKENS", 1)
+        cut = methods.answer(alone, pair, [question])
+        assert len(cut.answers[0].split()) == cut.passes_per_word == 1
 
     def test_best_answer_afterwards_is_the_lowest_mean_nll(self, pair):
         question = demo.test_questions(1)[0]
@@ -212,11 +336,48 @@ class TestTable:
         assert len(report["results"]) == 13
         assert {"accuracy", "standard_error", "passes_per_word", "seconds"} <= set(report["results"][0])
         stream = io.StringIO()
+        run.run_demo(1, json=True, stream=stream, num_members=2)
+        report = json.loads(stream.getvalue(), parse_constant=pytest.fail)
+        assert report["results"][0]["standard_error"] is None
+        assert report["example"]["chosen_among"] == 64
+        stream = io.StringIO()
         run.run_demo(2, stream=stream, num_members=2)
         assert "round 1" in stream.getvalue()
         assert "paper, B=3" in stream.getvalue() and "recommended" in stream.getvalue()
         with pytest.raises(SystemExit):
             parser.parse_args(["--questions", "0"])
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# By the method and its members: the accuracy in the README's part of what `hf-adafuse demo` prints, and its error.
+README_ROWS = {
+    (name, tuple(int(member) - 1 for member in members.split("+"))): (float(value), float(error))
+    for name, members, value, error in re.findall(
+        r"^(\S.*?) {2,}([1-3+]+) +([\d.]+) ± ([\d.]+) %$", README, re.MULTILINE
+    )
+}
+
+
+class TestReadme:
+    def test_its_sentence_says_what_its_rows_say(self):
+        assert len(README_ROWS) == 6
+        together = README_ROWS["recommended", (0, 1)][0]
+        better = max(value for (_, members), (value, _) in README_ROWS.items() if members in ((0,), (1,)))
+        sentence = f"together they answer {together:.0f} % of the questions, the better one alone {better:.0f} %"
+        assert sentence in " ".join(README.split())
+
+    @pytest.mark.slow
+    def test_its_rows_are_what_the_demo_prints(self):
+        members = demo.load_members()
+        questions = demo.test_questions(data.DEFAULT_QUESTIONS)
+        lines = [line for line in methods.methods(3) if (line.name, line.members) in README_ROWS]
+        assert len(lines) == len(README_ROWS)
+        for line in lines:
+            accuracy = methods.answer(line, members, questions, num_alone=0).accuracy
+            value, error = README_ROWS[line.name, line.members]
+            # One answer may be another on another processor, which is 0.2 points.
+            assert 100 * accuracy.value == pytest.approx(value, abs=0.25), line
+            assert 100 * accuracy.error == pytest.approx(error, abs=0.1), line
 
 
 @pytest.mark.slow
