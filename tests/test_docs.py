@@ -14,6 +14,7 @@ import re
 import shlex
 from pathlib import Path
 
+import nbformat
 import pytest
 from make_reference import reference
 from support.stand_in import StandIn, serving
@@ -144,9 +145,20 @@ def test_commands_run(command, stand_ins, tmp_path, capsys):
     assert capsys.readouterr().out.strip() or set(tmp_path.iterdir()) > before
 
 
+def texts_of_notebooks():
+    """The Markdown of each notebook, by its path."""
+    return {
+        f"notebooks/{path.name}": "\n\n".join(
+            cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"
+        )
+        for path in (ROOT / "notebooks").glob("*.ipynb")
+    }
+
+
 def test_links_lead_somewhere():
     """Each link to a file, and each heading that it names."""
-    for name, text in {**DOCUMENTS, REFERENCE: (ROOT / REFERENCE).read_text("utf-8")}.items():
+    reference = {REFERENCE: (ROOT / REFERENCE).read_text("utf-8")}
+    for name, text in {**DOCUMENTS, **reference, **texts_of_notebooks()}.items():
         prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
         for target in re.findall(r"\]\(([^)\s]+)\)", prose):
             if "://" in target:
