@@ -107,9 +107,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.(\d+))?(?:e[-+]?\d+)?")
 UNSTEADY = {
     ('paper("fig5"', "text/plain"),
     ('paper("fig5"', "image/png"),
-    ('.stats["members"]:', "text/plain"),
     ('output.stats["members"]', "text/plain"),
-    ("default = measure(", "text/plain"),
     ('sweep("', "image/png"),
     ("stat().st_size", "text/plain"),
 }
