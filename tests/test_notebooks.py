@@ -47,7 +47,7 @@ CLAIMS = {
     "paper": [
         "table1['differences'][0]['value'] > 3 * table1['differences'][0]['standard_error']",
         "[cell['who'] for cell in table2['cells']] == ['2 members', '3 members']",
-        "fig3['partings']['demo'][0]['scores'] == [0.0, 1.0]",
+        "fig3['partings']['demo'][0]['scores'] == [0.0, 100.0]",
         "[cell['n'] for cell in fig7['cells']] == [60] * 10 and [cell['n'] for cell in fig6['cells']] == [60] * 7",
         "fig2['cells'][3]['value'] == fig6['cells'][4]['value']",
         "fig5['times'][-1]['who'] == 'AdaFuse, B = 3' and len(fig5['taken']) == 3",
