@@ -417,7 +417,8 @@ def cut_into(texts, sizes):
 
 def check_speed(server, alone, number, clients, new_tokens=16):
     """Words per second of the server and of one call of `generate()` with the same batch size. No prompt is asked
-    twice: the server would know its beginning."""
+    twice, of which the server would know the beginning: as many are asked as there are questions for."""
+    number = min(number, (len(data.held_out()) - BATCH) // 2)
     warm_up, *forms = cut_into([one.prompt for one in data.held_out(2 * number + BATCH)], [BATCH, number, number])
     body = {"max_tokens": new_tokens, "temperature": 0}
     made = {}

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 # The name of the package's version among the settings of answers.
 _VERSION = "hf_adafuse"
+# Settings that jobs did not note before 29 November 2026.
+_LATER = ("trust_remote_code", "served_tokenizer", "served_option")
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, asked: str = "prompts", kept: str = "answers") -> None:
@@ -110,11 +112,13 @@ def check_settings(sidecar: Path, settings: dict[str, Any], path: Path) -> None:
         before = earlier.get(name)
         now = settings.get(name)
         if name == _VERSION and before != now:
+            whose = f"are of {before}" if before else "do not say of which"
             raise ValueError(
-                f"The answers in {str(path)!r} must be of this version of hf_adafuse, {now}, but are of "
-                f"{before or 'an older one'}. Use that version, another --output, or start over with --overwrite."
+                f"The answers in {str(path)!r} must be of this version of hf_adafuse, {now}, but {whose}. Use another "
+                "--output, or start over with --overwrite."
             )
-        if before != now and not (_is_left_out(before) and _is_left_out(now)):
+        is_told = name in earlier or name not in _LATER
+        if is_told and before != now and not (_is_left_out(before) and _is_left_out(now)):
             raise ValueError(
                 f"`--{name.replace('_', '-')}` must be {_shown(before)}, as in the earlier run that wrote "
                 f"{str(path)!r}, but is {_shown(now)}. Use the same, another --output, or start over with --overwrite."

@@ -52,7 +52,7 @@ def why_not_followed(pattern: str) -> str:
         known = _KNOWN_IN_CLASS if part.startswith("[") else _KNOWN
         if unknown := next((escape for escape in _letters(part) if escape[1] not in known), None):
             return f"has the escape {unknown}, which the grammar takes for a letter"
-    if any(re.search(r"\\0|\\x00|\\u0000|\\u\{0+\}", part) for part in parts):
+    if any(re.fullmatch(r"\\0|\\x00|\\u0000|\\u\{0+\}", part) for part in parts):
         return "has the character NUL, which the grammar leaves out"
     # `$` is tested as `^` on the reversed pattern, in which groups open where they closed.
     mirrored = [{"(": ")", ")": "("}.get("(" if part.startswith("(") else part, part) for part in reversed(parts)]

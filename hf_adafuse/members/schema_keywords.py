@@ -35,10 +35,9 @@ from .keyword_rules import (
     well_formed,
 )
 
-# Keywords whose value is schemas by name, a list of schemas, or a schema.
+# Keywords whose value is schemas by name, and those whose value is no schema. A `$ref` may lead into any other.
 _HOLDS_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_HOLDS_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_IS_SCHEMA = frozenset({"items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties"})
+_HOLDS_VALUES = frozenset({"const", "enum", "default", "examples"})
 # One of these says which items or properties may come.
 _SAYS_ITEMS = frozenset({"items", "prefixItems", "unevaluatedItems"})
 _SAYS_PROPERTIES = frozenset(
@@ -88,16 +87,16 @@ def opened(schema: Any) -> Any:
     Example:
         `{"type": "array", "maxItems": 3}` gives `{"type": "array", "maxItems": 3, "items": {}}`.
     """
+    if isinstance(schema, list):
+        return [opened(one) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _HOLDS_SCHEMAS and isinstance(value, Mapping):
             made[keyword] = {name: opened(one) for name, one in value.items()}
-        elif keyword in _HOLDS_LISTS and isinstance(value, list):
-            made[keyword] = [opened(one) for one in value]
         else:
-            made[keyword] = opened(value) if keyword in _IS_SCHEMA else value
+            made[keyword] = value if keyword in _HOLDS_VALUES else opened(value)
     types = [] if any(keyword in schema for keyword in EXCLUSIVE_KEYWORDS) else types_read(schema)
     if "array" in types and not _SAYS_ITEMS & set(schema):
         made["items"] = {}

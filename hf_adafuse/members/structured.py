@@ -232,10 +232,16 @@ def parse_grammar(structured: tuple[str, str], name: str | None = None) -> Any:
         if kind == "json_schema":
             return _grammar_of(json.loads(text), grammars)
         if kind == "structural_tag":
-            return grammars.from_structural_tag(json.dumps(_without_whitespace(json.loads(text), grammars)))
-        if kind == "regex" and (reason := why_not_followed(text)):
-            raise RuntimeError(f"it {reason}")
-        return grammars.from_regex(without_line_breaks(text)) if kind == "regex" else grammars.from_ebnf(text)
+            return grammars.from_structural_tag(json.dumps(_inside_tags(json.loads(text), grammars)))
+        return grammars.from_regex(_followed(text)) if kind == "regex" else grammars.from_ebnf(text)
+
+
+def _followed(pattern: str) -> str:
+    """A regular expression as the library is to read it. Raises `RuntimeError` where a text by its grammar may not
+    match it."""
+    if reason := why_not_followed(pattern):
+        raise RuntimeError(f"it {reason}")
+    return without_line_breaks(pattern)
 
 
 def _grammar_of(schema: Any, grammars: Any) -> Any:
@@ -244,16 +250,21 @@ def _grammar_of(schema: Any, grammars: Any) -> Any:
     return grammars.from_json_schema(json.dumps(opened(schema)), any_whitespace=False)
 
 
-def _without_whitespace(tag: Any, grammars: Any) -> Any:
-    """A structural tag whose JSON is as `json.dumps` writes it."""
+def _inside_tags(tag: Any, grammars: Any) -> Any:
+    """A structural tag whose parts follow the rules of texts without tags: JSON is as `json.dumps` writes it, where the
+    tag asks for no other style, and regular expressions are read alike."""
     if isinstance(tag, list):
-        return [_without_whitespace(one, grammars) for one in tag]
+        return [_inside_tags(one, grammars) for one in tag]
     if not isinstance(tag, dict):
         return tag
-    if tag.get("type") == "json_schema" and set(tag) == {"type", "json_schema"}:
+    if tag.get("type") == "json_schema" and "json_schema" in tag:
+        if set(tag) - {"type", "json_schema", "style"} or tag.get("style", "json") != "json":
+            return {**tag, "json_schema": opened(tag["json_schema"])}
         grammar = str(_grammar_of(tag["json_schema"], grammars))
         return {"type": "grammar", "grammar": grammar.replace(_CHARACTERS, _JSON_CHARACTERS)}
-    return {name: _without_whitespace(value, grammars) for name, value in tag.items()}
+    if tag.get("type") == "regex" and isinstance(tag.get("pattern"), str):
+        return {**tag, "pattern": _followed(tag["pattern"])}
+    return {name: _inside_tags(value, grammars) for name, value in tag.items()}
 
 
 def _library(name: str) -> Any:

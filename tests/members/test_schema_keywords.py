@@ -494,6 +494,8 @@ def test_strict_is_of_schemas(given):
         ({"anyOf": [{"type": "array", "minItems": 1}, {"type": "null"}]}, "[0]"),
         ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "array", "minItems": 1}}}, "[0]"),
         ({"prefixItems": [INTEGER, {"type": "array", "maxItems": 1}], "type": "array"}, "[1, [2]]"),
+        ({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"type": "array", "maxItems": 1}}}}, "[0]"),
+        ({"type": "object", "properties": {"enum": {"type": "array", "maxItems": 1}}}, '{"enum": [0]}'),
     ],
 )
 def test_what_says_nothing_of_items_and_properties_allows_any(schema, text):

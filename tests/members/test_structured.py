@@ -213,7 +213,10 @@ def test_a_regex_of_another_dialect_is_refused(pattern):
         parse_grammar(("regex", pattern))
 
 
-@pytest.mark.parametrize("pattern", [r"^[0-9]{2}$", r"\d+\.\d", r"[\w\-]+\\A", r"\x41|\u0042"])
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^[0-9]{2}$", r"\d+\.\d", r"[\w\-]+\\A", r"\x41|\u0042", r"[\x00-\x7F]{1,20}", r"[^\x00-\x1f]", r"[\\0-9]"],
+)
 def test_ordinary_regexes_compile(pattern):
     parse_grammar(("regex", pattern))
 
@@ -252,3 +255,23 @@ def test_no_control_character_comes_into_the_json_of_a_tag(schema):
     for text, is_allowed in (("xé", True), ("x\ty", False), ("\x01", False), ("\x0b", False)):
         matcher = xgrammar.GrammarMatcher(compiled)
         assert matcher.accept_string(f'<a>\n"{text}"\n</a>') == is_allowed, text
+
+
+def in_tag(content, text):
+    tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}
+    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b""], stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(read_structured({"structural_tag": tag})))
+    return xgrammar.GrammarMatcher(compiled).accept_string(f"<a>{text}</a>")
+
+
+def test_what_stands_in_a_tag_follows_the_rules_of_texts_without_tags():
+    regex = {"type": "regex", "pattern": "a.b"}
+    assert in_tag(regex, "axb") and not in_tag(regex, "a\nb")
+    with pytest.raises(ValueError, match="it has an anchor inside"):
+        in_tag({"type": "regex", "pattern": "a$b"}, "")
+    for others in ({}, {"style": "json"}):
+        array = {"type": "json_schema", "json_schema": {"type": "array", "maxItems": 3}, **others}
+        assert in_tag(array, '["a", 1]')
+    assert not in_tag(
+        {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 3}, "style": "json"}, '"\t"'
+    )

@@ -17,6 +17,8 @@ from .measuring import BenchJob
 
 Members = list[tuple[Any, Any]]  # each member's model and tokenizer, the main model's first
 DEFAULT_PARAMETERS = (80_000_000,)
+# How many batches of the largest size are read at most, so that all batch sizes read the same prompts.
+_MOST_BATCHES = 4
 
 
 class Combination(NamedTuple):
@@ -174,6 +176,12 @@ def grid(
     against: tuple[str, ...],
 ) -> list[Combination]:
     """Every combination of these lengths, batch sizes and numbers of branches. All batch sizes read the same prompts:
-    as many as all of them divide."""
+    as many as all of them divide. Raises `ValueError` where that is many times the largest."""
+    num_prompts = math.lcm(*batches)
+    if num_prompts > _MOST_BATCHES * max(batches):
+        raise ValueError(
+            f"`--batch` must be sizes that divide {_MOST_BATCHES} times the largest or less, so that all read the same "
+            f"prompts, but {','.join(map(str, batches))} take {num_prompts}. Ask for 1,2,4,8, say."
+        )
     shapes = itertools.product(prompt_tokens, batches, branches)
-    return [Combination(parameters, tokens, batch, b, against, math.lcm(*batches)) for tokens, batch, b in shapes]
+    return [Combination(parameters, tokens, batch, b, against, num_prompts) for tokens, batch, b in shapes]

@@ -88,7 +88,7 @@ def _add_what_is_measured(what: Any) -> None:
     add("--branches", "1,3", "numbers of branches B")
     add("--new-tokens", "64", "tokens to generate, the main model's", count, "N")
     add("--repeats", "3", "of which the medians are taken", count, "N")
-    add("--texts", "1", "batches of different prompts, of the largest batch; smaller ones read the same", count, "N")
+    add("--texts", "1", "times as many prompts as all batch sizes divide; all read the same", count, "N")
     add("--threads", "2", "CPU threads", count, "N")
     add("--against", _AGAINST, "what to compare with, see below", name_list, "NAME,...")
     what.add_argument(
@@ -176,8 +176,8 @@ def _measure(args: argparse.Namespace, workload: Workload) -> tuple[list[Measure
     if args.targets:
         lengths = sorted(args.prompt_tokens)
         # Members of one's own cannot all be made to any size.
-        uneven = args.uneven or (() if args.model or args.assistant else UNEVEN_PARAMETERS)
-        combinations = plan(parameters, uneven, lengths[0], lengths[len(lengths) // 2], lengths[-1])
+        args.uneven = args.uneven or (() if args.model or args.assistant else UNEVEN_PARAMETERS)
+        combinations = plan(parameters, args.uneven, lengths[0], lengths[len(lengths) // 2], lengths[-1])
     else:
         made = grid(parameters, args.prompt_tokens, args.batch, args.branches, tuple(args.against))
         combinations = {str(index): combination for index, combination in enumerate(made)}

@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
     if args.methods is not None:
         _configs(args.methods, args)
 
-    from ...cli.members import load_members
     from ...demo.tables import aligned
     from ..evaluation import harness
     from ..evaluation.costs import cost_rows
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     tasks = harness.load_tasks(args.tasks, args.data, args.num_fewshot, args.include_path)
     with ExitStack() as stack:
         output = None if args.output is None else Path(args.output)
-        load = partial(load_members, args.model, args.assistant, **member_loading(args))
+        load = partial(_load, args)
         members = load() if output is None else _begin(output, args, stack, load)
         plan = harness.Plan(args.num_fewshot, args.limit, args.apply_chat_template, args.max_new_tokens)
         found: dict[str, dict[str, Any]] = {}
@@ -112,13 +111,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _load(args: argparse.Namespace) -> list[ModelPair]:
+    """The members. Raises `ValueError` where they cannot be asked as the flags say."""
+    from ...call.arguments import EnsembleArguments, make_ensemble
+    from ...cli.members import load_members
+
+    members = load_members(args.model, args.assistant, **member_loading(args))
+    (main, tokenizer), *others = members
+    arguments = EnsembleArguments([one for one, _ in others], [own for _, own in others], tokenizer=tokenizer)
+    for config in _configs_by_name(args, main).values():
+        make_ensemble(main, arguments, config)
+    return members
+
+
+def _configs_by_name(args: argparse.Namespace, main: Any) -> dict[str, AdaFuseConfig]:
+    """The settings of the ensemble, or of each method. `main`: the main model."""
+    return {ENSEMBLE: adafuse_config(args, main)} if args.methods is None else _configs(args.methods, args)
+
+
 def _methods(args: argparse.Namespace, members: list[ModelPair], output: Path | None) -> list[tuple[str, str, Any]]:
     """The ensemble or the methods, and each member where that is asked for. For each, its folder below `output`, its
     name, and the model as the harness sees it."""
     from ..evaluation.language_model import AdaFuseLM
     from ..evaluation.responses import Responses
 
-    config = adafuse_config(args, members[0][0])
     options = {"batch_size": args.batch_size, "progress": args.progress}
 
     def method(folder: str, name: str, members: list[Any], config: Any) -> tuple[str, str, Any]:
@@ -138,7 +154,7 @@ def _methods(args: argparse.Namespace, members: list[ModelPair], output: Path | 
         )
         return folder, name, lm
 
-    settings = {ENSEMBLE: config} if args.methods is None else _configs(args.methods, args)
+    settings = _configs_by_name(args, members[0][0])
     folders = {name: ENSEMBLE if name == ENSEMBLE else f"method-{file_name(name)}" for name in settings}
     made = [method(folders[name], name, members, settings[name]) for name in settings]
     for number, member in enumerate(members if args.members_alone or args.methods else [], start=1):
