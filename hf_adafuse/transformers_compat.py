@@ -276,11 +276,6 @@ def has_adapter_of_each_row(module: torch.nn.Module) -> bool:
     return any("adapter_names" in (getattr(hook, "keywords", None) or {}) for hook in hooks)
 
 
-def is_saved_as_adapter(model: Any) -> bool:
-    """Whether `save_pretrained` would write an adapter alone."""
-    return bool(getattr(model, "_hf_peft_config_loaded", False))
-
-
 def repository_in_call(frame: Any) -> str | None:
     """The name that `generate(custom_generate=...)` was given, in the frame that called the repository's code:
     transformers does not pass it on."""

@@ -71,7 +71,6 @@ from hf_adafuse.transformers_compat import (
     hooks_of,
     is_adapter_layer,
     is_compiled,
-    is_saved_as_adapter,
     is_spread_out,
     is_watched,
     layers_with_keys,
@@ -784,14 +783,3 @@ def test_an_adapter_for_each_row_hangs_on_a_hook():
     model(IDS, adapter_names=["tales"])
     model(IDS)
     assert seen == [True, False]
-
-
-def test_an_adapter_that_transformers_added_is_saved_alone(tmp_path):
-    model = with_adapters(native=True)
-    assert is_saved_as_adapter(model)
-    model.save_pretrained(tmp_path / "native")
-    assert {path.name for path in (tmp_path / "native").glob("*.safetensors")} == {"adapter_model.safetensors"}
-    inside = base_of(with_adapters())
-    assert not is_saved_as_adapter(inside) and not is_saved_as_adapter(tiny_model())
-    copy.deepcopy(tiny_model()).save_pretrained(tmp_path / "plain")
-    assert {path.name for path in (tmp_path / "plain").glob("*.safetensors")} == {"model.safetensors"}

@@ -235,7 +235,7 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
     Raises:
         ValueError: lists of different lengths, no tokenizer to be found, or a model that cannot take part.
     """
-    models, tokenizers = _assistants(arguments)
+    models, tokenizers = listed_assistants(arguments)
     main = ModelHandle("the main model", model, _tokenizer(arguments.tokenizer, model, "tokenizer"))
     handles = [main]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
@@ -274,8 +274,13 @@ def member_handles(
     return resolve_handles(model, arguments)
 
 
-def _assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:
-    """The assistants as given, and a tokenizer or `None` for each."""
+def listed_assistants(arguments: EnsembleArguments) -> tuple[list[Any], list[Any]]:
+    """
+    The assistants as given, and a tokenizer or `None` for each.
+
+    Raises:
+        ValueError: what should be a list is none, or the lists are of different lengths.
+    """
     models = _as_list(arguments.assistant_models, "assistant_models")
     tokenizers: list[Any] = [None] * len(models)
     if arguments.assistant_tokenizers is not None:

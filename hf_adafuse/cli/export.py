@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         args.folder,
         model,
         tokenizer,
-        assistants,
+        assistants or None,
         tokenizers,
         adafuse_config(args, model),
         assistants=args.assistants,

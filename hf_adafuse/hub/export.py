@@ -13,11 +13,12 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from ..call.arguments import EnsembleArguments, resolve_handles
+from ..call.arguments import EnsembleArguments, listed_assistants, resolve_handles
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
 from ..servers.kinds import check_member_name, is_served_name
-from ..transformers_compat import FROM_MODEL_CONFIG, is_saved_as_adapter
+from ..transformers_compat import FROM_MODEL_CONFIG, is_adapter_layer
+from ..trees.adapters import AdaptedModel
 from .exported import REQUIREMENTS
 from .model_card import model_card
 from .repository import plain_class, update_json, write_custom_generate
@@ -30,7 +31,7 @@ def export_adafuse(
     folder: str | os.PathLike[str],
     model: Any = None,
     tokenizer: Any = None,
-    assistant_models: Sequence[Any] = (),
+    assistant_models: Sequence[Any] | None = None,
     assistant_tokenizers: Sequence[Any] | None = None,
     adafuse_config: AdaFuseConfig | Mapping[str, Any] | bool | None = None,
     *,
@@ -61,12 +62,8 @@ def export_adafuse(
     """
     target = Path(folder)
     _check_folder(target)
-    if isinstance(assistant_models, (str, os.PathLike)):
-        raise ValueError(
-            f"`assistant_models` must be a list, but is {os.fspath(assistant_models)!r}. Put it in a list."
-        )
     given = EnsembleArguments(
-        list(assistant_models) or None, assistant_tokenizers, tokenizer=tokenizer, adafuse_config=adafuse_config
+        assistant_models, assistant_tokenizers, tokenizer=tokenizer, adafuse_config=adafuse_config
     ).over(getattr(model, "_adafuse_bound", None))
     plan = _plan(model, given, assistants)
     was_there = target.exists()
@@ -95,10 +92,11 @@ def _plan(model: Any, given: EnsembleArguments, how: str | None) -> _Plan:
         raise ValueError(f"`assistants` must be one of {list(ASSISTANTS)}, but is {how!r}. Choose one of these.")
     if given.adafuse_config is False:
         raise ValueError("`adafuse_config` must be settings, but is False. Leave it out for the defaults.")
-    held, names = _split(list(given.assistant_models or ()), how)
+    assistants, tokenizers = listed_assistants(given)
+    held, names = _split(assistants, tokenizers, how)
     if model is not None:
         model = _load(model) if isinstance(model, (str, os.PathLike)) else model
-        _check_main(model)
+        _check_kind(model, "model")
     config = AdaFuseConfig.coerce(given.adafuse_config) or _stored_config(model)
     if isinstance(config.model_weights, tuple) and len(config.model_weights) != 1 + len(names):
         raise ValueError(
@@ -112,7 +110,7 @@ def _plan(model: Any, given: EnsembleArguments, how: str | None) -> _Plan:
             "cannot hold it."
         )
     config = replace(config, method_options=strategy.portable_options())
-    pairs = _pairs(model, given.tokenizer, held, given.assistant_tokenizers, len(names))
+    pairs = _pairs(model, given.tokenizer, held, tokenizers)
     return _Plan(model, pairs, names, config)
 
 
@@ -121,20 +119,27 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"`folder` must be new or empty, but {os.fspath(folder)!r} is not. Choose another one.")
 
 
-def _check_main(model: Any) -> None:
+def _check_kind(model: Any, argument: str) -> None:
+    """Raises `ValueError` where a repository of transformers' own code cannot hold a member: it has adapters, or code
+    of its own."""
+    if isinstance(model, (AdaptedModel, tuple)) or any(map(is_adapter_layer, getattr(model, "modules", list)())):
+        raise ValueError(
+            f"`{argument}` must have no PEFT adapters in its layers, but has some, which the repository would not hold."
+            " Merge the one that is meant into the weights, and pass the model that `merge_and_unload()` returns."
+        )
     base = plain_class(model)
     if not isinstance(model, PreTrainedModel) or not base.__module__.startswith("transformers."):
         raise ValueError(
-            f"`model` must be of a class of transformers' own, but is {base.__module__}.{base.__name__}. With PEFT, "
-            "merge the adapter (`merge_and_unload()`); models with code of their own cannot be exported."
+            f"`{argument}` must be of a class of transformers' own, but is {base.__module__}.{base.__name__}. Choose "
+            "another model: one with code of its own cannot be exported."
         )
 
 
-def _split(assistants: list[Any], how: str | None) -> tuple[dict[int, Any], list[str]]:
+def _split(assistants: list[Any], tokenizers: list[Any], how: str | None) -> tuple[dict[int, Any], list[str]]:
     """The assistants that the repository holds, by their index, and the names of all in its settings."""
     held = {}
     names = []
-    for index, assistant in enumerate(assistants):
+    for index, (assistant, tokenizer) in enumerate(zip(assistants, tokenizers, strict=True)):
         is_name = isinstance(assistant, str) and not os.path.isdir(assistant)
         if how == "names" and not is_name:
             shown = assistant if isinstance(assistant, (str, os.PathLike)) else type(assistant).__name__
@@ -143,6 +148,12 @@ def _split(assistants: list[Any], how: str | None) -> tuple[dict[int, Any], list
                 'name, or use `assistants="folders"`.'
             )
         if is_name and how != "folders":
+            if tokenizer is not None:
+                raise ValueError(
+                    f"`assistant_tokenizers[{index}]` must be None for an assistant that stays on the Hub, but is given"
+                    f', and the repository would not hold it. Use `assistants="folders"`, or let it be loaded from '
+                    f"{assistant!r}."
+                )
             with loading(assistant):  # a misspelled name is found now, not by a user
                 AutoConfig.from_pretrained(assistant)
             names.append(assistant)
@@ -173,17 +184,12 @@ def _stored_config(model: Any) -> AdaFuseConfig:
     return AdaFuseConfig.coerce(stored) or AdaFuseConfig.robust()
 
 
-def _pairs(
-    model: Any, tokenizer: Any, held: dict[int, Any], tokenizers: Sequence[Any] | None, number: int
-) -> list[tuple[str, Any, Any]]:
+def _pairs(model: Any, tokenizer: Any, held: dict[int, Any], tokenizers: list[Any]) -> list[tuple[str, Any, Any]]:
     """What the repository holds, as folder, model and tokenizer; checked as for `generate()`."""
-    if tokenizers is not None and len(tokenizers) != number:
-        raise ValueError(
-            f"`assistant_tokenizers` must be one per assistant model, but is {len(tokenizers)} for {number} assistant "
-            "models. Use None in the list for a tokenizer to be found by the model's name."
-        )
     models = [_load(given) if isinstance(given, (str, os.PathLike)) else given for given in held.values()]
-    chosen = [tokenizers[index] if tokenizers is not None else None for index in held]
+    for index, assistant in zip(held, models, strict=True):
+        _check_kind(assistant, f"assistant_models[{index}]")
+    chosen = [tokenizers[index] for index in held]
     folders = [f"assistant_{index + 1}" for index in held]
     main = model if model is not None else (models[0] if models else None)
     if main is None:
@@ -196,12 +202,6 @@ def _pairs(
         folders = ["", *folders]
     arguments = EnsembleArguments(models, chosen, tokenizer=tokenizer)
     handles = resolve_handles(main, arguments)
-    for member in handles:
-        if is_saved_as_adapter(member.model):
-            raise ValueError(
-                f"The members must be saved whole, but {member.name} has a PEFT adapter, and only that would be saved. "
-                "Merge it into the weights first."
-            )
     return [(name, member.model, member.tokenizer) for name, member in zip(folders, handles, strict=True)]
 
 

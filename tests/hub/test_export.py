@@ -8,10 +8,12 @@ import json
 import math
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from support.adapted import PEFT_WARNINGS, base_of, merged, with_adapters
 from support.project import setup_cfg
 from support.tiny import TOKENIZERS, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -22,6 +24,8 @@ from hf_adafuse.cli import main as command
 from hf_adafuse.hub import export, modeling_adafuse
 from hf_adafuse.hub.exported import REQUIREMENTS
 from hf_adafuse.hub.repository import Repository
+
+pytestmark = PEFT_WARNINGS
 
 
 def test_code_in_a_repository_needs_transformers_and_torch_only(tmp_path):
@@ -69,12 +73,6 @@ def test_auto_map_serves_transformers_classes_only(tmp_path):
         cls(tiny_model().config).save_pretrained(tmp_path / "new", push_to_hub=True)
 
 
-def with_adapter():
-    model = copy.copy(tiny_model())
-    model._hf_peft_config_loaded = True
-    return model
-
-
 @pytest.mark.parametrize(
     ("name", "place"),
     [("./a", ("org/name", {"subfolder": "a", "revision": "x"})), ("org/a", ("org/a", {})), ("/a/b", ("/a/b", {}))],
@@ -93,7 +91,6 @@ def test_names_are_looked_up_in_the_repository(name, place):
         (dict(model="tiny/none"), "'tiny/none' must be a local folder or a Hub name that loads"),
         (dict(model=torch.nn.Linear(1, 1)), "`model` must be of a class of transformers' own"),
         (dict(model=tiny_model(), adafuse_config={"model_weights": [1, 2]}), "but is 2 for 1 members"),
-        (dict(model=with_adapter(), tokenizer=TOKENIZERS["byte_level"]()), "the main model has a PEFT adapter"),
         (dict(model=tiny_model()), "`tokenizer` must be a tokenizer, but is None"),
         (dict(assistant_tokenizers=[None]), "must be one per assistant model, but is 1 for 0"),
     ],
@@ -102,6 +99,45 @@ def test_refusals_leave_no_folder(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         export_adafuse(tmp_path / "new", **arguments)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["peft", "native"])
+def test_adapters_are_refused_until_they_are_merged(tmp_path, native):
+    """Their keys are no keys of the base model: it would be loaded with random weights, without a word."""
+    model, tokenizer = with_adapters(native=native), TOKENIZERS["byte_level"]()
+    bound = enable_adafuse(copy.copy(tiny_model()), [(model, "tales")], [tokenizer], tokenizer)
+    for argument, given in [
+        ("model", [model]),
+        ("model", [base_of(model)]),
+        ("assistant_models[0]", [tiny_model(), tokenizer, [model], [tokenizer]]),
+        ("assistant_models[0]", [tiny_model(), tokenizer, [base_of(model)], [tokenizer]]),
+        ("assistant_models[0]", [tiny_model(), tokenizer, [(model, "tales")], [tokenizer]]),
+        ("assistant_models[0]", [None, None, [(model, None)], [tokenizer]]),
+        ("assistant_models[0]", [bound]),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(f"`{argument}` must have no PEFT adapters in its layers, but")):
+            export_adafuse(tmp_path / "new", *given)
+    tales = merged("same_layers", "tales")
+    folder = export_adafuse(tmp_path / "merged", tiny_model(), tokenizer, [tales], [tokenizer])
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "assistant_1")
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.allclose(loaded(ids).logits, tales(ids).logits, atol=1e-5)
+
+
+def test_a_model_with_code_of_its_own_is_refused(tmp_path):
+    """As loaded with `trust_remote_code=True`: whoever loads the repository would have to have that code."""
+
+    class Own(LlamaForCausalLM):
+        pass
+
+    own, tokenizer = Own(tiny_model().config), TOKENIZERS["byte_level"]()
+    for argument, given in [
+        ("model", [own, tokenizer]),
+        ("assistant_models[1]", [tiny_model(), tokenizer, [tiny_model(), own], [tokenizer] * 2]),
+        ("assistant_models[0]", [None, None, [own], [tokenizer]]),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(f"`{argument}` must be of a class of transformers' own, but")):
+            export_adafuse(tmp_path / "new", *given)
 
 
 @pytest.mark.parametrize("was_there", [False, True])
@@ -146,8 +182,33 @@ def test_settings_of_any_number_are_exported(tmp_path, settings):
 
 
 def test_a_single_assistant_is_no_list(tmp_path):
-    with pytest.raises(ValueError, match="`assistant_models` must be a list, but is 'one/name'"):
-        export_adafuse(tmp_path / "x", tiny_model(), TOKENIZERS["byte_level"](), "one/name")
+    given, tokenizer = [tmp_path / "x", tiny_model(), TOKENIZERS["byte_level"]()], TOKENIZERS["byte_level"]()
+    for assistant, shown in [("one/name", "'one/name'"), (tiny_model(), "LlamaForCausalLM")]:
+        with pytest.raises(ValueError, match=f"`assistant_models` must be a list, but is {shown}"):
+            export_adafuse(*given, assistant)
+    with pytest.raises(ValueError, match="`assistant_tokenizers` must be a list, but is a tokenizer"):
+        export_adafuse(*given, [tiny_model()], tokenizer)
+
+
+def test_no_assistants_are_none_or_an_empty_list(tmp_path):
+    tokenizer = TOKENIZERS["byte_level"]()
+    bound = enable_adafuse(copy.copy(tiny_model()), [tiny_model("gpt2")], [tokenizer], tokenizer)
+    for place, given, expected in [
+        ("none", [tiny_model(), tokenizer, None], []),
+        ("bound", [bound, tokenizer, None], ["./assistant_1"]),
+        ("empty", [bound, tokenizer, []], []),
+    ]:
+        folder = export_adafuse(tmp_path / place, *given)
+        assert json.loads((folder / "generation_config.json").read_text("utf-8"))["assistant_models"] == expected
+
+
+def test_a_tokenizer_for_an_assistant_on_the_hub_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "AutoConfig", SimpleNamespace(from_pretrained=lambda name: None))
+    tokenizer = TOKENIZERS["byte_level"]()
+    given = [tmp_path / "x", tiny_model(), tokenizer, [tiny_model(), "org/model"]]
+    with pytest.raises(ValueError, match=r"`assistant_tokenizers\[1\]` must be None for an assistant that stays"):
+        export_adafuse(*given, [tokenizer, "org/fixed-tokenizer"])
+    assert export_adafuse(*given, [tokenizer, None]).exists()
 
 
 def test_what_is_bound_is_exported(tmp_path):
