@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import numbers
 import os
 import warnings
 from collections.abc import Mapping
@@ -137,11 +138,14 @@ class AdaFuseConfig:
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.method_options is None or isinstance(self.method_options, Mapping):
-            object.__setattr__(self, "method_options", dict(self.method_options or {}))
-        weights: Any = self.model_weights
+        values = {one.name: _plain_number(getattr(self, one.name)) for one in fields(self)}
+        options, weights = values["method_options"], values["model_weights"]
+        if options is None or isinstance(options, Mapping):
+            values["method_options"] = {name: _plain_number(value) for name, value in (options or {}).items()}
         if hasattr(weights, "__iter__") and not isinstance(weights, (str, bytes, Mapping)):
-            object.__setattr__(self, "model_weights", tuple(weights))
+            values["model_weights"] = tuple(map(_plain_number, weights))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         check(self)
         if isinstance(self.model_weights, tuple):
             object.__setattr__(self, "model_weights", tuple(float(weight) for weight in self.model_weights))
@@ -295,6 +299,15 @@ class AdaFuseConfig:
 def is_file(value: Any) -> bool:
     """Whether settings are given by the name of a file in JSON."""
     return isinstance(value, os.PathLike) or (isinstance(value, str) and value.endswith(".json"))
+
+
+def _plain_number(value: Any) -> Any:
+    """A number of another library's types, like numpy's and torch's, as Python's own. Anything else stays as it is."""
+    if getattr(value, "shape", None) == ():  # one value of an array or tensor
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _plain(value: Any) -> Any:

@@ -7,8 +7,11 @@ import dataclasses
 import json
 import math
 import pickle
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
 from hf_adafuse import AdaFuseConfig, SpanStrategy, register_strategy
 from hf_adafuse.decoding.strategies.registry import STRATEGIES, make_strategy, options_of
@@ -166,6 +169,54 @@ def test_an_unknown_field_is_refused(unknown, hint):
     assert f"but has {name!r}. {hint}" in str(error.value)
     with pytest.raises(TypeError, match=name):
         AdaFuseConfig(**unknown)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("model_weights", np.array([1, 2]), (1.0, 2.0)),
+        ("model_weights", np.array([0.5, 2], dtype=np.float32), (0.5, 2.0)),
+        ("model_weights", torch.tensor([0.5, 2]), (0.5, 2.0)),
+        ("model_weights", [np.float16(0.5), torch.tensor(2), Fraction(1, 4)], (0.5, 2.0, 0.25)),
+        ("max_words", np.int64(3), 3),
+        ("num_branches", torch.tensor(2), 2),
+        ("margin_threshold", np.float32(0.5), 0.5),
+        ("margin_threshold", np.array(0.5), 0.5),
+        ("certainty_gate", torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+        ("do_sample", np.True_, True),
+        ("method", np.str_("gac"), "gac"),
+    ],
+    ids=repr,
+)
+def test_numbers_of_other_libraries_become_pythons_own(name, value, plain):
+    config = AdaFuseConfig.from_dict({name: value})
+    found = getattr(config, name)
+    assert found == plain and type(found) is type(plain)
+    assert config == AdaFuseConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+
+
+def test_options_may_be_numbers_of_other_libraries_too():
+    config = AdaFuseConfig.from_dict({"method": "unite", "top_k": np.int64(5)})
+    assert make_strategy(config).top_k == 5 and type(config.method_options["top_k"]) is int
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_words", np.int64(0)),
+        ("max_words", np.float64(2)),
+        ("max_words", np.True_),
+        ("max_words", np.array([3])),
+        ("margin_threshold", np.float32("nan")),
+        ("model_weights", np.ones((2, 2))),
+        ("model_weights", torch.tensor([1.0, -1.0])),
+        ("model_weights", torch.tensor(1.0)),
+    ],
+    ids=repr,
+)
+def test_their_ranges_are_the_same(name, value):
+    with pytest.raises(ValueError, match=f"^`{name}` must be "):
+        AdaFuseConfig(**{name: value})
 
 
 def test_keys_of_mixed_types_are_refused_too():
