@@ -21,6 +21,7 @@ __all__ = ["COLOURS", "overview", "plot_margins", "plot_scores", "plot_wins", "p
 
 _GREY = "#777777"
 _BINS = [step / 10 for step in range(11)]
+_ROUNDING = 1e-6  # nats by which an NLL may be below 0
 _MAX_LABELS = 40  # spans written along the axis; more would cover one another
 
 
@@ -42,11 +43,11 @@ def plot_words(rounds: Any, ax: Axes | None = None) -> Axes:
     batch = _batch(rounds)
     ax = _axes(ax)
     sizes = [len(committed.words) + committed.ends for committed in _all(batch)]
-    longest = max(sizes)
-    counts = [sizes.count(size) for size in range(1, longest + 1)]
-    bars = ax.bar(range(1, longest + 1), counts, color=_GREY)
+    shown = range(min(sizes), max(sizes) + 1)
+    counts = [sizes.count(size) for size in shown]
+    bars = ax.bar(shown, counts, color=_GREY)
     ax.bar_label(bars, [f"{100 * count / len(sizes):.0f} %" for count in counts])
-    ax.set_xticks(range(1, longest + 1))
+    ax.set_xticks(shown)
     ax.margins(y=0.15)
     _label(ax, f"{sum(sizes) / len(sizes):.2f} words per round", "words committed in a round", "rounds")
     _count_axis(ax.yaxis)
@@ -104,22 +105,21 @@ def plot_margins(rounds: Any, ax: Axes | None = None) -> Axes:
 def plot_scores(rounds: Any, ax: Axes | None = None) -> Axes:
     """
     The fused score of what each round committed, along the text of one prompt, and as dots those of the candidates that
-    lost. Of votes and ratings, whose scores are below 0, the shares and ratings themselves are drawn, and the highest
-    wins. The scale is that of square roots. Arguments as for [`plot_words`]; of several prompts, the one with the most
-    rounds is drawn.
+    lost. Where a method votes, rates or prefers, the shares, ratings and preferences themselves are drawn, and the
+    highest wins. The scale is that of square roots, and linear where there are values below 0. Arguments as for
+    [`plot_words`]; of several prompts, the one with the most rounds is drawn.
     """
     batch = _batch(rounds)
     ax = _axes(ax)
     row = max(range(len(batch)), key=lambda row: len(batch[row]))
-    scores = [c.score for committed in batch[row] for c in committed.candidates if math.isfinite(c.score)]
-    sign = -1 if any(score < 0 for score in scores) else 1
-    for place, committed in enumerate(batch[row]):
-        losers = [sign * c.score for rank, c in enumerate(committed.candidates) if rank != committed.winner]
-        finite = [score for score in losers if math.isfinite(score)]
-        ax.plot([place] * len(finite), finite, "o", color=_GREY, alpha=0.6, markersize=4)
+    sign = -1 if any(map(_is_negated, batch[row])) else 1
+    values = [[_without_rounding(sign * one.score) for one in committed.candidates] for committed in batch[row]]
+    for place, (committed, of_round) in enumerate(zip(batch[row], values, strict=True)):
+        losers = [value for rank, value in enumerate(of_round) if rank != committed.winner and math.isfinite(value)]
+        ax.plot([place] * len(losers), losers, "o", color=_GREY, alpha=0.6, markersize=4)
         members = winning_members(committed)
         if committed.winner is not None and members:  # a fused answer has no score
-            _draw_winner(ax, place, sign * committed.candidates[committed.winner].score, members)
+            _draw_winner(ax, place, of_round[committed.winner], members)
     spans = [on_one_line(c.text).strip(" ") + (" <end>" if c.ends else "") for c in batch[row]]
     has_labels = len(spans) <= _MAX_LABELS
     if has_labels:
@@ -133,9 +133,24 @@ def plot_scores(rounds: Any, ax: Axes | None = None) -> Axes:
     for k, name in enumerate(batch.names):
         ax.plot([], [], color=COLOURS[k % len(COLOURS)], linewidth=4, label=f"{k}: {name}")
     ax.legend(frameon=False, loc="best", fontsize="small")
-    ax.set_yscale("function", functions=(lambda nll: abs(nll) ** 0.5, lambda root: root**2))
-    ax.set_ylim(bottom=0)
+    if any(-math.inf < value < 0 for of_round in values for value in of_round):
+        ax.axhline(0, color=_GREY, linewidth=1)
+    else:
+        ax.set_yscale("function", functions=(lambda nll: abs(nll) ** 0.5, lambda root: root**2))
+        ax.set_ylim(bottom=0)
     return ax
+
+
+def _is_negated(committed: AdaFuseRound) -> bool:
+    """Whether the scores of a round are minus what decided it: shares of votes, ratings, preferences. Of probabilities
+    the scores are minus logarithms."""
+    compared = [one for one in committed.candidates if one.decided_by and math.isfinite(one.score)]
+    return committed.highest_wins and bool(compared) and all(one.decided_by == [-one.score] for one in compared)
+
+
+def _without_rounding(value: float) -> float:
+    """0 for an NLL that rounding has put just below 0, as of a sum of probabilities above 1."""
+    return 0.0 if -_ROUNDING < value < 0 else value
 
 
 def _draw_winner(ax: Axes, place: int, score: float, members: list[int]) -> None:
@@ -171,7 +186,9 @@ def _batch(rounds: Any) -> AdaFuseRoundsBatch:
     prompts: Sequence[Any] = [rounds] if rounds and isinstance(rounds[0], AdaFuseRound) else rounds
     if not any(prompts):
         raise ValueError("`rounds` must hold at least one round, but is empty. Pass `output.rounds` of a text.")
-    return AdaFuseRoundsBatch(prompts, getattr(rounds, "names", None), getattr(rounds, "threshold", None))
+    # A slice of `output.rounds` is a plain list, whose parts still know the names.
+    known = next((one for one in (rounds, *prompts) if getattr(one, "names", None)), None)
+    return AdaFuseRoundsBatch(prompts, getattr(known, "names", None), getattr(known, "threshold", None))
 
 
 def _all(batch: AdaFuseRoundsBatch) -> list[AdaFuseRound]:

@@ -106,7 +106,8 @@ def _colours(members: Sequence[int]) -> str:
 def _span(committed: AdaFuseRound, names: Sequence[str], threshold: float | None) -> str:
     """What a round committed, in its place in the text."""
     members = winning_members(committed)
-    space = _split_space(committed.text)[0] or (" " if not committed.text else "")  # an end alone stands apart
+    is_end_alone = committed.ends and not committed.text
+    space = " " if is_end_alone else _split_space(committed.text)[0]
     tip = escape(_tip(committed, names)).replace("\n", "&#10;")
     numbers = f'<sub style="{_NUMBERS}">{" ".join(map(str, members))}</sub>'
     words = _marked_words(committed, threshold)
@@ -181,7 +182,7 @@ def _cells(number: int, committed: AdaFuseRound, threshold: float | None) -> lis
         str(number),
         f'<span style="{_colours(members)};white-space:pre-wrap">{_on_one_row(committed, threshold)}</span>',
         _chip(members),
-        f"{committed.criterion}{direction}",
+        f"{escape(committed.criterion)}{direction}",
         show_nll(own),
         show_nll(other),
         " ".join(f"{weight:.2f}" for weight in committed.weights),

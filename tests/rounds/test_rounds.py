@@ -175,6 +175,20 @@ def test_html_of_a_round_without_winner():
     assert "every candidate was ruled out" in rounds._repr_html_()
 
 
+def test_html_puts_no_space_into_a_word_whose_characters_are_of_several_tokens():
+    first, _ = made_rounds()
+    rest = dataclasses.replace(first, text="\N{OK HAND SIGN}s", words=["\N{OK HAND SIGN}s"])
+    end = dataclasses.replace(unfinished_round(), ends=True)
+    page = Page(AdaFuseRounds([first, unfinished_round(), rest, end], NAMES)._repr_html_())
+    assert page.text == " is <i>Lima\N{OK HAND SIGN}s <end>"
+
+
+def test_html_escapes_what_a_method_calls_its_criterion():
+    first, _ = made_rounds()
+    html = AdaFuseRounds([dataclasses.replace(first, criterion="a<b>")], NAMES)._repr_html_()
+    assert "a<b>" not in html and "a&lt;b&gt; (lowest)" in html
+
+
 def test_html_of_many_prompts_is_cut_and_says_so():
     batch = AdaFuseRoundsBatch([made_rounds()] * (MAX_PROMPTS + 3), NAMES)
     page = Page(batch._repr_html_())
@@ -226,14 +240,69 @@ def test_plots_show_the_numbers(pyplot):
 
 def test_a_plot_of_votes_shows_who_has_most(pyplot):
     (first, *_) = made_rounds()
-    candidates = [
-        dataclasses.replace(one, score=score) for one, score in zip(first.candidates, (-0.25, -0.75), strict=False)
-    ]
+    shares = zip(first.candidates, (0.25, 0.75), strict=False)
+    candidates = [dataclasses.replace(one, score=-share, decided_by=[share]) for one, share in shares]
     votes = dataclasses.replace(first, candidates=candidates, winner=1, criterion="share of votes", highest_wins=True)
     scores = plots.plot_scores([votes])
     assert (scores.get_title(), scores.get_ylabel()) == ("Share of votes (the highest wins)", "share of votes")
     heights = [list(line.get_ydata()) for line in scores.lines if len(line.get_ydata())]
     assert heights[0] == [0.25] and all(height == [0.75, 0.75] for height in heights[1:])
+
+
+def heights_of(axes):
+    """What the plot of scores shows, without the line at 0."""
+    lines = [line for line in axes.lines if len(line.get_ydata()) and line.get_transform() == axes.transData]
+    return [float(height) for line in lines for height in line.get_ydata()]
+
+
+def test_rounding_below_0_turns_no_plot_of_scores_over(pyplot):
+    """As of the end of a text with several ids, whose probabilities add up to a little more than 1."""
+    first, second = made_rounds()
+    end = dataclasses.replace(second.candidates[1], score=-5.6e-9, decided_by=[math.exp(5.6e-9)])
+    second = dataclasses.replace(second, candidates=[second.candidates[0], end], highest_wins=True)
+    scores = plots.plot_scores([first, second])
+    assert (scores.get_title(), scores.get_ylabel()) == ("Fused score (the lowest wins)", "NLL")
+    assert heights_of(scores) == [1.35, 0.25, 0.25, 0.25, 0.25, 0.0, 0.0] and scores.get_ylim()[0] == 0
+
+
+def test_a_plot_of_preferences_shows_those_below_0(pyplot):
+    """LLM-Blender's are differences of logits: of two answers one is above 0, and one is below."""
+    first, _ = made_rounds()
+    values = zip(first.candidates, (1.5, -1.5), strict=True)
+    candidates = [dataclasses.replace(one, score=-value, decided_by=[value]) for one, value in values]
+    first = dataclasses.replace(
+        first, candidates=candidates, winner=0, criterion="pairwise preference", highest_wins=True
+    )
+    scores = plots.plot_scores([first])
+    assert scores.get_title() == "Pairwise preference (the highest wins)"
+    assert heights_of(scores) == [-1.5, 1.5, 1.5, 1.5, 1.5]
+    lowest, highest = scores.get_ylim()
+    assert lowest < -1.5 and highest > 1.5 and scores.get_yscale() == "linear"
+
+
+def unfinished_round():
+    """A token that is a part of a character adds nothing to the text yet."""
+    candidates = [AdaFuseCandidate("", [], False, [0], [0.1, 0.1], 0.1, decided_by=[0.9])]
+    return AdaFuseRound("", [], False, 0, 0, candidates, [[0.9], [0.9]], 1, True)
+
+
+def test_a_plot_of_words_counts_rounds_without_a_word(pyplot):
+    words = plots.plot_words([unfinished_round(), *made_rounds(), unfinished_round()])
+    assert [bar.get_height() for bar in words.patches] == [2, 0, 2]
+    assert [text.get_text() for text in words.texts] == ["50 %", "0 %", "50 %"]
+    assert words.get_title() == "1.00 words per round"
+    (bar,) = plots.plot_words(made_rounds()[:1] * 2).patches
+    assert bar.get_height() == 2
+
+
+def test_a_plot_of_a_slice_keeps_names_and_threshold(pyplot):
+    batch = AdaFuseRoundsBatch([[], made_rounds(), made_rounds()], NAMES, 0.7)
+    for part in (batch, batch[:2], list(batch), batch[1]):
+        margins = plots.plot_margins(part)
+        assert [text.get_text() for text in margins.get_legend().get_texts()] == [
+            f"{k}: {name}" for k, name in enumerate(batch.names)
+        ]
+        assert "% of words uncertain" in margins.get_title()
 
 
 def test_plots_draw_where_they_are_told(pyplot):
