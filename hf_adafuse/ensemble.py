@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import BatchEncoding
 
-from .call.arguments import member_handles, resolve_handles
+from .call.arguments import member_handles, resolve_handles, stored_assistants
 from .call.planning import planning
 from .call.sampling import requested_sampling
 from .call.score import read_answers, score_call
@@ -48,7 +48,8 @@ class AdaFuseEnsemble:
 
     Args:
         members (`list`): the members, the main model first. Each is a model, its Hub name or folder, a [`ServedModel`]
-            or its name like `"vllm:http://localhost:8000#model"`, or a pair of one of these and a tokenizer.
+            or its name like `"vllm:http://localhost:8000#model"`, or a pair of one of these and a tokenizer. An
+            exported ensemble alone brings its other members, which are loaded to its device and in its dtype.
         adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): the settings, as
             [`AdaFuseConfig.coerce`] reads them.
         options: arguments of `from_pretrained` for members that are given by name, like `dtype`. For members behind
@@ -72,6 +73,8 @@ class AdaFuseEnsemble:
         check_members(members)
         check_options(names_of(members), options)
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
+        if len(pairs) == 1:
+            pairs += stored_assistants(pairs[0][0])
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
         assistants = [model for model, _ in others]
@@ -319,9 +322,11 @@ class AdaFuseEnsemble:
 
     def _members_of(self, kwargs: Mapping[str, Any]) -> list[ModelHandle]:
         """The members that a call of `generate()` is made with: it may name others."""
-        if not any(kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")):
+        generation_config = kwargs.get("generation_config")
+        given = [kwargs.get(name) for name in ("assistant_models", "assistant_tokenizers", "tokenizer")]
+        if all(one is None for one in (*given, getattr(generation_config, "assistant_models", None))):
             return self.handles
-        found = member_handles(self.model, kwargs, kwargs.get("generation_config"), self.tokenizers[0])
+        found = member_handles(self.model, kwargs, generation_config, self.tokenizers[0])
         return self.handles if found is None else found
 
     def _setting_of(self, kwargs: Mapping[str, Any], name: str) -> Any:

@@ -17,10 +17,8 @@ from .call.arguments import (
     EnsembleArguments,
     EnsembleSpec,
     ensemble_arguments,
-    first_setting,
     make_ensemble,
     resolve_handles,
-    setting_sources,
 )
 from .call.images import read_images, without_images
 from .call.inputs import GenerateInputs
@@ -53,7 +51,9 @@ class AdaFuseGenerationMixin(GenerationMixin):
             of shape `(batch_size, sequence_length)`. By default an assistant reads the text of the main model's ids.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's. By default it is found by the model's name.
         adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): the settings, as [`AdaFuseConfig.coerce`]
-            reads them. They win over those in `generation_config`. `False` turns AdaFuse off.
+            reads them. They win over those in `generation_config`. `False` turns AdaFuse off. A generation config may
+            hold `assistant_models` too, as names, as that of an exported ensemble does. There `"./folder"` is a folder
+            of the repository that the model was loaded from.
         assistant_logits_processor (`list`, *optional*): per assistant a list of logits processors over its own ids.
         structured (`dict`, *optional*): the form that the text must have: `{"json_schema": ...}`, `{"regex": ...}`,
             `{"grammar": ...}` or `{"structural_tag": ...}`. Every member follows it in its own tokens (needs the
@@ -74,33 +74,31 @@ class AdaFuseGenerationMixin(GenerationMixin):
     """
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("custom_generate") is not None:  # the code that it names looks for its settings itself
+            return super().generate(*args, **kwargs)
         if (reason := _foreign_generate(cast("Any", type(self)))) is not None:
-            if kwargs.get("custom_generate") is None and self._adafuse_arguments(
-                kwargs, kwargs.get("generation_config")
-            ):
+            if self._adafuse_arguments(kwargs, kwargs.get("generation_config")):
                 raise ValueError(reason)
             return super().generate(*args, **kwargs)
         if not args and plan_from_earlier_call(kwargs):
             return kwargs["input_ids"]
         given = {**dict(zip(("inputs", "generation_config"), args, strict=False)), **kwargs}
         generation_config = given.get("generation_config")
-        if kwargs.get("custom_generate") is None:  # else the code that it names looks for its settings itself
-            _, configured = first_setting("adafuse_config", setting_sources(self, kwargs, generation_config))
-            if configured is not None:
-                kwargs["adafuse_config"] = configured
-            kwargs["adafuse_sampling"] = requested_sampling(kwargs, generation_config, self.generation_config)
-        if kwargs.get("cache_implementation") == "paged" and self._adafuse_arguments(kwargs):
+        is_ours = self._adafuse_arguments(kwargs, generation_config) is not None
+        kwargs["adafuse_passed"] = generation_config  # transformers' hooks see it with the model's own values in it
+        kwargs["adafuse_sampling"] = requested_sampling(kwargs, generation_config, self.generation_config)
+        if not is_ours:
+            return super().generate(*args, **kwargs)
+        if kwargs.get("cache_implementation") == "paged":
             raise ValueError(
                 '`cache_implementation` must not be "paged" with AdaFuse, but is. Leave it out: AdaFuse batches itself.'
             )
-        is_ours = kwargs.get("custom_generate") is None and self._adafuse_arguments(kwargs)
-        if is_ours:
-            is_bound = getattr(self, "_adafuse_bound", None) is not None
-            warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config, is_bound)
-        images = read_images(self, kwargs) if is_ours else None
+        is_bound = getattr(self, "_adafuse_bound", None) is not None
+        warn_of_a_pipelines_default(kwargs, generation_config, self.generation_config, is_bound)
+        images = read_images(self, kwargs)
         if images is not None:  # else transformers encodes them here, before anything has been checked
             kwargs = {**without_images(kwargs, images), "adafuse_images": images}
-        new_ids = read_new_ids(given.get("inputs"), kwargs) if is_ours else None
+        new_ids = read_new_ids(given.get("inputs"), kwargs)
         if new_ids is None:
             return super().generate(*args, **kwargs)
         changed = new_ids.arguments({name: value for name, value in kwargs.items() if name != "inputs"})
@@ -123,13 +121,14 @@ class AdaFuseGenerationMixin(GenerationMixin):
             if kwargs.get("adafuse_config") is False:
                 del kwargs["adafuse_config"]
             return mode_kwargs  # type: ignore[no-any-return]
-        call, asked = {name: kwargs.pop(name, None) for name in ARGUMENTS}, kwargs.pop("adafuse_sampling", None)
-        images = kwargs.pop("adafuse_images", None)
+        call = {name: kwargs.pop(name, None) for name in ARGUMENTS}
+        wanted = self._adafuse_arguments(call, kwargs.pop("adafuse_passed", None))
+        asked, images = kwargs.pop("adafuse_sampling", None), kwargs.pop("adafuse_images", None)
         mode_kwargs = extract(custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         bound = getattr(self, "_adafuse_bound", None)
         if bound is not None and bound.tokenizer is not None:
             mode_kwargs.setdefault("tokenizer", bound.tokenizer)
-        mode_kwargs["adafuse_call"] = call
+        mode_kwargs["adafuse_wanted"] = wanted
         mode_kwargs["adafuse_sampling"] = asked
         mode_kwargs["adafuse_images"] = images
         return mode_kwargs  # type: ignore[no-any-return]
@@ -137,9 +136,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, mode_kwargs: dict[str, Any]
     ) -> None:
-        call, asked = mode_kwargs.pop("adafuse_call", None), mode_kwargs.pop("adafuse_sampling", None)
-        images = mode_kwargs.pop("adafuse_images", None)
-        wanted = None if call is None else self._adafuse_arguments(call)
+        names = ("adafuse_wanted", "adafuse_sampling", "adafuse_images")
+        wanted, asked, images = (mode_kwargs.pop(name, None) for name in names)
         if wanted is not None:
             arguments, config = wanted
             has_inputs = bool(arguments.assistant_inputs)
@@ -195,7 +193,8 @@ def enable_adafuse(
     samples where the generation config says nothing.
 
     Args:
-        model (`PreTrainedModel`): the main model; with PEFT, the base model.
+        model (`PreTrainedModel`): the main model; with PEFT, the base model. The code of an exported ensemble, loaded
+            with `trust_remote_code=True`, is set aside.
         assistant_models, assistant_tokenizers, tokenizer, adafuse_config (*optional*):
             Bound to the model: defaults for the same arguments of `generate()`.
 
@@ -218,7 +217,8 @@ def enable_adafuse(
             f"`model` must be a decoder-only model, but {type(model).__name__} is an encoder-decoder. "
             "Choose a causal language model."
         )
-    if (assistant_models or adafuse_config) and (reason := _foreign_generate(cast("Any", type(model)))) is not None:
+    reason = _foreign_generate(plain_class(cast("Any", type(model))))
+    if (assistant_models or adafuse_config) and reason is not None:
         raise ValueError(reason)
     config = AdaFuseConfig.coerce(adafuse_config) if adafuse_config is not None else None
     if config is not None:
@@ -234,6 +234,8 @@ def enable_adafuse(
             handle.tested_backend()  # a model that no backend can run says so now
     if not isinstance(model, AdaFuseGenerationMixin):
         model.__class__ = adafuse_class(cast("Any", type(model)))
+        if _is_of_an_export(vars(model).get("generate")):
+            model._adafuse_generate = model.__dict__.pop("generate")
     _bind(model, arguments)
     return model
 
@@ -262,34 +264,50 @@ def default_to_greedy(model: Any) -> None:
 def disable_adafuse(model: Any) -> Any:
     """Undo [`enable_adafuse`]: the model's own class again, nothing bound. Returns the model."""
     _unbind(model)
+    if "_adafuse_generate" in vars(model):
+        model.generate = model.__dict__.pop("_adafuse_generate")
     base = type(model).__dict__.get("_adafuse_base")
-    if base is not None:
+    if base is not None and isinstance(model, AdaFuseGenerationMixin):  # else it is the class of an exported repository
         model.__class__ = base
     return model
 
 
+def plain_class(cls: Any) -> Any:
+    """A class without what this package, or the code of an exported repository, has put before it."""
+    while hasattr(cls, "_adafuse_base"):
+        cls = cls._adafuse_base
+    return cls
+
+
+def _is_of_an_export(generate: Any) -> bool:
+    """Whether a model's own `generate` is the code of an exported repository, which `from_pretrained` with
+    `trust_remote_code=True` puts on the model."""
+    return "adafuse_class" in getattr(getattr(generate, "func", None), "__globals__", ())
+
+
 @functools.cache
-def adafuse_class(base: Any) -> Any:
-    """`base` with the mixin, under its own name and module: pipelines, `architectures` and saving see no difference."""
+def adafuse_class(own: Any) -> Any:
+    """A class with the mixin, under its own name and module: pipelines, `architectures` and saving see no difference.
+    The code of an exported repository is left out: the package takes its place."""
+    base = plain_class(own)
     body = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "__reduce_ex__": _reduce,
-        "_adafuse_base": base,
+        "_adafuse_base": own,
     }
     return type(base.__name__, (AdaFuseGenerationMixin, base), body)
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
-    # Pickle finds classes by name, and the name is the base's: rebuild from the base.
-    base = type(self)._adafuse_base
+    # Pickle finds classes by name, and the name is the model's own: rebuild from that.
     _, _, *rest = super(type(self), self).__reduce_ex__(protocol)
-    return (_rebuild, (base,), *rest)
+    return (_rebuild, (type(self)._adafuse_base,), *rest)
 
 
-def _rebuild(base: Any) -> Any:
-    cls = adafuse_class(base)
+def _rebuild(own: Any) -> Any:
+    cls = adafuse_class(own)
     return cls.__new__(cls)
 
 

@@ -13,7 +13,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.text_generation import Chat, TextGenerationPipeline
 
 from .call.arguments import member_handles
-from .generation import default_to_greedy, enable_adafuse
+from .generation import AdaFuseGenerationMixin, default_to_greedy, enable_adafuse
 from .members.chat import chat_inputs
 from .members.prompt_inputs import text_inputs
 from .members.vocabulary import vocabulary_of
@@ -50,14 +50,14 @@ class AdaFusePipeline(TextGenerationPipeline):
 
     Args:
         model (`PreTrainedModel`): the main model. Its generation config says `do_sample=False` from then on where it
-            says nothing.
+            says nothing. That of an exported ensemble brings its assistants.
         assistant_models, assistant_tokenizers, adafuse_config (*optional*): as in `generate()` with AdaFuse; here, in
             a call, or bound to the model.
         args, kwargs: as in [`~transformers.TextGenerationPipeline`].
     """
 
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        if not hasattr(model, "_adafuse_arguments"):  # by name: a Hub folder brings a mixin of its own
+        if not isinstance(model, AdaFuseGenerationMixin):
             enable_adafuse(model)
         default_to_greedy(model)
         super().__init__(model, *args, **kwargs)

@@ -14,7 +14,7 @@ import torch
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
+from ..members.loading import Repository, find_tokenizer, load_assistant, load_tokenizer
 from ..members.model_handle import ModelHandle, assistant_name
 from ..members.rating_prompts import check_templates
 from ..members.structured import read_structured
@@ -25,17 +25,18 @@ from .images import Images
 from .sampling import SamplingRequest
 from .served_limits import check_served_settings
 
-# The arguments that `generate()` takes beyond the ordinary ones.
+# The arguments that `generate()` takes beyond the ordinary ones: those that ask for an ensemble, and others.
+ASKING = ("assistant_models", "adafuse_config", "structured")
 ARGUMENTS = (
-    "assistant_models",
+    *ASKING,
     "assistant_tokenizers",
     "assistant_inputs",
-    "adafuse_config",
     "assistant_logits_processor",
-    "structured",
     "max_batch_size",
     "on_answer",
 )
+# Those that a generation config may hold.
+STORED = ("assistant_models", "adafuse_config")
 
 # Where a setting may be kept; the first of these that has it wins. "bound" is what `enable_adafuse` has bound to the
 # model. "repository of the call" is the one that `custom_generate="..."` names, "own repository" the one that the model
@@ -61,19 +62,24 @@ def first_setting(name: str, sources: Mapping[str, Any]) -> tuple[str | None, An
 
 
 def setting_sources(model: Any, call: Mapping[str, Any], generation_config: Any = None) -> dict[str, Any]:
-    """By their names, the sources of settings that need no repository."""
+    """By their names, the sources of settings that need no repository. What the call's generation config says as the
+    model's own does is taken for a copy of that, and asks for nothing."""
+    own = getattr(model, "generation_config", None)
+    passed = {name: getattr(generation_config, name, None) for name in STORED}
+    given = {name: value for name, value in passed.items() if value is not None}
     return {
         "call": call,
-        "config of the call": generation_config,
+        # Compared as texts: arrays have no single `==`.
+        "config of the call": {name: one for name, one in given.items() if repr(one) != repr(getattr(own, name, None))},
         "bound": getattr(model, "_adafuse_bound", None),
-        "config of the model": getattr(model, "generation_config", None),
+        "config of the model": own,
     }
 
 
 @dataclass
 class EnsembleArguments:
     """The arguments of an ensemble, bound to a model or passed to a call. An argument of the call wins over a bound
-    one."""
+    one. `repository` is where the names of the assistants are looked up. `None`: the user has given them."""
 
     assistant_models: Sequence[Any] | None = None
     assistant_tokenizers: Sequence[Any] | None = None
@@ -84,6 +90,7 @@ class EnsembleArguments:
     structured: Mapping[str, Any] | None = None
     max_batch_size: int | None = None
     on_answer: Callable[[int, list[AdaFuseRound]], None] | None = None
+    repository: Repository | None = None
 
     def __deepcopy__(self, memo: Any) -> EnsembleArguments:
         return self  # a copy of a model shares its assistants
@@ -92,9 +99,11 @@ class EnsembleArguments:
         """These arguments, completed from the bound ones."""
         if bound is None:
             return self
-        merged = {name: mine if mine is not None else getattr(bound, name) for name, mine in vars(self).items()}
-        if self.assistant_models is not None:  # the bound tokenizers belong to the bound assistants
-            merged["assistant_tokenizers"] = self.assistant_tokenizers
+        # The code of an exported repository may be newer than the package that has bound them.
+        known = {name: getattr(bound, name, None) for name in vars(self)}
+        merged = {name: known[name] if mine is None else mine for name, mine in vars(self).items()}
+        if self.assistant_models is not None and bound.assistant_models is not None:
+            merged["assistant_tokenizers"] = self.assistant_tokenizers  # the bound ones belong to the bound assistants
         return EnsembleArguments(**merged)
 
 
@@ -160,15 +169,46 @@ def distinct_names(paths: Sequence[str]) -> list[str]:
 def ensemble_arguments(
     model: Any, call: Mapping[str, Any], generation_config: Any = None
 ) -> tuple[EnsembleArguments, AdaFuseConfig] | None:
-    """The ensemble that a call of `generate()` asks for, looked up in `SETTING_SOURCES`; `None` for an ordinary
-    call."""
+    """
+    The ensemble that a call of `generate()` asks for, looked up in `SETTING_SOURCES`; `None` for an ordinary call.
+
+    Raises:
+        ValueError: settings that cannot be read, or arguments that mean nothing without an ensemble.
+    """
     sources = setting_sources(model, call, generation_config)
-    arguments = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS}).over(sources["bound"])
+    given = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS})
+    found, assistants = first_setting("assistant_models", sources)
+    if found in ("config of the call", "config of the model"):
+        given = replace(given, assistant_models=assistants, repository=_own_repository(model))
+    arguments = given.over(sources["bound"])
     _, configured = first_setting("adafuse_config", sources)
-    is_asked = configured is not None or bool(arguments.assistant_models) or arguments.structured is not None
-    if configured is False or not is_asked:
+    if configured is False:
         return None
-    return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig.robust()
+    if configured is not None or bool(arguments.assistant_models) or arguments.structured is not None:
+        return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig.robust()
+    useless = [name for name in ARGUMENTS if name not in ASKING and not _is_left_out(call.get(name))]
+    if useless:
+        raise ValueError(
+            f"`{useless[0]}` must be left out where no ensemble is asked for, but is given. Pass `assistant_models` or "
+            "`adafuse_config` too."
+        )
+    return None
+
+
+def _is_left_out(value: Any) -> bool:
+    """Whether an argument says nothing. Without assistants there is an empty list of their inputs."""
+    return value is None or (isinstance(value, (list, tuple)) and not value)
+
+
+def _own_repository(model: Any) -> Repository:
+    """The folder or the Hub repository that a model was loaded from."""
+    return Repository(getattr(model, "name_or_path", "") or "")
+
+
+def stored_assistants(model: Any) -> list[tuple[Any, Any]]:
+    """The assistants that a model's generation config names, as an exported one does, with their tokenizers, loaded."""
+    names = _as_list(getattr(getattr(model, "generation_config", None), "assistant_models", None), "assistant_models")
+    return [_own_repository(model).load_member(model, name, index) for index, name in enumerate(names)]
 
 
 def make_ensemble(
@@ -240,7 +280,9 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
     handles = [main]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         argument = f"assistant_tokenizers[{index}]"
-        if isinstance(assistant, (str, os.PathLike)):
+        if arguments.repository is not None:
+            assistant, tokenizer = arguments.repository.load_member(model, assistant, index, tokenizer)
+        elif isinstance(assistant, (str, os.PathLike)):
             # A server may have a name for its model by which no tokenizer is found.
             options = {} if tokenizer is None else {"tokenizer": _tokenizer(tokenizer, None, argument)}
             assistant = load_assistant(model, assistant, index, dtype="auto", **options)

@@ -16,12 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from ..call.arguments import EnsembleArguments, listed_assistants, resolve_handles
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
+from ..generation import plain_class
 from ..servers.kinds import check_member_name, is_served_name
 from ..transformers_compat import FROM_MODEL_CONFIG, is_adapter_layer
 from ..trees.adapters import AdaptedModel
 from .exported import REQUIREMENTS
 from .model_card import model_card
-from .repository import plain_class, update_json, write_custom_generate
+from .repository import update_json, write_custom_generate
 
 ASSISTANTS = ("names", "folders")
 _UNICODE_REQUIREMENT = "icu4py>=1.2,<2"
@@ -97,6 +98,12 @@ def _plan(model: Any, given: EnsembleArguments, how: str | None) -> _Plan:
     if model is not None:
         model = _load(model) if isinstance(model, (str, os.PathLike)) else model
         _check_kind(model, "model")
+        stored = getattr(model.generation_config, "assistant_models", None)
+        if stored and given.assistant_models is None:
+            raise ValueError(
+                f"`assistant_models` must be given for this main model, whose generation config names {stored}, but is "
+                "None. Pass them, or an empty list for none."
+            )
     config = AdaFuseConfig.coerce(given.adafuse_config) or _stored_config(model)
     if isinstance(config.model_weights, tuple) and len(config.model_weights) != 1 + len(names):
         raise ValueError(
@@ -127,7 +134,7 @@ def _check_kind(model: Any, argument: str) -> None:
             f"`{argument}` must have no PEFT adapters in its layers, but has some, which the repository would not hold."
             " Merge the one that is meant into the weights, and pass the model that `merge_and_unload()` returns."
         )
-    base = plain_class(model)
+    base = plain_class(type(model))
     if not isinstance(model, PreTrainedModel) or not base.__module__.startswith("transformers."):
         raise ValueError(
             f"`{argument}` must be of a class of transformers' own, but is {base.__module__}.{base.__name__}. Choose "
@@ -212,7 +219,7 @@ def _write(folder: Path, plan: _Plan, name: str) -> None:
     has_sentences = plan.config.method == "spans" and make_strategy(plan.config).unit == "sentence"
     needs_unicode = plan.config.word_boundary == "unicode" or has_sentences
     requirements = [*REQUIREMENTS, *([_UNICODE_REQUIREMENT] if needs_unicode else [])]
-    architecture = None if plan.model is None else plain_class(plan.model).__name__
+    architecture = None if plan.model is None else plain_class(type(plan.model)).__name__
     write_custom_generate(folder, requirements, architecture)
     settings = {"adafuse_config": plan.config.to_dict(), "assistant_models": plan.assistants}
     if plan.model is not None:
@@ -232,7 +239,7 @@ def _write(folder: Path, plan: _Plan, name: str) -> None:
 
 def _save(model: Any, folder: Path) -> None:
     """Saves a member as its plain class: without the code of another export that it may come from."""
-    base = plain_class(model)
+    base = plain_class(type(model))
     plain = base.__new__(base)
     plain.__dict__.update(vars(model))
     # transformers refuses to save some generation configs that it loads (Llama 2's): ours is written as it is.

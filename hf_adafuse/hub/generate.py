@@ -8,9 +8,10 @@ import sys
 from typing import Any
 
 from ..call.sampling import warn_of_a_pipelines_default
-from ..generation import adafuse_class
+from ..generation import adafuse_class, plain_class
+from ..members.loading import Repository
 from ..transformers_compat import repository_in_call
-from .repository import Repository, code_revision, plain_class, with_settings
+from .repository import code_revision, with_settings
 
 # transformers' own, of loading the code; they arrive here with the arguments of the call.
 _LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
@@ -30,7 +31,7 @@ def generate(inputs: Any = None, *args: Any, model: Any, **kwargs: Any) -> Any:
         AdaFuseDecodingError: a member failed during decoding; carries the text committed so far.
     """
     explicit = _named_in_the_call()
-    base = plain_class(model)
+    base = plain_class(type(model))
     if kwargs.get("custom_generate") is not None:  # other code than this is asked for
         return base.generate(model, inputs, *args, **kwargs)
     if explicit is not None:

@@ -8,44 +8,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..call.arguments import first_setting, setting_sources
-from ..members.loading import find_tokenizer, load_assistant, load_assistant_tokenizer
+from ..members.loading import Repository, find_tokenizer
 from .exported import ADAFUSE_CONFIG, ASSISTANT_MODELS, REQUIREMENTS
 from .flatten import write_code
-
-
-@dataclass(frozen=True)
-class Repository:
-    """
-    Where names of the form `"./folder"` are looked up.
-
-    Args:
-        name (`str`): a local folder or a Hub name.
-        options (`dict`): the options of loading from the Hub: `revision`, `token`, `cache_dir` ...
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def locate(self, name: str) -> tuple[str, dict[str, Any]]:
-        """What `from_pretrained` takes to load the member `name`."""
-        if not name.startswith("./"):
-            return name, {}
-        if os.path.isdir(self.name):
-            return os.path.abspath(os.path.join(self.name, name)), {}
-        return self.name, {"subfolder": name[2:], **self.options}
-
-
-def plain_class(model: Any) -> Any:
-    """The class of `model` without what this code, or the package, has put before it: transformers' own."""
-    base: Any = type(model)
-    while hasattr(base, "_adafuse_base"):
-        base = base._adafuse_base
-    return base
 
 
 def code_revision() -> dict[str, str]:
@@ -82,13 +51,13 @@ def with_settings(
     if found == "bound":
         assistants = None  # the mixin knows them, and their tokenizers
     if isinstance(assistants, (list, tuple)):
-        # "./folder" in what the user passes is a folder of the user's.
-        repository = {"call": None, "repository of the call": explicit}.get(found or "", own)
-        given = kwargs.get("assistant_tokenizers") or [None] * len(assistants)
-        pairs = [_member(repository, model, name, index) for index, name in enumerate(assistants)]
-        assistants = [assistant for assistant, _ in pairs]
-        if any(tokenizer for _, tokenizer in pairs) and len(given) == len(pairs):
-            kwargs["assistant_tokenizers"] = [mine or found for mine, (_, found) in zip(given, pairs, strict=True)]
+        repository = {"call": Repository(None), "repository of the call": explicit}.get(found or "") or own
+        tokenizers = kwargs.get("assistant_tokenizers") or [None] * len(assistants)
+        if len(tokenizers) == len(assistants):  # else the call is refused
+            given = enumerate(zip(assistants, tokenizers, strict=True))
+            pairs = [repository.load_member(model, name, index, tokenizer) for index, (name, tokenizer) in given]
+            assistants = [assistant for assistant, _ in pairs]
+            kwargs["assistant_tokenizers"] = [tokenizer for _, tokenizer in pairs]
     kwargs["assistant_models"] = assistants
     if kwargs.get("tokenizer") is None and getattr(bound, "tokenizer", None) is None:
         kwargs["tokenizer"] = find_tokenizer(model, "tokenizer")
@@ -100,7 +69,7 @@ def load_assistants(model: Any) -> dict[str, tuple[Any, Any]]:
     names = getattr(model.generation_config, "assistant_models", None) or ASSISTANT_MODELS
     repository = Repository(model.name_or_path, code_revision())
     folders = [(index, name) for index, name in enumerate(names) if name.startswith("./")]
-    return {name: _member(repository, model, name, index) for index, name in folders}
+    return {name: repository.load_member(model, name, index) for index, name in folders}
 
 
 def write_custom_generate(
@@ -131,13 +100,3 @@ def update_json(file: Path, values: Mapping[str, Any]) -> None:
     content = {**(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}), **values}
     kept = {key: value for key, value in content.items() if key not in values or value is not None}
     file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _member(repository: Repository | None, main: Any, assistant: Any, index: int) -> tuple[Any, Any]:
-    """An assistant with its tokenizer, loaded when it is a name: once, to the main model's device and dtype."""
-    if not isinstance(assistant, (str, os.PathLike)):
-        return assistant, None
-    name = os.fspath(assistant)
-    source, options = (name, {}) if repository is None else repository.locate(name)
-    model = load_assistant(main, name, index, source, dtype=main.dtype, **options)
-    return model, load_assistant_tokenizer(main, name, index, source, **options)

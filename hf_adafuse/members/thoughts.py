@@ -261,7 +261,7 @@ class _Thinker:
             how["eos_token_id"] = [*ends, closing[0]]
         else:
             how |= {"stop_strings": [self.form.closing], "tokenizer": tokenizer}
-        if hasattr(model, "_adafuse_arguments"):
+        if hasattr(model, "_adafuse_arguments") or hasattr(model, "_adafuse_base"):  # enabled, or an exported ensemble
             how["adafuse_config"] = False
         filler = next((one for one in (tokenizer.pad_token_id, *ends) if one is not None), 0)
         if (pace := _pace.get()) is not None:

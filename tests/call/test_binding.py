@@ -106,6 +106,21 @@ def test_the_calls_generation_config_wins_over_what_is_bound():
     assert max(len(r.words) for r in bound.rounds[0]) == 1
 
 
+def test_a_copy_of_the_models_own_generation_config_asks_for_nothing():
+    """To change a setting of a copy is how transformers' documents call `generate()`, and how its pipelines did."""
+    model, other = own(), tiny_model("gpt2", "byte_level", 1)
+    model.generation_config.adafuse_config = {"max_words": 4, "margin_threshold": 0.0}
+    model.generation_config.assistant_models = ["./missing"]
+    main = enable_adafuse(model, [other], [BYTES], BYTES, AdaFuseConfig(max_words=1))
+    ids = BYTES("Once upon a time", return_tensors="pt").input_ids
+    passed = copy.deepcopy(main.generation_config)
+    passed.update(max_new_tokens=8, return_dict_in_generate=True)
+    output = main.generate(ids, generation_config=passed)
+    assert len(output.stats["members"]) == 2 and max(len(one.words) for one in output.rounds[0]) == 1
+    passed.adafuse_config = {"max_words": 4, "margin_threshold": 0.0, "num_branches": 1}
+    assert max(len(one.words) for one in main.generate(ids, generation_config=passed).rounds[0]) > 1
+
+
 def test_stop_strings_use_the_tokenizer_that_was_found(tmp_path):
     model = own()
     model.save_pretrained(tmp_path)

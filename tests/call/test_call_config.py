@@ -67,6 +67,35 @@ def test_dict_true_and_config_decode_alike_and_false_is_ordinary():
     assert torch.equal(off.sequences, plain)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("assistant_tokenizers", [BYTES]),
+        ("assistant_inputs", [inputs_of(BYTES)]),
+        ("assistant_logits_processor", [[]]),
+        ("max_batch_size", 4),
+        ("on_answer", print),
+    ],
+)
+def test_arguments_of_an_ensemble_are_refused_where_none_is_asked_for(name, value):
+    """As where the assistants were forgotten: the text would be the main model's alone, without a word."""
+    main, given = enable_adafuse(own()), inputs_of(BYTES) | {"max_new_tokens": 3, "do_sample": False}
+    expected = own().generate(**given)
+    match = f"^`{name}` must be left out where no ensemble is asked for, but is given"
+    for asked in ({}, {"assistant_models": []}):
+        with no_forward(main), pytest.raises(ValueError, match=match):
+            main.generate(**given, **asked, **{name: value})
+    for nothing in ({name: value, "adafuse_config": False}, {name: None}, {"assistant_inputs": []}):
+        assert torch.equal(main.generate(**given, **nothing), expected)
+
+
+def test_arguments_of_transformers_own_assisted_generation_stay_its_own():
+    main, other = enable_adafuse(own()), own("llama", seed=1)
+    given = inputs_of(BYTES) | {"max_new_tokens": 6, "do_sample": False}
+    assisted = {"assistant_model": other, "tokenizer": BYTES, "assistant_tokenizer": BYTES}
+    assert torch.equal(main.generate(**given, **assisted), own().generate(**given))
+
+
 def most_words(output):
     return max(len(committed.words) for committed in output.rounds[0])
 

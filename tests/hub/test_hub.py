@@ -20,11 +20,14 @@ import pytest
 from support.tiny import TOKENIZERS, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import hf_adafuse
 from hf_adafuse import AdaFuseConfig, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
 from hf_adafuse.hub.generate import generate
 
 HERE = Path(__file__).parent
+PACKAGE = os.fspath(Path(hf_adafuse.__file__).parents[1])
+CHILD_WITH_PACKAGE = os.fspath(HERE / "package_child.py")
 NO_PACKAGE = "import sys; sys.modules['hf_adafuse'] = None"  # from there on, importing it fails
 MEMBERS = {
     "main": ("gpt_neox", "byte_level", 1),  # its weights are renamed on loading and saving
@@ -151,6 +154,36 @@ def test_repositories_work_without_the_package(root, members, capsys, monkeypatc
     }
 
 
+@pytest.mark.slow
+def test_the_package_runs_a_repository_as_its_code_does(root, members):
+    """Loaded with that code and without, from a folder and from the Hub's cache."""
+    folder = export_adafuse(root / "packaged", root / "main", None, [root / "assistant"], None, CONFIG)
+    put_in_hub_cache(root, folder.name, "tiny/packaged")
+    code = f"import sys; sys.path.insert(0, {PACKAGE!r}); import runpy; runpy.run_path({CHILD_WITH_PACKAGE!r})"
+    started = [sys.executable, "-W", "error", "-c", code]
+    child = subprocess.run(started, cwd=root, env=environment(root), capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    results = json.loads(child.stdout)
+    ensemble = members.text()
+    alone = members.models["main"].generate(**members.inputs("main", PROMPTS[:1]), **SHORT)
+    assert ensemble != members.tokenizers["main"].decode(alone[0], skip_special_tokens=True)
+    own = [results.pop("with B"), results.pop("with B, trusted"), results.pop("with B, by hand")]
+    assert own[0] == own[1] == own[2] != ensemble
+    assert results.pop("package") == PACKAGE
+    assert results == dict.fromkeys(results, ensemble) and len(results) == 9
+
+
+def test_a_tokenizer_of_the_call_is_taken_before_that_of_a_folder(root, members, tmp_path):
+    """Also in the place of one that the folder does not have."""
+    members.models["assistant"].save_pretrained(tmp_path / "bare")
+    model = AutoModelForCausalLM.from_pretrained(root / "main")
+    call = {**members.inputs("main"), **SHORT, "model": model, "adafuse_config": CONFIG}
+    given = {"assistant_models": [tmp_path / "bare"], "assistant_tokenizers": [members.tokenizers["assistant"]]}
+    assert generate(**call, **given).tolist() == members.generate().tolist()
+    with pytest.raises(ValueError, match=r"`assistant_tokenizers` must be one per assistant model, but is 2 for 1"):
+        generate(**call, **{**given, "assistant_tokenizers": [None, None]})
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -220,6 +253,10 @@ def test_settings_come_from_the_nearest_place(root, members):
     twin = members.models["main"], members.tokenizers["main"]
     bound = enable_adafuse(copy.copy(model), [twin[0]], [twin[1]], twin[1], CONFIG)
     assert generate(**call, model=bound).tolist() == bound.generate(**call).tolist() != members.generate().tolist()
+    copied = copy.deepcopy(model.generation_config)  # asks for nothing, also where the package has bound others
+    copied.max_new_tokens = SHORT["max_new_tokens"]
+    given = {**members.inputs("main"), "generation_config": copied}
+    assert generate(**given, model=bound).tolist() == bound.generate(**call).tolist()
     model.generation_config.assistant_models = ["./missing"]
     with pytest.raises(ValueError, match=re.escape("`assistant_models[0]` must be a model, its Hub name or a folder")):
         generate(**call, model=model)

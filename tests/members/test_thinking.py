@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 
 from hf_adafuse import AdaFuseConfig, AdaFuseDecodingError, AdaFuseEnsemble, AdaFusePredictor
 from hf_adafuse.decoding.reviews import Reviews
+from hf_adafuse.hub import modeling_adafuse
 from hf_adafuse.members import thoughts
 from hf_adafuse.members.model_handle import ModelHandle
 from hf_adafuse.members.rating_prompts import RatingPrompts
@@ -118,6 +119,14 @@ def test_a_member_that_returns_more_than_ids_thinks_too():
     model = copy.copy(members[1][0])
     model.generation_config = GenerationConfig(return_dict_in_generate=True, num_return_sequences=3, do_sample=True)
     assert thoughts_in(AdaFuseEnsemble([members[0], (model, members[1][1])])) == expected
+
+
+def test_a_member_with_the_code_of_a_repository_thinks_without_the_ensemble_of_it():
+    main, (model, tokenizer) = endless()
+    exported = copy.copy(model)
+    exported.__class__ = getattr(modeling_adafuse, type(model).__name__)
+    thoughts = [thoughts_in(AdaFuseEnsemble([main, (one, tokenizer)])) for one in (model, exported)]
+    assert thoughts[0] == thoughts[1]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
