@@ -42,7 +42,7 @@ def results():
         yield f"pipeline{kind}", pipe(PROMPT, **SHORT)[0]["generated_text"]
     yield "hub", text_of(["tiny/packaged"])
     config = load().generation_config.adafuse_config
-    yield "with B, by hand", text_of([(load(), AutoTokenizer.from_pretrained("main")), "other main"], config)
+    yield "with B, by hand", text_of([(load(), AutoTokenizer.from_pretrained("packaged")), "other main"], config)
     model = load(**TRUSTED)
     own = type(model)
     hf_adafuse.enable_adafuse(model, ["other main"])

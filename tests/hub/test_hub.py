@@ -178,7 +178,7 @@ def test_a_tokenizer_of_the_call_is_taken_before_that_of_a_folder(root, members,
     members.models["assistant"].save_pretrained(tmp_path / "bare")
     model = AutoModelForCausalLM.from_pretrained(root / "main")
     call = {**members.inputs("main"), **SHORT, "model": model, "adafuse_config": CONFIG}
-    given = {"assistant_models": [tmp_path / "bare"], "assistant_tokenizers": [members.tokenizers["assistant"]]}
+    given = {"assistant_models": [tmp_path / "bare"], "assistant_tokenizers": [TOKENIZERS["characters"]()]}
     assert generate(**call, **given).tolist() == members.generate().tolist()
     with pytest.raises(ValueError, match=r"`assistant_tokenizers` must be one per assistant model, but is 2 for 1"):
         generate(**call, **{**given, "assistant_tokenizers": [None, None]})
