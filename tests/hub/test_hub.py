@@ -174,8 +174,9 @@ def test_the_package_runs_a_repository_as_its_code_does(root, members):
 
 
 def test_a_tokenizer_of_the_call_is_taken_before_that_of_a_folder(root, members, tmp_path):
-    """Also in the place of one that the folder does not have."""
+    """It takes the place of one that does not load."""
     members.models["assistant"].save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer.json").write_text("broken")
     model = AutoModelForCausalLM.from_pretrained(root / "main")
     call = {**members.inputs("main"), **SHORT, "model": model, "adafuse_config": CONFIG}
     given = {"assistant_models": [tmp_path / "bare"], "assistant_tokenizers": [TOKENIZERS["characters"]()]}
