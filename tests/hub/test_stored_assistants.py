@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from hf_adafuse import (
     enable_adafuse,
     export_adafuse,
 )
+from hf_adafuse.call.arguments import EnsembleArguments
 from hf_adafuse.hub import modeling_adafuse
 from hf_adafuse.hub.generate import generate
 from hf_adafuse.members import loading
@@ -111,6 +113,13 @@ def test_the_config_of_a_call_names_them_too(folder, expected):
     passed.assistant_models = ["./missing"]
     with no_forward(model), pytest.raises(ValueError, match=r"`assistant_models\[0\]` must be a model.*'./missing'"):
         text_of(model, generation_config=passed)
+
+
+def test_the_code_of_a_repository_reads_what_an_older_package_has_bound():
+    bound = SimpleNamespace(**vars(EnsembleArguments([tiny_model()], [BYTES], adafuse_config=True)))
+    del bound.repository
+    completed = EnsembleArguments(max_batch_size=2).over(bound)
+    assert completed == EnsembleArguments([tiny_model()], [BYTES], adafuse_config=True, max_batch_size=2)
 
 
 def test_a_server_of_one_has_its_members_alone_too(folder):
