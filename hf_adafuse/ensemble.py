@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from transformers import BatchEncoding
+from transformers.utils import logging
 
-from .call.arguments import member_handles, resolve_handles, stored_assistants
+from .call.arguments import member_handles, resolve_handles
 from .call.planning import planning
 from .call.sampling import requested_sampling
 from .call.score import read_answers, score_call
@@ -30,6 +31,8 @@ from .members.thoughts import ThinkingError, check_chat_arguments, thinking_inpu
 from .members.tools import Offer, with_tools
 from .rounds.round_lists import AdaFuseRoundsBatch
 from .trees.model_call import device_of
+
+logger = logging.get_logger(__name__)
 
 
 class AdaFuseEnsemble:
@@ -48,8 +51,8 @@ class AdaFuseEnsemble:
 
     Args:
         members (`list`): the members, the main model first. Each is a model, its Hub name or folder, a [`ServedModel`]
-            or its name like `"vllm:http://localhost:8000#model"`, or a pair of one of these and a tokenizer. An
-            exported ensemble alone brings its other members, which are loaded to its device and in its dtype.
+            or its name like `"vllm:http://localhost:8000#model"`, or a pair of one of these and a tokenizer. Of an
+            exported ensemble name the folder and those in it: `["my-ensemble", "my-ensemble/assistant_1"]`.
         adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): the settings, as
             [`AdaFuseConfig.coerce`] reads them.
         options: arguments of `from_pretrained` for members that are given by name, like `dtype`. For members behind
@@ -73,8 +76,11 @@ class AdaFuseEnsemble:
         check_members(members)
         check_options(names_of(members), options)
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
-        if len(pairs) == 1:
-            pairs += stored_assistants(pairs[0][0])
+        if len(pairs) == 1 and (names := getattr(pairs[0][0].generation_config, "assistant_models", None)):
+            logger.warning_once(
+                f"The model's generation config names {names}, which take no part: `members` has the main model alone. "
+                "Name them in `members` too."
+            )
         self.tokenizers = [tokenizer for _, tokenizer in pairs]
         (main, tokenizer), *others = pairs
         assistants = [model for model, _ in others]

@@ -51,9 +51,8 @@ class AdaFuseGenerationMixin(GenerationMixin):
             of shape `(batch_size, sequence_length)`. By default an assistant reads the text of the main model's ids.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the main model's. By default it is found by the model's name.
         adafuse_config (`AdaFuseConfig`, `dict`, `str` or `bool`, *optional*): the settings, as [`AdaFuseConfig.coerce`]
-            reads them. They win over those in `generation_config`. `False` turns AdaFuse off. A generation config may
-            hold `assistant_models` too, as names, as that of an exported ensemble does. There `"./folder"` is a folder
-            of the repository that the model was loaded from.
+            reads them. They win over those in `generation_config`. `False` turns AdaFuse off. `assistant_models` that
+            a generation config alone names, as that of an exported ensemble does, are refused: they must be passed.
         assistant_logits_processor (`list`, *optional*): per assistant a list of logits processors over its own ids.
         structured (`dict`, *optional*): the form that the text must have: `{"json_schema": ...}`, `{"regex": ...}`,
             `{"grammar": ...}` or `{"structural_tag": ...}`. Every member follows it in its own tokens (needs the
@@ -186,7 +185,7 @@ def enable_adafuse(
 ) -> Any:
     """
     Give a loaded causal language model the `generate()` of [`AdaFuseGenerationMixin`], by swapping in a class of the
-    same name. Weights, config and `save_pretrained` stay as they are.
+    same name. Weights, config and `save_pretrained` of transformers' own models stay as they are.
 
     Where anything is bound and the model's generation config says nothing of sampling, it says `do_sample=False` from
     then on, in a copy of its own. `generate()` means the same by both, but transformers' `text-generation` pipeline
@@ -194,7 +193,7 @@ def enable_adafuse(
 
     Args:
         model (`PreTrainedModel`): the main model; with PEFT, the base model. The code of an exported ensemble, loaded
-            with `trust_remote_code=True`, is set aside.
+            with `trust_remote_code=True`, is set aside: `save_pretrained` writes the main model alone then.
         assistant_models, assistant_tokenizers, tokenizer, adafuse_config (*optional*):
             Bound to the model: defaults for the same arguments of `generate()`.
 

@@ -50,7 +50,7 @@ class AdaFusePipeline(TextGenerationPipeline):
 
     Args:
         model (`PreTrainedModel`): the main model. Its generation config says `do_sample=False` from then on where it
-            says nothing. That of an exported ensemble brings its assistants.
+            says nothing.
         assistant_models, assistant_tokenizers, adafuse_config (*optional*): as in `generate()` with AdaFuse; here, in
             a call, or bound to the model.
         args, kwargs: as in [`~transformers.TextGenerationPipeline`].

@@ -14,7 +14,7 @@ import torch
 
 from ..config import AdaFuseConfig
 from ..decoding.strategies.registry import make_strategy
-from ..members.loading import Repository, find_tokenizer, load_assistant, load_tokenizer
+from ..members.loading import find_tokenizer, load_assistant, load_tokenizer
 from ..members.model_handle import ModelHandle, assistant_name
 from ..members.rating_prompts import check_templates
 from ..members.structured import read_structured
@@ -79,7 +79,7 @@ def setting_sources(model: Any, call: Mapping[str, Any], generation_config: Any 
 @dataclass
 class EnsembleArguments:
     """The arguments of an ensemble, bound to a model or passed to a call. An argument of the call wins over a bound
-    one. `repository` is where the names of the assistants are looked up. `None`: the user has given them."""
+    one."""
 
     assistant_models: Sequence[Any] | None = None
     assistant_tokenizers: Sequence[Any] | None = None
@@ -90,7 +90,6 @@ class EnsembleArguments:
     structured: Mapping[str, Any] | None = None
     max_batch_size: int | None = None
     on_answer: Callable[[int, list[AdaFuseRound]], None] | None = None
-    repository: Repository | None = None
 
     def __deepcopy__(self, memo: Any) -> EnsembleArguments:
         return self  # a copy of a model shares its assistants
@@ -102,8 +101,8 @@ class EnsembleArguments:
         # The code of an exported repository may be newer than the package that has bound them.
         known = {name: getattr(bound, name, None) for name in vars(self)}
         merged = {name: known[name] if mine is None else mine for name, mine in vars(self).items()}
-        if self.assistant_models is not None and bound.assistant_models is not None:
-            merged["assistant_tokenizers"] = self.assistant_tokenizers  # the bound ones belong to the bound assistants
+        if self.assistant_models is not None:  # the bound tokenizers belong to the bound assistants
+            merged["assistant_tokenizers"] = self.assistant_tokenizers
         return EnsembleArguments(**merged)
 
 
@@ -177,13 +176,11 @@ def ensemble_arguments(
     """
     sources = setting_sources(model, call, generation_config)
     given = EnsembleArguments(**{name: call.get(name) for name in ARGUMENTS})
-    found, assistants = first_setting("assistant_models", sources)
-    if found in ("config of the call", "config of the model"):
-        given = replace(given, assistant_models=assistants, repository=_own_repository(model))
     arguments = given.over(sources["bound"])
     _, configured = first_setting("adafuse_config", sources)
     if configured is False:
         return None
+    _refuse_stored_assistants(sources)
     if configured is not None or bool(arguments.assistant_models) or arguments.structured is not None:
         return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig.robust()
     useless = [name for name in ARGUMENTS if name not in ASKING and not _is_left_out(call.get(name))]
@@ -200,15 +197,23 @@ def _is_left_out(value: Any) -> bool:
     return value is None or (isinstance(value, (list, tuple)) and not value)
 
 
-def _own_repository(model: Any) -> Repository:
-    """The folder or the Hub repository that a model was loaded from."""
-    return Repository(getattr(model, "name_or_path", "") or "")
+def _refuse_stored_assistants(sources: Mapping[str, Any]) -> None:
+    """
+    Refuse a call whose assistants nobody but a generation config names, as that of an exported ensemble does. The code
+    of an export loads them, for a user who trusts it. This package loads nothing that a file of a repository names.
 
+    Args:
+        sources (`dict`): as of [`setting_sources`].
 
-def stored_assistants(model: Any) -> list[tuple[Any, Any]]:
-    """The assistants that a model's generation config names, as an exported one does, with their tokenizers, loaded."""
-    names = _as_list(getattr(getattr(model, "generation_config", None), "assistant_models", None), "assistant_models")
-    return [_own_repository(model).load_member(model, name, index) for index, name in enumerate(names)]
+    Raises:
+        ValueError: there are such assistants.
+    """
+    found, names = first_setting("assistant_models", sources)
+    if found in ("config of the call", "config of the model") and names:
+        raise ValueError(
+            f"`assistant_models` must be passed or bound, but only the generation config names {list(names)}. Pass "
+            "these models, or their folders or Hub names; `assistant_models=[]` is the main model alone."
+        )
 
 
 def make_ensemble(
@@ -280,9 +285,7 @@ def resolve_handles(model: Any, arguments: EnsembleArguments) -> list[ModelHandl
     handles = [main]
     for index, (assistant, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
         argument = f"assistant_tokenizers[{index}]"
-        if arguments.repository is not None:
-            assistant, tokenizer = arguments.repository.load_member(model, assistant, index, tokenizer)
-        elif isinstance(assistant, (str, os.PathLike)):
+        if isinstance(assistant, (str, os.PathLike)):
             # A server may have a name for its model by which no tokenizer is found.
             options = {} if tokenizer is None else {"tokenizer": _tokenizer(tokenizer, None, argument)}
             assistant = load_assistant(model, assistant, index, dtype="auto", **options)

@@ -102,7 +102,7 @@ def _plan(model: Any, given: EnsembleArguments, how: str | None) -> _Plan:
         if stored and given.assistant_models is None:
             raise ValueError(
                 f"`assistant_models` must be given for this main model, whose generation config names {stored}, but is "
-                "None. Pass them, or an empty list for none."
+                "None. Pass these models, or their folders ('my-ensemble/assistant_1'), or an empty list for none."
             )
     config = AdaFuseConfig.coerce(given.adafuse_config) or _stored_config(model)
     if isinstance(config.model_weights, tuple) and len(config.model_weights) != 1 + len(names):

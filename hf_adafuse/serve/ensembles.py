@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import re
@@ -19,7 +18,6 @@ from ..ensemble import AdaFuseEnsemble
 from ..members.chat import takes_system
 from ..members.mistral_tokenizers import fast_interface
 from ..members.model_handle import servers_of
-from ..transformers_compat import with_setting
 from ..trees.adapters import base_model
 from ..trees.model_call import trained_length
 from .requests import check_request_options, check_request_settings
@@ -130,10 +128,8 @@ def serve_members(
     Raises:
         ValueError: the members do not go together.
     """
-    ensemble = AdaFuseEnsemble(members, config)
-    # An exported ensemble brings members of its own.
-    members = [*members, *((one.model, one.tokenizer) for one in ensemble.handles[len(members) :])]
     names = _names([_name(model) for model, _ in members])
+    ensemble = AdaFuseEnsemble(members, config)
     settings = AdaFuseConfig.coerce(config)
     if settings is None:
         stored = getattr(getattr(members[0][0], "generation_config", None), "adafuse_config", None)
@@ -146,7 +142,7 @@ def serve_members(
             length = max_prompt_tokens or trained_length(base_model(pair[0]).config.get_text_config()) or _USUAL_LENGTH
             servers = servers_of(pair[0])
             found = ServedEnsemble(
-                one, AdaFuseEnsemble([_alone(pair)], ALONE), ALONE, [one], [], template, pair, [length], servers
+                one, AdaFuseEnsemble([pair], ALONE), ALONE, [one], [], template, pair, [length], servers
             )
             new.append(found)
         alone.append(found)
@@ -154,16 +150,6 @@ def serve_members(
     member_names = [one.name for one in alone]
     servers = frozenset[str]().union(*(one.servers for one in alone))
     return [ServedEnsemble(name, ensemble, settings, member_names, alone, template, None, lengths, servers), *new]
-
-
-def _alone(member: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A member that brings no others, as an exported ensemble does."""
-    model, tokenizer = member
-    config = getattr(model, "generation_config", None)
-    if getattr(config, "assistant_models", None):
-        model = copy.copy(model)
-        model.generation_config = with_setting(config, "assistant_models", None)
-    return model, tokenizer
 
 
 def read_ensembles(text: str) -> dict[str, tuple[list[str], Any]]:

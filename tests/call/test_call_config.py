@@ -91,8 +91,13 @@ def test_arguments_of_an_ensemble_are_refused_where_none_is_asked_for(name, valu
 
 def test_arguments_of_transformers_own_assisted_generation_stay_its_own():
     main, given = enable_adafuse(own()), inputs_of(BYTES) | {"max_new_tokens": 6, "do_sample": False}
-    other = {"assistant_model": own("gpt2", "characters"), "assistant_tokenizer": CHARS, "tokenizer": BYTES}
-    assert torch.equal(main.generate(**given, **other), own().generate(**given))
+    drafter, passes = own("gpt2", "characters"), []
+    hook = drafter.register_forward_pre_hook(lambda *_: passes.append(1))
+    other = {"assistant_model": drafter, "assistant_tokenizer": CHARS, "tokenizer": BYTES}
+    try:
+        assert torch.equal(main.generate(**given, **other), own().generate(**given)) and passes
+    finally:
+        hook.remove()
 
 
 def most_words(output):

@@ -527,7 +527,8 @@ def test_answers_of_another_version_are_refused(earlier, make, tiny):
     assert settings["hf_adafuse"] == __version__
     file.write_text(json.dumps({**settings, "hf_adafuse": earlier}), encoding="utf-8")
     code, _, err = make("fig3", *tiny, "--limit", "1")
-    assert code == 2 and f"but are of {earlier or 'an older one'}. Use that version, another --output, or " in err
+    whose = f"are of {earlier}" if earlier else "do not say of which"
+    assert code == 2 and f", but {whose}. Use another --output, or start over with --overwrite." in err
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import hf_adafuse.pipelines
 torch.set_num_threads(1)
 SHORT = {"max_new_tokens": 12, "do_sample": False}
 PROMPT = "Once upon a time"
+ASSISTANT = "packaged/assistant_1"
 TRUSTED = {"trust_remote_code": True}
 
 
@@ -35,12 +36,11 @@ def text_of(members, config=None, **options):
 def results():
     yield "package", str(Path(hf_adafuse.__file__).parents[1])
     for kind, options in [("", {}), (", trusted", TRUSTED)]:
-        yield f"enabled{kind}", text(hf_adafuse.enable_adafuse(load(**options)))
-        yield f"ensemble{kind}", text_of(["packaged"], **options)
+        yield f"enabled{kind}", text(hf_adafuse.enable_adafuse(load(**options), [ASSISTANT]))
+        yield f"ensemble{kind}", text_of(["packaged", ASSISTANT], **options)
         yield f"with B{kind}", text_of(["packaged", "other main"], **options)
-        pipe = pipeline("adafuse-text-generation", model="packaged", **options)
+        pipe = pipeline("adafuse-text-generation", model="packaged", assistant_models=[ASSISTANT], **options)
         yield f"pipeline{kind}", pipe(PROMPT, **SHORT)[0]["generated_text"]
-    yield "hub", text_of(["tiny/packaged"])
     config = load().generation_config.adafuse_config
     yield "with B, by hand", text_of([(load(), AutoTokenizer.from_pretrained("packaged")), "other main"], config)
     model = load(**TRUSTED)

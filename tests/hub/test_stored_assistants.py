@@ -1,5 +1,5 @@
-"""The assistants that a generation config names, as an exported one does, take part in this package too; and a model
-that was loaded with the code of its repository is one like others.
+"""The assistants that only a generation config names, as an exported one does, are refused and never loaded; and a
+model that was loaded with the code of its repository is one like others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.calls import no_forward
-from support.tiny import TOKENIZERS, eos_ids, tiny_model
+from support.tiny import TOKENIZERS, tiny_model
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM, pipeline
 
 from hf_adafuse import (
@@ -25,10 +25,9 @@ from hf_adafuse import (
     export_adafuse,
 )
 from hf_adafuse.call.arguments import EnsembleArguments
+from hf_adafuse.ensemble import logger
 from hf_adafuse.hub import modeling_adafuse
 from hf_adafuse.hub.generate import generate
-from hf_adafuse.members import loading
-from hf_adafuse.serve.ensembles import serve_members
 
 BYTES, CHARS = TOKENIZERS["byte_level"](), TOKENIZERS["characters"]()
 CONFIG = AdaFuseConfig(max_word_tokens=6, num_branches=2)
@@ -60,79 +59,60 @@ def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_every_way_of_the_package_loads_them(folder, expected):
-    assert text_of(enable_adafuse(load(folder))) == expected
-    for members in ([folder], [load(folder)], [(load(folder), BYTES)]):
-        ensemble = AdaFuseEnsemble(members)
-        assert ensemble.texts(PROMPT, **SHORT) == [expected]
-        assert [len(one.get_vocab()) for one in ensemble.tokenizers] == [len(BYTES), len(CHARS)]
-    pipe = pipeline("text-generation", model=folder, pipeline_class=AdaFusePipeline)
-    assert pipe(PROMPT, return_full_text=False, **SHORT)[0]["generated_text"] == expected
+REFUSED = r"`assistant_models` must be passed or bound, but only the generation config names \['./assistant_1'\]"
 
 
-def test_they_come_in_the_main_models_dtype_and_once(folder):
-    model = enable_adafuse(load(folder).to(torch.bfloat16))
-    outputs = [model.generate(**INPUTS, **SHORT, return_dict_in_generate=True) for _ in range(2)]
-    assert all(len(output.stats["members"]) == 2 for output in outputs)
-    (assistant,) = [loaded for (kind, *_), loaded in loading._ASSISTANTS[model].items() if kind == "model"]
-    assert assistant.dtype is torch.bfloat16
-    ensemble = AdaFuseEnsemble([folder], dtype=torch.bfloat16)
-    assert [one.model.dtype for one in ensemble.handles] == [torch.bfloat16] * 2
+def test_what_only_a_config_names_is_not_loaded_and_not_left_out_in_silence(folder, monkeypatch):
+    """A file of a repository does not say what else is loaded, or which server is asked."""
+    for name in ("load_assistant", "load_tokenizer"):
+        monkeypatch.setattr(f"hf_adafuse.call.arguments.{name}", lambda *_, **__: pytest.fail("something is loaded"))
+    model = enable_adafuse(load(folder), tokenizer=BYTES)
+    with no_forward(model), pytest.raises(ValueError, match=REFUSED):
+        text_of(model)
+    pipe = pipeline("text-generation", model=load(folder), tokenizer=BYTES, pipeline_class=AdaFusePipeline)
+    with pytest.raises(ValueError, match=REFUSED):
+        pipe(PROMPT, **SHORT)
+    other = enable_adafuse(copy.copy(tiny_model()), tokenizer=BYTES)
+    passed = GenerationConfig(adafuse_config={}, assistant_models=["vllm:http://127.0.0.1:9"], **SHORT)
+    with no_forward(other), pytest.raises(ValueError, match="only the generation config names"):
+        text_of(other, generation_config=passed)
+    passed.assistant_models = []
+    assert text_of(other, generation_config=passed)
 
 
-def test_what_the_call_or_the_binding_names_comes_before_them(folder, expected):
+def test_an_ensemble_of_an_export_alone_warns(folder, caplog):
+    logger.warning_once.cache_clear()
+    ensemble = AdaFuseEnsemble([load(folder)])
+    assert "names ['./assistant_1'], which take no part" in caplog.text and len(ensemble.handles) == 1
+    alone = text_of(enable_adafuse(load(folder), [], None, BYTES, CONFIG))
+    assert ensemble.texts(PROMPT, **SHORT) == [alone]
+
+
+def test_what_the_call_or_the_binding_names_takes_part(folder, expected):
+    assistant = f"{folder}/assistant_1"
     model = enable_adafuse(load(folder))
+    assert text_of(model, assistant_models=[assistant]) == expected
+    assert text_of(enable_adafuse(load(folder), [assistant])) == expected
+    assert AdaFuseEnsemble([folder, assistant]).texts(PROMPT, **SHORT) == [expected]
+    pipe = pipeline("text-generation", model=folder, pipeline_class=AdaFusePipeline, assistant_models=[assistant])
+    assert pipe(PROMPT, return_full_text=False, **SHORT)[0]["generated_text"] == expected
     alone = text_of(enable_adafuse(load(folder), [], None, None, CONFIG))
     assert text_of(model, assistant_models=[]) == alone != expected
-    assert AdaFuseEnsemble([folder]).texts(PROMPT, assistant_models=[], **SHORT) == [alone]
     assert text_of(model, adafuse_config=False) == text_of(load(folder))
-    other = [tiny_model("llama", "byte_level", 1)], [BYTES]
-    by_call = text_of(model, assistant_models=other[0], assistant_tokenizers=other[1])
-    assert by_call == text_of(enable_adafuse(load(folder), *other, BYTES)) not in (alone, expected)
-    assert AdaFuseEnsemble([folder, (other[0][0], BYTES)]).texts(PROMPT, **SHORT) == [by_call]
-    # Tokenizers without models are for the models that the config names.
-    enable_adafuse(model, assistant_tokenizers=["no/tokenizer"])
-    with no_forward(model), pytest.raises(ValueError, match=r"`assistant_tokenizers\[0\]` must be a tokenizer"):
-        text_of(model)
-
-
-def test_the_config_of_a_call_names_them_too(folder, expected):
-    model = enable_adafuse(copy.copy(tiny_model()), tokenizer=BYTES)
-    model.name_or_path = folder
-    for named in ("./assistant_1", f"{folder}/assistant_1"):
-        passed = GenerationConfig(
-            adafuse_config=CONFIG.to_dict(),
-            assistant_models=[named],
-            eos_token_id=eos_ids(BYTES),
-            pad_token_id=2,
-            **SHORT,
-        )
-        assert text_of(model, generation_config=passed) == expected
-    passed.return_dict_in_generate = True
-    assert AdaFuseEnsemble([(model, BYTES)]).texts(PROMPT, generation_config=passed) == [expected]
-    passed.assistant_models = ["./missing"]
-    with no_forward(model), pytest.raises(ValueError, match=r"`assistant_models\[0\]` must be a model.*'./missing'"):
-        text_of(model, generation_config=passed)
 
 
 def test_the_code_of_a_repository_reads_what_an_older_package_has_bound():
     bound = SimpleNamespace(**vars(EnsembleArguments([tiny_model()], [BYTES], adafuse_config=True)))
-    del bound.repository
+    del bound.on_answer
     completed = EnsembleArguments(max_batch_size=2).over(bound)
     assert completed == EnsembleArguments([tiny_model()], [BYTES], adafuse_config=True, max_batch_size=2)
-
-
-def test_a_server_of_one_has_its_members_alone_too(folder):
-    ensemble, *alone = serve_members("all", [(load(folder), BYTES)])
-    assert ensemble.members == [one.name for one in alone] and len(ensemble.lengths) == 2
-    assert [len(one.ensemble.handles) for one in (ensemble, *alone)] == [2, 1, 1]
 
 
 def test_an_export_of_one_says_that_they_would_be_left_out(folder, tmp_path):
     with pytest.raises(ValueError, match="`assistant_models` must be given for this main model"):
         export_adafuse(tmp_path / "again", load(folder), BYTES)
     assert export_adafuse(tmp_path / "none", load(folder), BYTES, []).exists()
-    again = export_adafuse(tmp_path / "again", AdaFuseEnsemble([folder]).model)
+    again = export_adafuse(tmp_path / "again", AdaFuseEnsemble([folder, f"{folder}/assistant_1"]).model)
     assert (again / "assistant_1" / "model.safetensors").exists()
 
 
