@@ -76,15 +76,16 @@ class AdaFuseEnsemble:
         check_members(members)
         check_options(names_of(members), options)
         pairs = [_pair(index, member, options) for index, member in enumerate(members)]
-        if len(pairs) == 1 and (names := getattr(pairs[0][0].generation_config, "assistant_models", None)):
+        self.tokenizers = [tokenizer for _, tokenizer in pairs]
+        (main, tokenizer), *others = pairs
+        assistants = [model for model, _ in others]
+        own = getattr(main, "generation_config", None)
+        if not others and (names := getattr(own, "assistant_models", None)):
             logger.warning_once(
                 f"The model's generation config names {names}, which take no part: `members` has the main model alone. "
                 "Name them in `members` too."
             )
-        self.tokenizers = [tokenizer for _, tokenizer in pairs]
-        (main, tokenizer), *others = pairs
-        assistants = [model for model, _ in others]
-        stored = getattr(getattr(main, "generation_config", None), "adafuse_config", None)
+        stored = getattr(own, "adafuse_config", None)
         config = next(given for given in (adafuse_config, stored, True) if given is not None)
         # A view of the same weights: other ensembles of this model, and the caller, keep theirs.
         self.model = enable_adafuse(copy.copy(main), assistants, self.tokenizers[1:], tokenizer, config)

@@ -418,8 +418,9 @@ def cut_into(texts, sizes):
 def check_speed(server, alone, number, clients, new_tokens=16):
     """Words per second of the server and of one call of `generate()` with the same batch size. No prompt is asked
     twice, of which the server would know the beginning: as many are asked as there are questions for."""
-    number = min(number, (len(data.held_out()) - BATCH) // 2)
-    warm_up, *forms = cut_into([one.prompt for one in data.held_out(2 * number + BATCH)], [BATCH, number, number])
+    prompts = [one.prompt for one in data.held_out()]
+    number = min(number, (len(prompts) - BATCH) // 2)
+    warm_up, *forms = cut_into(prompts, [BATCH, number, number])
     body = {"max_tokens": new_tokens, "temperature": 0}
     made = {}
     for name, prompts in zip(["whole", "streamed"], forms, strict=True):

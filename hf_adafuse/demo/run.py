@@ -45,10 +45,12 @@ def run_demo(
     stream = stream or sys.stdout
     if num_members not in (2, 3):
         raise ValueError(f"`num_members` must be 2 or 3, but is {num_members!r}. One member is no ensemble.")
-    most = len(data.held_out())
-    if questions is not None and not 1 <= questions <= most:
-        raise ValueError(f"`questions` must be from 1 to {most}, but is {questions!r}. Leave it out for the default.")
-    asked = data.held_out(questions)
+    asked = data.held_out()
+    if questions is not None and not 1 <= questions <= len(asked):
+        raise ValueError(
+            f"`questions` must be from 1 to {len(asked)}, but is {questions!r}. Leave it out for the default."
+        )
+    asked = asked[:questions]
     members = load_members(num_members, folder)
     # Matrices this small are as fast on one thread, and far faster where other programs want the cores.
     with threads(1):

@@ -9,9 +9,8 @@ from typing import Any
 
 from ..call.sampling import warn_of_a_pipelines_default
 from ..generation import adafuse_class, plain_class
-from ..members.loading import Repository
 from ..transformers_compat import repository_in_call
-from .repository import code_revision, with_settings
+from .repository import Repository, code_revision, with_settings
 
 # transformers' own, of loading the code; they arrive here with the arguments of the call.
 _LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")

@@ -8,13 +8,59 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..call.arguments import first_setting, setting_sources
-from ..members.loading import Repository, find_tokenizer
+from ..members.loading import find_tokenizer, load_assistant, load_assistant_tokenizer
+from ..servers.served_model import ServedModel
 from .exported import ADAFUSE_CONFIG, ASSISTANT_MODELS, REQUIREMENTS
 from .flatten import write_code
+
+
+@dataclass(frozen=True)
+class Repository:
+    """
+    Where names of the form `"./folder"` are looked up.
+
+    Args:
+        name (`str`, *optional*): a local folder or a Hub name. `None`: they are folders of the user's.
+        options (`dict`): the options of loading from the Hub: `revision`, `token`, `cache_dir` ...
+    """
+
+    name: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def locate(self, name: str) -> tuple[str, dict[str, Any]]:
+        """What `from_pretrained` takes to load the member `name`."""
+        if self.name is None or not name.startswith("./"):
+            return name, {}
+        if os.path.isdir(self.name):
+            return os.path.abspath(os.path.join(self.name, name)), {}
+        return self.name, {"subfolder": name[2:], **self.options}
+
+    def load_member(self, main_model: Any, member: Any, index: int, tokenizer: Any = None) -> tuple[Any, Any]:
+        """
+        An assistant with its tokenizer. Those that are given by name are loaded once, to the main model's device and
+        in its dtype.
+
+        Args:
+            main_model (`PreTrainedModel`), index (`int`): as of [`load_assistant`].
+            member (`PreTrainedModel` or `str`): the assistant, or its name.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): its tokenizer, where that is known.
+
+        Raises:
+            ValueError: one does not load.
+        """
+        if not isinstance(member, (str, os.PathLike)):
+            return member, tokenizer
+        name = os.fspath(member)
+        source, options = self.locate(name)
+        model = load_assistant(main_model, name, index, source, dtype=main_model.dtype, **options)
+        if tokenizer is None and not isinstance(model, ServedModel):
+            tokenizer = load_assistant_tokenizer(main_model, name, index, source, **options)
+        return model, tokenizer
 
 
 def code_revision() -> dict[str, str]:

@@ -9,7 +9,6 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
@@ -161,50 +160,6 @@ def load_assistant_tokenizer(
         return AutoTokenizer.from_pretrained(place, **options)
 
     return _load_once("tokenizer", load, main_model, name, index, source, options)
-
-
-@dataclass(frozen=True)
-class Repository:
-    """
-    Where names of the form `"./folder"` are looked up.
-
-    Args:
-        name (`str`, *optional*): a local folder or a Hub name. `None`: they are folders of the user's.
-        options (`dict`): the options of loading from the Hub: `revision`, `token`, `cache_dir` ...
-    """
-
-    name: str | None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def locate(self, name: str) -> tuple[str, dict[str, Any]]:
-        """What `from_pretrained` takes to load the member `name`."""
-        if self.name is None or not name.startswith("./"):
-            return name, {}
-        if os.path.isdir(self.name):
-            return os.path.abspath(os.path.join(self.name, name)), {}
-        return self.name, {"subfolder": name[2:], **self.options}
-
-    def load_member(self, main_model: Any, member: Any, index: int, tokenizer: Any = None) -> tuple[Any, Any]:
-        """
-        An assistant with its tokenizer. Those that are given by name are loaded once, to the main model's device and
-        in its dtype.
-
-        Args:
-            main_model (`PreTrainedModel`), index (`int`): as of [`load_assistant`].
-            member (`PreTrainedModel` or `str`): the assistant, or its name.
-            tokenizer (`PreTrainedTokenizerBase`, *optional*): its tokenizer, where that is known.
-
-        Raises:
-            ValueError: one does not load.
-        """
-        if not isinstance(member, (str, os.PathLike)):
-            return member, tokenizer
-        name = os.fspath(member)
-        source, options = self.locate(name)
-        model = load_assistant(main_model, name, index, source, dtype=main_model.dtype, **options)
-        if tokenizer is None and not isinstance(model, ServedModel):
-            tokenizer = load_assistant_tokenizer(main_model, name, index, source, **options)
-        return model, tokenizer
 
 
 def _load_once(

@@ -23,7 +23,7 @@ from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, enable_adafuse, export_ad
 from hf_adafuse.cli import main as command
 from hf_adafuse.hub import export, modeling_adafuse
 from hf_adafuse.hub.exported import REQUIREMENTS
-from hf_adafuse.members.loading import Repository
+from hf_adafuse.hub.repository import Repository
 
 pytestmark = PEFT_WARNINGS
 

@@ -98,6 +98,12 @@ def test_without_the_library(monkeypatch):
 # 2. What is allowed
 
 
+def matcher_of(structured):
+    """Follows a text byte by byte; token 256 ends it."""
+    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b""], stop_token_ids=[256])
+    return xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(structured)))
+
+
 def allowed_after(processor, ids, size):
     """Which tokens may come after these ids, which the processor has been called with one by one."""
     prompt = [7, 7, 7]
@@ -239,9 +245,7 @@ def test_ordinary_regexes_compile(pattern):
 def test_a_dot_is_any_character_but_a_line_break(pattern, text, is_allowed):
     """As Python has it."""
     assert (re.fullmatch(pattern, text) is not None) == is_allowed
-    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b""], stop_token_ids=[256])
-    compiled = xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(("regex", pattern)))
-    matcher = xgrammar.GrammarMatcher(compiled)
+    matcher = matcher_of(("regex", pattern))
     assert (matcher.accept_string(text) and matcher.accept_token(256)) == is_allowed
 
 
@@ -250,18 +254,14 @@ def test_no_control_character_comes_into_the_json_of_a_tag(schema):
     """Outside of it a text may have line breaks."""
     content = {"type": "json_schema", "json_schema": {"type": "string", **schema}}
     tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>\n", "content": content, "end": "\n</a>"}}
-    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b""], stop_token_ids=[256])
-    compiled = xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(read_structured({"structural_tag": tag})))
     for text, is_allowed in (("xé", True), ("x\ty", False), ("\x01", False), ("\x0b", False)):
-        matcher = xgrammar.GrammarMatcher(compiled)
+        matcher = matcher_of(read_structured({"structural_tag": tag}))
         assert matcher.accept_string(f'<a>\n"{text}"\n</a>') == is_allowed, text
 
 
 def in_tag(content, text):
     tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}
-    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b""], stop_token_ids=[256])
-    compiled = xgrammar.GrammarCompiler(info).compile_grammar(parse_grammar(read_structured({"structural_tag": tag})))
-    return xgrammar.GrammarMatcher(compiled).accept_string(f"<a>{text}</a>")
+    return matcher_of(read_structured({"structural_tag": tag})).accept_string(f"<a>{text}</a>")
 
 
 def test_what_stands_in_a_tag_follows_the_rules_of_texts_without_tags():

@@ -88,7 +88,13 @@ def _add_what_is_measured(what: Any) -> None:
     add("--branches", "1,3", "numbers of branches B")
     add("--new-tokens", "64", "tokens to generate, the main model's", count, "N")
     add("--repeats", "3", "of which the medians are taken", count, "N")
-    add("--texts", "1", "times as many prompts as all batch sizes divide; all read the same", count, "N")
+    add(
+        "--texts",
+        "1",
+        "how often to take as many prompts as all batch sizes divide; all sizes read the same prompts",
+        count,
+        "N",
+    )
     add("--threads", "2", "CPU threads", count, "N")
     add("--against", _AGAINST, "what to compare with, see below", name_list, "NAME,...")
     what.add_argument(

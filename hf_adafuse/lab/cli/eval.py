@@ -113,14 +113,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> list[ModelPair]:
     """The members. Raises `ValueError` where they cannot be asked as the flags say."""
-    from ...call.arguments import EnsembleArguments, make_ensemble
     from ...cli.members import load_members
+    from ..evaluation.candidates import check_config
 
     members = load_members(args.model, args.assistant, **member_loading(args))
-    (main, tokenizer), *others = members
-    arguments = EnsembleArguments([one for one, _ in others], [own for _, own in others], tokenizer=tokenizer)
-    for config in _configs_by_name(args, main).values():
-        make_ensemble(main, arguments, config)
+    for config in _configs_by_name(args, members[0][0]).values():
+        check_config(members, config)
     return members
 
 

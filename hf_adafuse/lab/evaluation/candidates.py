@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...call.arguments import EnsembleArguments, make_ensemble
 from ...config import PRESETS, AdaFuseConfig
 
 RULES: dict[str, dict[str, Any]] = {
@@ -120,3 +121,19 @@ def fitted(rule: Mapping[str, Any], num_members: int) -> dict[str, Any]:
     if not isinstance(weights, tuple):
         return dict(rule)
     return {**rule, "model_weights": (*weights, *[weights[-1]] * num_members)[:num_members]}
+
+
+def check_config(members: Sequence[tuple[Any, Any]], config: AdaFuseConfig) -> None:
+    """
+    Refuse settings that members cannot honour, before they are asked anything.
+
+    Args:
+        members (`list[tuple]`): each member's model and tokenizer, the main model's first.
+        config (`AdaFuseConfig`): the settings.
+
+    Raises:
+        ValueError, ImportError: they cannot.
+    """
+    (main, tokenizer), *others = members
+    assistants = [model for model, _ in others], [own for _, own in others]
+    make_ensemble(main, EnsembleArguments(*assistants, tokenizer=tokenizer), config)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...call.arguments import EnsembleArguments, make_ensemble
 from ..evaluation import harness
-from ..evaluation.candidates import Contestant
+from ..evaluation.candidates import Contestant, check_config
 from ..evaluation.language_model import AdaFuseLM
 from ..evaluation.local_data import DEMO, find_files
 from ..evaluation.responses import Responses
@@ -93,11 +92,9 @@ def refused(members: Sequence[tuple[Any, Any]], candidates: Sequence[Contestant]
     member behind a server. `members`: each member's model and tokenizer."""
     reasons = {}
     for candidate in dict.fromkeys(candidates):
-        (main, tokenizer), *others = [members[member] for member in candidate.members]
-        arguments = EnsembleArguments([one for one, _ in others], [own for _, own in others], tokenizer=tokenizer)
         try:
             if candidate.config is not None:
-                make_ensemble(main, arguments, candidate.config)
+                check_config([members[member] for member in candidate.members], candidate.config)
         except (ValueError, ImportError) as error:
             reasons[candidate] = str(error)
     return reasons
