@@ -21,6 +21,7 @@ from .call.score import read_answers, score_call
 from .confidence.answer_score import AnswerScore
 from .config import AdaFuseConfig
 from .decoding.progress import AdaFuseDecodingError
+from .decoding.strategies.strategy import check_switch
 from .generation import enable_adafuse
 from .members.chat import chat_inputs, takes_system
 from .members.loading import check_options, find_tokenizer, load_model, load_tokenizer
@@ -134,6 +135,7 @@ class AdaFuseEnsemble:
             ValueError: prompts or settings cannot be used.
             AdaFuseDecodingError: a member failed.
         """
+        check_switch("chat", chat)
         others = {"template_kwargs": template_kwargs, "tools": tools, "tool_choice": tool_choice}
         check_chat_arguments(chat, thinking, max_thinking_tokens, **others)
         members = self._members_of(kwargs)
@@ -278,6 +280,8 @@ class AdaFuseEnsemble:
             ValueError: prompts or answers cannot be used. Nothing has been run then.
             AdaFuseDecodingError: a member failed.
         """
+        check_switch("chat", chat)
+        check_switch("ends", ends)
         chats: list[Any] = as_chats(prompts) if chat else _as_texts(prompts)
         rows = read_answers(answers, len(chats), ends)
         encoded = thinking_inputs(chats, self.handles, "off")[0] if chat else text_inputs(chats, self.tokenizers)

@@ -45,7 +45,7 @@ from support.stand_in import StandIn
 from support.stand_in import serving as standing
 
 from hf_adafuse import AdaFuseEnsemble, export_adafuse
-from hf_adafuse.call.answering import cut_at
+from hf_adafuse.confidence.answer_text import cut_at
 from hf_adafuse.demo import NAMES, data, load_member
 
 MODEL, DYING = "ensemble", "dying"

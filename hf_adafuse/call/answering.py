@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..confidence.answer_text import cut_at
 from ..decoding.progress import AdaFuseDecodingError
 from ..outputs import AdaFuseRound
 from ..rounds.round_lists import AdaFuseRounds
@@ -58,11 +59,6 @@ class Answer:
     def reason(self) -> str:
         """The error in words; empty where there is none."""
         return "" if self.error is None else reason_of(self.error)
-
-
-def cut_at(text: str, stops: Sequence[str] | None) -> str:
-    """The text up to the first stop text in it. A stop text ends an answer and is no part of it."""
-    return text[: min((at for stop in stops or () if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 class _TellError(Exception):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from transformers import StopStringCriteria
 
 from ..decoding.decoder import Decoder
 from ..decoding.progress import AdaFuseDecodingError, Prompt, Sampling
@@ -138,12 +139,15 @@ def _make_on_answer(plan: CallPlan, prompts: list[Prompt]) -> Callable[[int], No
 
 
 def make_strategies(plan: CallPlan) -> list[Strategy]:
-    """One strategy per prompt, prepared with the prompt's text."""
+    """One strategy per prompt, prepared with the prompt's text and the texts at which the call stops."""
     main = plan.members[0].handle
+    criteria = [one for one in plan.call.stopping_criteria if isinstance(one, StopStringCriteria)]
+    stops = [text for one in criteria for text in one.stop_strings]
     strategies = []
     for ids in plan.inputs.prompts:
         strategy = make_strategy(plan.config)
         strategy.prompt_text = asked_text(main.tokenizer, main.vocabulary, ids)
+        strategy.stop_texts = stops
         strategy.prepare(main.device)
         strategies.append(strategy)
     return strategies

@@ -121,7 +121,7 @@ class Conversation:
         return True
 
     def _answer(self, message: str) -> None:
-        from ..call.answering import cut_at
+        from ..confidence.answer_text import cut_at
         from .generate import answer
         from .streaming import TextWriter
 

@@ -82,6 +82,13 @@ def unescaped(text: str) -> str:
     return "".join(pieces)
 
 
+def escaped(text: str) -> str:
+    """The text as [`unescaped`] reads it, on one line."""
+    for escape, character in reversed(_ESCAPES.items()):
+        text = text.replace(character, escape)
+    return text
+
+
 def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))

@@ -16,8 +16,22 @@ _SIGNED = re.compile(r"[-+]?\.?\d")
 _ALSO_PUNCTUATION = "`|~="  # which Unicode counts among symbols
 # A sign of a currency before a number, also behind its sign: "-$5" is -5.
 _CURRENCY = re.compile(r"(?<!\w)[$€£¥](?=\.?\d)")
-# A hyphen behind a letter or a digit is no sign: "pages 5-10" ends with 10.
-_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+# A hyphen behind a letter or a digit is no sign: "pages 5-10" ends with 10. Commas part groups of three digits, in
+# India also groups of two before these, and points may part several groups of three. Digits between other commas, or
+# between several points, are numbers of their own: "3,4" has two and "12.05.2020" three.
+_NUMBER = re.compile(
+    r"(?:(?<!\w)-)?(?:"
+    r"\d{1,3}(?:,\d\d)*(?:,\d{3})+(?!\d)(?:\.\d+)?"
+    r"|\d{1,3}(?:\.\d{3}){2,}(?!\d|\.\d)"
+    r"|(?<!\d\.)\d+\.\d+(?!\.?\d)"
+    r"|\d+"
+    r"|(?<!\d)\.\d+)"
+)
+
+
+def cut_at(text: str, stops: Sequence[str] | None) -> str:
+    """The text up to the first stop text in it. A stop text ends an answer and is no part of it."""
+    return text[: min((at for stop in stops or () if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def normalized_answer(text: str) -> str:
@@ -28,7 +42,8 @@ def normalized_answer(text: str) -> str:
 
 def numbers_in(text: str) -> list[Decimal]:
     """The numbers that a text names, in order: `1,000` is 1000, `.5` is 0.5, `-$2` is -2 and `3.0` equals 3."""
-    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(_with_plain_numbers(text))]
+    found = (number.replace(",", "") for number in _NUMBER.findall(_with_plain_numbers(text)))
+    return [Decimal(number.replace(".", "") if number.count(".") > 1 else number) for number in found]
 
 
 def last_number_in(text: str) -> Decimal | None:

@@ -32,8 +32,13 @@ from .ridge import fit_ridge_logistic, sigmoid
 FEATURE_PENALTY, PLACE_PENALTY, PRODUCT_PENALTY, _INTERCEPT_PENALTY = 10.0, 3.0, 30.0, 1e-6
 # Standard deviations beyond which a feature counts no further: one outlier must not decide.
 _MOST_DEVIATIONS = 5.0
+# Clipping makes the deviation smaller, by which the next clipping is done. An outlier is at least halved each time.
+_MOST_CLIPPINGS = 400
+_STEADY = 1 - 1e-6
 # A fit of fewer questions is noted as one that says little.
 FEW_QUESTIONS = 30
+# So is one with fewer right answers, or fewer wrong ones.
+_FEW_ANSWERS = 10
 # Squares of larger features would overflow.
 _TOO_LARGE = 1e100
 _VERSION = 1
@@ -59,7 +64,8 @@ class Calibration:
     Attributes:
         num_candidates (`int`): the number of candidates of a question.
         num_features (`int`): the number of features of a candidate.
-        centres (`tuple[float]`): per feature, the mean over the questions' means.
+        centres (`tuple[float]`): per feature, the mean over the questions' means. In it and in the spreads an outlier
+            counts as five deviations.
         prompt_spreads (`tuple[float]`): per feature, the standard deviation of the questions' means.
         own_spreads (`tuple[float]`): per feature, the standard deviation within a question.
         intercept (`float`): the constant of the logistic regression.
@@ -107,8 +113,8 @@ class Calibration:
         num_questions, num_candidates, num_features = values.shape
         means = values.mean(1)
         sizes = np.abs(values).max((0, 1))
-        centres, prompt_spreads = means.mean(0), _spread(means, sizes)
-        own_spreads = _spread((values - means[:, None]).reshape(-1, num_features), sizes)
+        centres, prompt_spreads = _centre_and_spread(means, sizes)
+        _, own_spreads = _centre_and_spread((values - means[:, None]).reshape(-1, num_features), sizes)
         blank = cls(
             num_candidates,
             num_features,
@@ -127,8 +133,11 @@ class Calibration:
         of_columns = blank._column_penalties(own_penalties)
         found = fit_ridge_logistic(columns.reshape(-1, columns.shape[2]), labels.reshape(-1), of_columns)
         note = None
+        rarer, name = min((labels.sum(), "right"), ((1 - labels).sum(), "wrong"))
         if num_questions < FEW_QUESTIONS:
             note = f"fitted on {num_questions} questions only: its probabilities say little"
+        elif rarer < _FEW_ANSWERS:
+            note = f"fitted on {rarer:.0f} {name} answers only: its probabilities say little"
         return blank._with(found, note)
 
     def probabilities(self, features: Any) -> Any:
@@ -303,11 +312,19 @@ def _array(name: str, values: Any) -> Any:
         ) from None
 
 
-def _spread(values: Any, sizes: Any) -> Any:
-    """The standard deviation of each column; 1 where it has none but for the rounding of numbers of these sizes, so
-    that it can be divided by."""
-    found = values.std(0)
-    return np.where(found > 1e-9 * sizes, found, 1.0)
+def _centre_and_spread(values: Any, sizes: Any) -> tuple[Any, Any]:
+    """
+    The mean and the standard deviation of each column, in which a value counts as one of at most five deviations from
+    the mean. The deviation is 1 where there is none but for the rounding of numbers of these sizes, so that it can be
+    divided by.
+    """
+    centre, spread = values.mean(0), values.std(0)
+    for _ in range(_MOST_CLIPPINGS):
+        values = centre + np.clip(values - centre, -_MOST_DEVIATIONS * spread, _MOST_DEVIATIONS * spread)
+        centre, wider, spread = values.mean(0), spread, values.std(0)
+        if (spread >= _STEADY * wider).all():
+            break
+    return centre, np.where(spread > 1e-9 * sizes, spread, 1.0)
 
 
 def _clipped(values: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..confidence.answer_text import cut_at
 from ..members.member import Member, Span
 from ..members.node_logprobs import log_sum
 from ..members.rating_prompts import RatingPrompts, orders_of
@@ -41,7 +42,7 @@ class Reviews:
         for rater, prompts in zip(self.raters, self._add_prefixes([question]), strict=True):
             rater.add_prompts(prompts, [])
 
-    def rate(self, prompt: Prompt, pool: Pool) -> Requests[None]:
+    def rate(self, prompt: Prompt, pool: Pool, stop_texts: Sequence[str]) -> Requests[None]:
         """
         Give the candidates of a prompt that can be committed, and have been scored, their ratings. Equal texts, but for
         space around them, are rated once. They are shown in an order that follows from what they say, and not from who
@@ -50,9 +51,10 @@ class Reviews:
         Args:
             prompt (`Prompt`): the prompt that the answers belong to.
             pool (`Pool`): what a member gives no probability is not rated.
+            stop_texts (`list[str]`): the texts at which an answer ends. Raters do not see them.
         """
         candidates = {
-            candidate: (prompt.text + candidate.text).strip()
+            candidate: (prompt.text + cut_at(candidate.text, stop_texts)).strip()
             for candidate in pool.ranked()
             if candidate.dropped is None
             and all(-math.inf not in log_probs for log_probs in candidate.log_probs.values())

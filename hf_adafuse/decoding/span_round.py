@@ -153,7 +153,7 @@ class CommittedSpanRound(SpanRound):
         prompt = text.prompt
         self._tell_facts(prompt)
         if self.reviews is not None:
-            yield from self.reviews.rate(prompt, pool)
+            yield from self.reviews.rate(prompt, pool, self.strategies[prompt.index].stop_texts)
         chosen = yield from super().choose(text, pool)
         if chosen is None:
             winner = yield from self._own_word(text, pool)

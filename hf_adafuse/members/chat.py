@@ -249,7 +249,8 @@ def _check_plain(tokenizer: Any, index: int, conversations: Sequence[list[Any]],
         )
     logger.warning_once(
         f"The tokenizer of member {index} ({_name(tokenizer)}) has no chat template: that model reads chats as plain "
-        "text, each message behind a line like '### User:'. Where it was trained on another format, set its "
+        "text, each message behind a line like '### User:'. Where answers go on with turns that it makes up, stop them "
+        "at '\\n### User:' (`stop_strings`, or --stop in a shell). Where it was trained on another format, set its "
         "`chat_template`."
     )
 

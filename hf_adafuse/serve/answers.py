@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from ..call.answering import cut_at
+from ..confidence.answer_text import cut_at
 from ..confidence.word_confidence import text_confidence
 from ..members.tools import Offer, ToolCall
 from ..outputs import AdaFuseRound
@@ -157,9 +157,10 @@ def adafuse_field(
     words = text.words()
     all_words = text.words(text.whole) if text.calls else words
     counts = Counter(name for word in all_words for name in word["proposers"])
-    is_whole = rounds is not None and text.whole == rounds.text
+    # Of a text before a stop text it is the score of what is left, but a probability is that of the whole answer.
+    is_of_call = rounds is not None and (rounds.is_calibrated or text.whole == rounds.text)
     found: dict[str, Any] = {
-        "confidence": rounds.confidence if is_whole else text_confidence([word["confidence"] for word in all_words]),
+        "confidence": rounds.confidence if is_of_call else text_confidence([word["confidence"] for word in all_words]),
         "words": words,
         "members": list(members),
         "shares": {name: counts[name] / len(all_words) if all_words else 0.0 for name in members},

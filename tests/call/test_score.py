@@ -213,6 +213,16 @@ def test_wrong_answers_are_refused_before_the_first_pass(prompts, answers, match
     assert ", but " in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["chat", "ends"])
+def test_switches_are_true_or_false(name, monkeypatch):
+    ensemble = AdaFuseEnsemble([(tiny_model("gpt2"), TOKENIZERS["byte_level"]())])
+    monkeypatch.setattr("hf_adafuse.members.member.Member.read_prompts", None)
+    with pytest.raises(ValueError, match=f"`{name}` must be True or False, but is 'yes'"):
+        ensemble.score(PROMPTS[0], [" a"], **{name: "yes"})
+    with pytest.raises(ValueError, match="`chat` must be True or False, but is 'no'"):
+        ensemble.texts(PROMPTS[0], chat="no")
+
+
 def test_the_end_alone_may_be_scored():
     model, tokenizer = tiny_model(), TOKENIZERS["byte_level"]()
     (scores,) = AdaFuseEnsemble([(model, tokenizer)]).score(PROMPTS[0], [""], ends=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
+import shlex
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +23,7 @@ from hf_adafuse.lab.cli.fit_report import Figures, FitReport
 from hf_adafuse.lab.evaluation import fitting
 from hf_adafuse.lab.evaluation.confidence_figures import auroc
 from hf_adafuse.lab.evaluation.fitting import Answered, judge
+from hf_adafuse.lab.evaluation.headroom import Headroom, same_by
 from hf_adafuse.lab.evaluation.metrics import exact_match
 
 NEW = ["--max-new-tokens", "8"]
@@ -118,7 +122,11 @@ def test_what_is_said_and_written(again):
     # Eight questions are few, and it says what they cannot say.
     assert "With 8 questions differences below 75 points cannot be told from luck" in done.out
     assert "8 questions do not say what selection is worth, either" in done.out
-    assert done.out.endswith("Written: adafuse.json. Use it: hf-adafuse generate --adafuse adafuse.json PROMPT\n")
+    *_, written, command = done.out.splitlines()
+    assert written == "Written: adafuse.json. Ask as you asked here:"
+    asks = ["hf-adafuse", "run", "QUESTIONS", "--output", "ANSWERS", "--adafuse", "adafuse.json"]
+    asks += ["--template", r"Question: {question}\nAnswer:", "--stop", r"\n", "--max-new-tokens", "8"]
+    assert shlex.split(command) == asks
     assert file["verdict"].startswith("Use ") and file["hf_adafuse"]
     assert "price: 8 questions x (2 members' answers, 1 fused by all, 2 drawn by the best) of at most 8" in done.err
 
@@ -315,6 +323,10 @@ def test_a_question_that_fails_is_left_out_or_wrong(fit, monkeypatch):
     assert done.code == 0
     assert "7 questions of dev.jsonl" in done.out and "The first, line 4: too long for a member" in done.out
     assert [one["line"] for one in read_json(fit.file)["evidence"]["failed"]] == [4]
+    said = "warning: 1 of 8 questions are left out, because the members failed on them. The first, line 4: too long"
+    for command in ("headroom", "confidence"):
+        done = fit(command=command)
+        assert done.code == 0 and said in done.err
     monkeypatch.undo()
 
 
@@ -357,9 +369,31 @@ def test_a_cheaper_member_is_advised_only_on_enough_questions(number, said):
     none = [0.0] * number
     members = [list(pair) for pair in zip(first, second, strict=True)]
     judged = judge(Answered(members, [[[1.0], [1.0]]] * number, none, range(number)))
-    figures = Figures(judged, headroom=None, majority=none, drawn=none, failed=[])
+    figures = Figures(judged, headroom=None, majority=none, drawn=none, failed=[], metrics="contains")
     report = FitReport(figures, ["a", "b"], ["a", "b"], SimpleNamespace(with_ratings=False), "")
     assert report._equals() == [said]
+
+
+@pytest.mark.fast
+def test_means_over_partitions_are_won_in_part():
+    rng = random.Random(0)
+    right = [[float(rng.random() < 0.5) for _ in range(2)] for _ in range(40)]
+    rows = [[[rng.random()] for _ in range(2)] for _ in range(40)]
+    judged = judge(Answered(right, rows, [0.0] * 40, range(40)))
+    assert not {0.0, 1.0}.issuperset(judged.select)
+    headroom = Headroom.of([["a", "b"]] * 40, [[-1.0, -2.0]] * 40, [same_by("contains")] * 40)
+    figures = Figures(judged, headroom, [0.0] * 40, [0.0] * 40, failed=[], metrics="contains (30), last_number (10)")
+    args = {"data": "d.jsonl", "few_shot": "5", "chat": True, "stop": ["#\n"], "max_new_tokens": 9}
+    report = FitReport(figures, ["a", "b"], ["a", "b"], SimpleNamespace(**args, with_ratings=False), "{question}")
+    lines = report.text().splitlines()
+    assert lines[0].startswith("40 questions of d.jsonl, contains (30), last_number (10), in points")
+    (shown,) = (line for line in lines if line.strip().startswith("select: the likeliest answer"))
+    assert shown.endswith("in part") and sum("in part" in line for line in lines) <= 2
+    scores = report.to_dict()["evidence"]["scores"]
+    assert "won" not in scores["select: the likeliest answer"] and scores["recommended fusion"]["won"] == 0
+    command, examples = report.command(Path("out.json")).splitlines()
+    assert command.endswith(r"--template '{question}' --chat --stop '#\n' --max-new-tokens 9 --few-shot EXAMPLES")
+    assert examples == "EXAMPLES has the first 5 lines of d.jsonl."
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,27 @@ def test_an_outlier_counts_as_five_deviations():
     assert np.allclose(calibration.probabilities(far), calibration.probabilities(further))
 
 
+@pytest.mark.parametrize("outlier", [-100.0, 1e3, 1e6])
+def test_an_outlier_in_the_fit_leaves_the_feature_its_say(outlier):
+    features, is_right = questions(np.random.default_rng(10), 100)
+    asked, _ = questions(np.random.default_rng(11), 400)
+    clean = Calibration.fit(features, is_right)
+    features[7, 1, 0] = outlier
+    spoilt = Calibration.fit(features, is_right)
+    assert np.allclose(spoilt.own_spreads, clean.own_spreads, rtol=0.2)
+    chosen = [one.probabilities(asked).argmax(1) for one in (clean, spoilt)]
+    assert (chosen[0] == chosen[1]).mean() > 0.9
+
+
+def test_a_fit_of_few_right_or_wrong_answers_is_noted():
+    features, is_right = questions(np.random.default_rng(12), 60)
+    assert Calibration.fit(features, is_right).note is None
+    few = np.zeros_like(is_right)
+    few[:3, 0] = 1
+    assert Calibration.fit(features, few).note == "fitted on 3 right answers only: its probabilities say little"
+    assert Calibration.fit(features, 1 - few).note == "fitted on 3 wrong answers only: its probabilities say little"
+
+
 def test_tensors_and_lists_are_taken():
     features, is_right = questions(np.random.default_rng(11), 40)
     of_tensors = Calibration.fit(torch.tensor(features), torch.tensor(is_right).bool())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -139,6 +140,17 @@ def test_normalized_answers():
         ("pages 5-10", 10),
         ("5 -10", -10),
         ("a", None),
+        ("(3,4)", 4),
+        ("1990,1991", 1991),
+        ("1,2,3", 3),
+        ("1,2345", 2345),
+        ("2,1,000", 1000),
+        ("-$1,234,567.50.", Decimal("-1234567.5")),
+        ("1,00,000", 100000),
+        ("1.000.000", 1000000),
+        ("12.05.2020", 2020),
+        ("2.1.3", 3),
+        ("is 3.14.", Decimal("3.14")),
     ],
 )
 def test_the_last_number_is_the_same_for_features_and_metrics(text, number):

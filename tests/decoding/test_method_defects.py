@@ -197,6 +197,51 @@ def test_a_method_over_tokens_has_no_unit_of_the_nll(method):
     make_strategy(AdaFuseConfig(method="sweetspan", nll_normalization="byte"))
 
 
+def votes(texts, weights, stop_texts=(), **options):
+    """The share of votes of each text, one text per member."""
+    strategy = make_strategy(AdaFuseConfig(method="majority", method_options=options))
+    strategy.stop_texts = stop_texts
+    log_probs = [[[-1.0]]] * len(texts)
+    spans = [ScoredSpan((text,), log_probs, [len(text)], (k,)) for k, text in enumerate(texts)]
+    return [shares[0] for shares in strategy.choose(spans, weights, None).decided_by]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "shares"),
+    [
+        (r"answer is (\d+)|#### (\d+)", ["#### 7", "#### 9", "The answer is 5"], [0.25, 0.25, 0.5]),
+        (r"answer is (\d+)|#### (\d+)", ["#### 5", "#### 9", "The answer is 5"], [0.75, 0.25, 0.75]),
+        (r"\d*", ["is 7 now", "is 9 now", "is 7."], [0.75, 0.25, 0.75]),
+        (r"(\d+)?$", ["is 7", "is 9", "is 7"], [0.75, 0.25, 0.75]),
+        (r"\d+", ["none", "other", "None."], [0.75, 0.25, 0.75]),
+    ],
+)
+def test_votes_are_for_the_text_that_a_pattern_finds(pattern, texts, shares):
+    assert votes(texts, [1.0, 1.0, 2.0], pattern=pattern) == pytest.approx(shares)
+
+
+def test_answers_are_compared_without_the_text_to_stop_at():
+    texts, stop_texts = [" Paris\n\nQuestion:", " Paris", " Rome"], ["Question:"]
+    assert votes(texts, [1.0] * 3, stop_texts) == pytest.approx([2 / 3, 2 / 3, 1 / 3])
+    assert votes(texts, [1.0] * 3) == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize("method", ["majority", "select", "peer-review", "blender"])
+def test_methods_are_told_the_texts_to_stop_at(method, monkeypatch):
+    asked = []
+    choose = STRATEGIES[method].choose
+
+    def listening(self, *args):
+        asked.append(list(self.stop_texts))
+        return choose(self, *args)
+
+    monkeypatch.setattr(STRATEGIES[method], "choose", listening)
+    case = case_of(method)
+    case.fast(stop_strings=["qq", "Zz"])
+    case.fast()
+    assert asked == [["qq", "Zz"], []]
+
+
 @pytest.mark.parametrize("second", ["byte_level", "sentencepiece", "characters"])
 @pytest.mark.parametrize("method", ["rerank", "majority", "cool-fusion"])
 def test_whole_answers_are_judged_as_far_as_the_caller_gets_them(method, second):

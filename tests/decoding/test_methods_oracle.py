@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.cases import context_of, random_case
+from support.cases import context_of, random_calibration, random_case
 from support.reference_methods import METHODS, decode_by_method
 
 from hf_adafuse import AdaFuseConfig
 from hf_adafuse.call.sampling import random_streams
-from hf_adafuse.confidence.features import feature_names
 
 OPTIONS = {
     "sweetspan": {"num_words": (1, 2, 4), "filter_ratio": (10.0, 2.0, None)},
@@ -79,28 +78,6 @@ def assert_equals_the_oracle(case, seed=None, **warping):
 def test_a_method_equals_its_oracle(method, method_number, look_ahead):
     look_ahead(method_number % 3, is_flat=method_number % 2 == 1)
     assert_equals_the_oracle(case_of(method, method_number))
-
-
-def random_calibration(number, num_members):
-    """What a fit may give, of random numbers."""
-    rng, width = random.Random(number), len(feature_names(num_members))
-
-    def row(count, spread=1.0, centre=0.0):
-        return [rng.gauss(centre, spread) for _ in range(count)]
-
-    return {
-        "version": 1,
-        "num_candidates": num_members,
-        "num_features": width,
-        "centres": row(width),
-        "prompt_spreads": [rng.uniform(0.5, 2.0) for _ in range(width)],
-        "own_spreads": [rng.uniform(0.5, 2.0) for _ in range(width)],
-        "own": row(width, 0.5),
-        "prompt": row(width, 0.3),
-        "places": row(num_members),
-        "products": [row(width, 0.2) for _ in range(num_members)],
-        "intercept": rng.gauss(0, 1),
-    }
 
 
 def calibrated_case(number, options=OPTIONS, **fields):

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from support.cases import PROMPTS, Case, random_case
+from support.cases import PROMPTS, Case, random_calibration, random_case
 from support.stand_in import StandIn, serving
 from support.tiny import TOKENIZERS, tiny_model
-from test_methods_oracle import calibrated_case, random_calibration
+from test_methods_oracle import calibrated_case
 from transformers import AutoModelForCausalLM
 
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse

@@ -13,7 +13,7 @@ from servers_of_tests import MODEL, Passes, alone, client_of, running, service_o
 from support.chats import CONFIG, LONGER, QUESTION, members
 from support.waiting import until
 
-from hf_adafuse.call.answering import cut_at
+from hf_adafuse.confidence.answer_text import cut_at
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members, without_paths
 from hf_adafuse.serve.service import Service, seed_of

@@ -13,7 +13,7 @@ import pytest
 from servers_of_tests import MODEL, alone, running, service_of
 from support.chats import CONFIG, LONGER, PROMPTS, QUESTION
 
-from hf_adafuse.call.answering import cut_at
+from hf_adafuse.confidence.answer_text import cut_at
 from hf_adafuse.serve.service import seed_of
 
 NUMBER = int(os.environ.get("HF_ADAFUSE_REQUESTS", "200"))

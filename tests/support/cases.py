@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_adafuse import AdaFuseConfig, enable_adafuse
+from hf_adafuse.confidence.features import feature_names
 from hf_adafuse.transformers_compat import execution_device
 from support.reference import RefMember, reference_decode
 from support.reference_rules import decode_by_rule
@@ -154,3 +155,25 @@ def assert_equals_the_rule(case: Case) -> None:
 def counts(output) -> list[tuple[int, int]]:
     """Per member, its forward passes and the tokens it has run."""
     return [(member["forward_passes"], member["tokens_run"]) for member in output.stats["members"]]
+
+
+def random_calibration(number, num_members):
+    """What a fit may give, of random numbers."""
+    rng, width = random.Random(number), len(feature_names(num_members))
+
+    def row(count, spread=1.0, centre=0.0):
+        return [rng.gauss(centre, spread) for _ in range(count)]
+
+    return {
+        "version": 1,
+        "num_candidates": num_members,
+        "num_features": width,
+        "centres": row(width),
+        "prompt_spreads": [rng.uniform(0.5, 2.0) for _ in range(width)],
+        "own_spreads": [rng.uniform(0.5, 2.0) for _ in range(width)],
+        "own": row(width, 0.5),
+        "prompt": row(width, 0.3),
+        "places": row(num_members),
+        "products": [row(width, 0.2) for _ in range(num_members)],
+        "intercept": rng.gauss(0, 1),
+    }

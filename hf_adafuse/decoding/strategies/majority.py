@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...confidence.answer_text import normalized_answer
+from ...confidence.answer_text import cut_at, normalized_answer
 from ...members.member import Member
 from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
@@ -47,9 +47,9 @@ class Majority(WholeAnswers):
     Args:
         num_samples (`int`, *optional*, defaults to 1): how many answers each member draws, with `do_sample=True`
             (self-consistency, arXiv 2203.11171).
-        pattern (`str`, *optional*): a regular expression. Answers are compared by its last match in them, or by the
-            first group of that match. Without a pattern, or without a match, they are compared by their whole text.
-            Case, spaces and punctuation at the ends do not count.
+        pattern (`str`, *optional*): a regular expression. Answers are compared by its last match in them that has a
+            text; where it has groups, by the first of the match that has one. Without a pattern, or without such a
+            match, they are compared by their whole text. Case, spaces and punctuation at the ends do not count.
     """
 
     criterion, highest_wins = "share of votes", True
@@ -66,7 +66,7 @@ class Majority(WholeAnswers):
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
-        said = [self._says(candidate.text) for candidate in candidates]
+        said = [self._says(cut_at(candidate.text, self.stop_texts)) for candidate in candidates]
         votes = dict.fromkeys(said, 0.0)
         for candidate, answer in zip(candidates, said, strict=True):
             if candidate.is_possible:
@@ -83,7 +83,6 @@ class Majority(WholeAnswers):
         return Choice(first[best], nlls, scores, shares, notes)
 
     def _says(self, text: str) -> str:
-        found = None if self._pattern is None else list(self._pattern.finditer(text))
-        if found:
-            text = (found[-1].group(1) if self._pattern.groups else found[-1].group()) or ""  # type: ignore[union-attr]
-        return normalized_answer(text)
+        matches = [] if self._pattern is None else self._pattern.finditer(text)
+        found = [next(filter(None, match.groups() or [match.group()]), None) for match in matches]
+        return normalized_answer(next(filter(None, reversed(found)), text))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...confidence.answer_text import cut_at
 from ...confidence.calibration import Calibration
 from ...confidence.features import (
     AnswerFacts,
@@ -135,9 +136,15 @@ class Select(WholeAnswers):
         texts: list[str | None] = [None] * len(weights)
         for index in possible:
             for k in candidates[index].proposers:
-                texts[k] = candidates[index].text
+                texts[k] = cut_at(candidates[index].text, self.stop_texts)
         facts = [
-            AnswerFacts(one.text, one.log_probs, sum(one.num_bytes), tuple(sorted(set(one.proposers))), one.ratings)
+            AnswerFacts(
+                cut_at(one.text, self.stop_texts),
+                one.log_probs,
+                sum(one.num_bytes),
+                tuple(sorted(set(one.proposers))),
+                one.ratings,
+            )
             for one in (candidates[index] for index in possible)
         ]
         prompt = self.prompt_facts or PromptFacts(*[[None] * len(weights)] * 3)

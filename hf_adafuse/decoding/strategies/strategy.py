@@ -31,6 +31,7 @@ from ..word_splitter import WordSplitter
 ALONE = "NLL under the main model, which is certain"
 _NO_FACTS: PromptFacts | None = None
 _NOT_RATED: Rubric | None = None
+_NO_STOPS: Sequence[str] = ()
 
 
 class RoundKind(str, Enum):
@@ -71,6 +72,7 @@ class Strategy:
         uses (`tuple[str]`): the fields of `AdaFuseConfig` that the method uses beside those that all methods use. A
             call that changes another field is refused.
         prompt_text (`str`): the text of the main model's prompt, without special tokens and without thoughts.
+        stop_texts (`list[str]`): the texts at which the call stops. An answer that has come to one ends with it.
         criterion (`str`): the name of the quantity by which it finds a winner, for the trace: `"fused NLL"`.
         highest_wins (`bool`): whether the highest value of that quantity wins. `False`: the lowest.
         samples (`SampledPart`, *optional*): what is drawn in a call with `do_sample=True`. `None`: the method is
@@ -89,6 +91,7 @@ class Strategy:
     config = AdaFuseConfig()  # without an annotation: these are no options
     uses: ClassVar[tuple[str, ...]] = ()
     prompt_text = ""
+    stop_texts = _NO_STOPS
     needs_logits = False
     needs_tokens = False
     is_whole = False

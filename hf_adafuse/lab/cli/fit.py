@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         jobs = MemberJobs(args, questions, template)
         report = _fit(args, jobs, questions, template.text)
         report.write(output)
-    sys.stdout.write(f"{report.text()}\n\nWritten: {output}. Use it: hf-adafuse generate --adafuse {output} PROMPT\n")
+    sys.stdout.write(f"{report.text()}\n\nWritten: {output}. Ask as you asked here:\n  {report.command(output)}\n")
     return 0
 
 
@@ -68,7 +68,7 @@ def _fit(args: argparse.Namespace, jobs: MemberJobs, questions: Sequence[Questio
     from ...confidence.features import feature_penalties
     from ..evaluation.fitting import Answered, best_of, judge
     from ..evaluation.headroom import Headroom, Same, vote
-    from .fit_answers import drawn_answers, num_members_of, said_by, sames_of, score_of
+    from .fit_answers import drawn_answers, metrics_of, num_members_of, said_by, sames_of, score_of
     from .fit_report import Figures, FitReport
 
     num_members = num_members_of(args)
@@ -106,6 +106,7 @@ def _fit(args: argparse.Namespace, jobs: MemberJobs, questions: Sequence[Questio
         drawn=[ensemble_of_one(one, same) for one, same in zip(said, sames, strict=True)],
         headroom=Headroom.of([one.texts for one in said], [one.beliefs for one in said], sames),
         failed=[record for record in [*records, *fused.values(), *drawn.values()] if "error" in record],
+        metrics=metrics_of(said, args.metric),
     )
     return FitReport(figures, member_names(paths), paths, args, template)
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...call.answering import cut_at
 from ...cli.answers import Record, check_output, read_records
 from ...cli.batches import Processes
 from ...cli.file_jobs import Ask, FileJob, recording
 from ...cli.job_settings import locked_folder
 from ...cli.member_flags import member_loading, member_names, member_settings
 from ...cli.questions import Question, Template, answers_of
+from ...confidence.answer_text import cut_at
 from ...confidence.features import feature_names
 from ...rounds.plain_json import with_nulls
 from ..evaluation.headroom import Same, same_by
@@ -244,8 +246,20 @@ def ask_members(args: argparse.Namespace, with_answers: bool) -> tuple[list[Ques
     questions, template = read_asked(args, with_answers)
     jobs = MemberJobs(args, questions, template)
     with closing(locked_folder(jobs.folder)):
-        said = said_by(jobs.members(), questions, num_members_of(args))
+        records = jobs.members()
+        failed = [record for record in records if "error" in record]
+        if failed:
+            sys.stderr.write(
+                f"hf-adafuse: warning: {len(failed)} of {len(records)} questions are left out, because the members "
+                f"failed on them. {first_failure(failed)}\n"
+            )
+        said = said_by(records, questions, num_members_of(args))
         return questions, said, member_names(jobs.paths())
+
+
+def first_failure(failed: Sequence[Record]) -> str:
+    """A sentence that says which of these records is the first, and why it failed."""
+    return f"The first, line {failed[0]['line']}: {' '.join(str(failed[0]['error']).split())}"
 
 
 def said_by(records: Sequence[Record], questions: Sequence[Question], num_members: int) -> list[Said]:
@@ -270,6 +284,12 @@ def said_by(records: Sequence[Record], questions: Sequence[Question], num_member
 def metric_of(question: Question, metric: str) -> str:
     """The name of the metric that judges the answers to a question: the one in its line, else the command's."""
     return str((question.record or {}).get("metric", metric))
+
+
+def metrics_of(said: Sequence[Said], metric: str) -> str:
+    """The names of the metrics that judge the answers. Where there are several, each has its number of questions."""
+    counts = Counter(metric_of(one.question, metric) for one in said)
+    return ", ".join(counts if len(counts) == 1 else (f"{name} ({number})" for name, number in counts.most_common()))
 
 
 def score_of(question: Question, text: str | None, metric: str) -> float:

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from ... import __version__
 from ...call.arguments import distinct_names
+from ...cli.flag_types import escaped
 from ...cli.job_settings import write_whole
 from ...confidence.calibration import FEW_QUESTIONS
 from ...confidence.features import feature_names
@@ -21,6 +23,7 @@ from ...demo.paired import Paired, mean, paired
 from ...rounds.plain_json import with_nulls
 from ..evaluation.fitting import FUSION, MIN_GAIN, SELECT, AnswerSource, Judged, best_of
 from ..evaluation.headroom import Headroom, clopper_pearson
+from .fit_answers import first_failure
 
 # The settings with which an ensemble commits the main model's own greedy words alone.
 ALONE = {"certainty_gate": 1e-9}
@@ -39,6 +42,7 @@ class Figures:
         majority (`list[float]`): the scores of the answer that most members give.
         drawn (`list[float]`): the scores of the most frequent of the answers that the best member samples.
         failed (`list[dict]`): the records of questions that were not answered.
+        metrics (`str`): the names of the metrics by which answers are right or wrong.
     """
 
     judged: Judged
@@ -46,6 +50,7 @@ class Figures:
     majority: list[float]
     drawn: list[float]
     failed: list[dict[str, Any]]
+    metrics: str
 
 
 class FitReport:
@@ -74,7 +79,7 @@ class FitReport:
     def text(self) -> str:
         """The report: the table, the headroom, the verdict, and what so few questions cannot tell."""
         lines = [
-            f"{self._num} questions of {self._args.data}, {self._args.metric}, in points of 100 ± standard error;",
+            f"{self._num} questions of {self._args.data}, {self._figures.metrics}, in points of 100 ± standard error;",
             f"differences to {self._best} alone, question by question:",
             "",
             *self._table(),
@@ -112,7 +117,7 @@ class FitReport:
         for name, scores in self._rows().items():
             lead = paired(scores, best)
             is_best = name == f"{self._best} alone"
-            counts = f"{lead.wins}, {lead.losses}, {lead.ties}"
+            counts = f"{lead.wins}, {lead.losses}, {lead.ties}" if _are_counts(scores) else "in part"
             shown = lead.difference.show(100, signed=True)
             cells.append((name, mean(scores).show(100), "(the best)" if is_best else shown, "" if is_best else counts))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -125,11 +130,10 @@ class FitReport:
         failed = self._figures.failed
         if not failed:
             return []
-        reason = " ".join(str(failed[0]["error"]).split())
         return [
             "",
             f"Failed: {len(failed)} answers. A question that the members fail on is left out. A fused or drawn answer "
-            f"that fails is wrong. The first, line {failed[0]['line']}: {reason}",
+            f"that fails is wrong. {first_failure(failed)}",
         ]
 
     def _verdict(self) -> list[str]:
@@ -197,6 +201,22 @@ class FitReport:
             lines.append(f"The calibration falls back: {note}.")
         return lines
 
+    def command(self, path: Path) -> str:
+        """The command that asks questions as those of the fit were asked: a calibration is of such answers."""
+        args = self._args
+        template = self._template.replace("\n", "\\n").replace("\t", "\\t")
+        words = ["hf-adafuse", "run", "QUESTIONS", "--output", "ANSWERS", "--adafuse", str(path)]
+        words += ["--template", template, *(["--chat"] if args.chat else [])]
+        for stop in args.stop or []:
+            words += ["--stop", escaped(stop)]
+        words += ["--max-new-tokens", str(args.max_new_tokens)]
+        if args.few_shot is None:
+            return shlex.join(words)
+        if not args.few_shot.isdecimal():
+            return shlex.join([*words, "--few-shot", args.few_shot])
+        examples = f"EXAMPLES has the first {args.few_shot} lines of {args.data}."
+        return f"{shlex.join([*words, '--few-shot', 'EXAMPLES'])}\n{examples}"
+
     def write(self, path: Path) -> None:
         """Write the file. A kill leaves the old file or the new one, never a part."""
         content = json.dumps(with_nulls(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False)
@@ -224,9 +244,10 @@ class FitReport:
     def _evidence(self) -> dict[str, Any]:
         judged = self._judged
         args = self._args
-        names = ("data", "metric", "few_shot", "chat", "stop", "max_new_tokens", "with_ratings")
+        names = ("data", "few_shot", "chat", "stop", "max_new_tokens", "with_ratings")
         return {
             **{name: getattr(args, name) for name in names},
+            "metric": self._figures.metrics,
             "template": self._template,
             "questions": self._num,
             "failed": [{"line": record["line"], "error": record["error"]} for record in self._figures.failed],
@@ -287,19 +308,23 @@ def _config(choice: AnswerSource, calibration: dict[str, Any], with_ratings: boo
 
 
 def _figures(scores: Sequence[float], best: Sequence[float]) -> dict[str, Any]:
-    """The mean of some scores, and their paired difference to the best member's."""
+    """The mean of some scores, and their paired difference to the best member's. Where they are whole, also how many
+    questions are won, lost and tied."""
     own = mean(scores)
     lead = paired(scores, best)
+    counts = {"won": lead.wins, "lost": lead.losses, "tied": lead.ties, "p_value": lead.p_value}
     return {
         "right": own.value,
         "standard_error": own.error,
         "above_best": lead.difference.value,
         "above_best_standard_error": lead.difference.error,
-        "won": lead.wins,
-        "lost": lead.losses,
-        "tied": lead.ties,
-        "p_value": lead.p_value,
+        **(counts if _are_counts(scores) else {}),
     }
+
+
+def _are_counts(scores: Sequence[float]) -> bool:
+    """Whether each question is won or lost as a whole. Means over several partitions are won in part."""
+    return {0.0, 1.0}.issuperset(scores)
 
 
 def _percent(number: int, of: int) -> str:

@@ -107,7 +107,6 @@ def bootstrapped(
     confidences: Sequence[float],
     is_right: Sequence[float],
     others: Sequence[float] | None = None,
-    others_right: Sequence[float] | None = None,
 ) -> Mean:
     """
     A measure, and its standard error by the bootstrap over questions.
@@ -117,7 +116,6 @@ def bootstrapped(
         confidences, is_right (`list[float]`): for each question, the confidence of its answer, and 1 where that is
             right, else 0.
         others (`list[float]`, *optional*): other confidences on the same questions, whose measure is subtracted.
-        others_right (`list[float]`, *optional*): whether the answers of these are right. By default `is_right`.
 
     Returns:
         [`Mean`]: the measure with its standard error. Resamples in which the measure is NaN are left out.
@@ -125,11 +123,10 @@ def bootstrapped(
     own = np.asarray(confidences, dtype=np.float64)
     labels = np.asarray(is_right, dtype=np.float64)
     rest = None if others is None else np.asarray(others, dtype=np.float64)
-    rest_labels = labels if others_right is None else np.asarray(others_right, dtype=np.float64)
 
     def value(at: np.ndarray) -> float:
         first = measure(own[at], labels[at])
-        return first if rest is None else first - measure(rest[at], rest_labels[at])
+        return first if rest is None else first - measure(rest[at], labels[at])
 
     rng = np.random.default_rng(_SEED)
     n = len(own)

@@ -24,8 +24,9 @@ from lm_eval.api.registry import register_model
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import StopStringCriteria
 
-from ...call.answering import BATCHES_A_CALL, cut_at
+from ...call.answering import BATCHES_A_CALL
 from ...call.arguments import EnsembleSpec
+from ...confidence.answer_text import cut_at
 from ...config import AdaFuseConfig
 from ...ensemble import AdaFuseEnsemble
 from ...members.mistral_tokenizers import fast_interface
