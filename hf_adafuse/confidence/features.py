@@ -18,6 +18,8 @@ Of an answer:
 - `disagreement`: the standard deviation of S_k / bytes over the members (cross-model disagreement, arXiv 2604.17112).
 - `word confidence`: the mean over words of log sum_k w_k p_k(word).
 - `word confidence, text`: the sum of the same over n words / root of n: the logarithm of the `confidence` of an output.
+- `word confidence, whole text`: the same. It is not known of an unfinished answer where another answer to the prompt is
+  finished: the more an answer repeats itself, the surer the members are of it.
 - `word confidence, worst`: the lowest of the same.
 - `agreement`: the share of the weight of the members whose own answer it is, but for space around it. Self-consistency
   (arXiv 2203.11171) over members.
@@ -25,6 +27,8 @@ Of an answer:
 - `agreement, last number`: the same of answers with the same last number, as in GSM8K; 0 of an answer without a number.
 - `agreement, words`: the weighted mean over members of the F1 of the answer's words and those of the member's own.
 - `length`: log(1 + bytes).
+- `unfinished`: 1 where the answer came neither to its end nor to a stop text, as where it repeats itself until the most
+  tokens are reached; else 0.
 
 Of the prompt, the same for all its answers:
 
@@ -62,16 +66,18 @@ _OF_ANSWER = [
     "disagreement",
     "word confidence",
     "word confidence, text",
+    "word confidence, whole text",
     "word confidence, worst",
     "agreement",
     "agreement, normalized",
     "agreement, last number",
     "agreement, words",
     "length",
+    "unfinished",
 ]
 # The ridge penalties of a calibration: of the features that say how sure members are of a whole answer, of each rating,
 # and of all other features. Chosen on mixes of TriviaQA, SQuAD and GSM8K with three small models (docs/quality.md).
-_OF_THE_WHOLE = ("log-probability, authors", "word confidence, text")
+_OF_THE_WHOLE = ("log-probability, authors", "word confidence, whole text")
 _SURE, _RATING, _OTHER = 3.0, 10.0, 30.0
 _OF_PROMPT = ("first entropy", "prompt cost", "question cost")
 
@@ -91,6 +97,7 @@ class AnswerFacts:
         num_bytes (`int`): the length of the text in bytes of UTF-8. Its end counts as one.
         authors (`tuple[int]`): the members whose own answer it is, by number.
         ratings (`list[float]`): each member's rating of it; empty where members do not rate.
+        is_whole (`bool`, defaults to `True`): whether it came to its end, or to a text to stop at.
     """
 
     text: str
@@ -98,6 +105,7 @@ class AnswerFacts:
     num_bytes: int
     authors: tuple[int, ...]
     ratings: Sequence[float | None] = ()
+    is_whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,8 @@ def answer_features(
         prompt (`PromptFacts`): the prompt as its features see it.
     """
     said = [None if text is None else _Said(text) for text in own_texts]
-    return [_features(answer, said, weights, prompt) for answer in answers]
+    has_whole = any(answer.is_whole for answer in answers)
+    return [_features(answer, said, weights, prompt, answer.is_whole or not has_whole) for answer in answers]
 
 
 def filled(rows: Sequence[Sequence[Row | None]], centres: Sequence[float] | None = None) -> Any:
@@ -190,7 +199,13 @@ class _Said:
         return word_f1(self.words, other.words)
 
 
-def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequence[float], prompt: PromptFacts) -> Row:
+def _features(
+    answer: AnswerFacts,
+    said: Sequence[_Said | None],
+    weights: Sequence[float],
+    prompt: PromptFacts,
+    is_as_whole_as_others: bool,
+) -> Row:
     sums: Row = [_total(of_member) for of_member in answer.log_probs]
     counts = [sum(map(len, of_member)) for of_member in answer.log_probs]
     per_byte = [None if value is None else value / max(answer.num_bytes, 1) for value in sums]
@@ -201,6 +216,7 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
     authors = [value for k, value in enumerate(per_byte) if k in answer.authors]
     others = [value for k, value in enumerate(per_byte) if k not in answer.authors]
     own = _Said(answer.text)
+    of_text = math.fsum(confidences) / math.sqrt(len(confidences)) if confidences else None
     return [
         *per_token,
         *per_byte,
@@ -211,13 +227,15 @@ def _features(answer: AnswerFacts, said: Sequence[_Said | None], weights: Sequen
         _known_mean([value for k, value in enumerate(per_root) if k in answer.authors] or per_root),
         _spread(per_byte),
         _known_mean(confidences),
-        math.fsum(confidences) / math.sqrt(len(confidences)) if confidences else None,
+        of_text,
+        of_text if is_as_whole_as_others else None,
         min(confidences, default=None),
         _share([one is not None and one.text == own.text for one in said], weights),
         _share([one is not None and one.words == own.words for one in said], weights),
         _share([one is not None and own.number is not None and one.number == own.number for one in said], weights),
         _share([0.0 if one is None else one.overlap(own) for one in said], weights),
         math.log(1 + answer.num_bytes),
+        float(not answer.is_whole),
         *prompt.entropies,
         *prompt.prompt_nlls,
         *prompt.question_nlls,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -46,6 +47,7 @@ def test_formulas():
     assert oslo["log-probability, authors"] is None
     assert lima["word confidence"] == pytest.approx(sum(map(math.log, words)) / 2)
     assert lima["word confidence, text"] == pytest.approx(math.log(text_confidence(words)))
+    assert lima["word confidence, whole text"] == lima["word confidence, text"]
     assert lima["word confidence, worst"] == pytest.approx(min(map(math.log, words)))
     assert (lima["agreement"], oslo["agreement"]) == (0.75, 0.25)
     assert lima["length"] == math.log(11)
@@ -55,6 +57,16 @@ def test_formulas():
     for row in (lima, oslo):
         assert [row[f"{name}, member 0"] for name in ("first entropy", "prompt cost", "question cost")] == [0.5, 1, 3]
         assert [row[f"{name}, member 1"] for name in ("first entropy", "prompt cost", "question cost")] == [None, 2, 4]
+
+
+def test_how_sure_members_are_of_an_unfinished_answer_counts_beside_unfinished_ones_alone():
+    whole = of([LIMA, OSLO], [" The Lima.", " Oslo"])
+    cut = of([replace(LIMA, is_whole=False), OSLO], [" The Lima.", " Oslo"])
+    names = ["word confidence, whole text", "unfinished"]
+    assert [cut[0][name] for name in names] == [None, 1.0] and whole[0]["unfinished"] == 0.0
+    assert {name for name in whole[0] if whole[0][name] != cut[0][name]} == set(names) and cut[1] == whole[1]
+    both = of([replace(LIMA, is_whole=False), replace(OSLO, is_whole=False)], [" The Lima.", " Oslo"])
+    assert both == [{**row, "unfinished": 1.0} for row in whole]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +111,8 @@ def test_every_feature_is_documented():
 def test_every_feature_has_a_penalty():
     for with_ratings in (False, True):
         penalties = dict(zip(feature_names(2, with_ratings), feature_penalties(2, with_ratings), strict=True))
-        assert penalties["log-probability, authors"] == penalties["word confidence, text"] == 3.0
-        assert penalties["length"] == penalties["prompt cost, member 1"] == 30.0
+        assert penalties["log-probability, authors"] == penalties["word confidence, whole text"] == 3.0
+        assert penalties["unfinished"] == penalties["prompt cost, member 1"] == 30.0
         assert penalties.get("rating, member 1", 10.0) == 10.0
 
 

@@ -171,6 +171,25 @@ def test_wrong_calibrations_are_refused_before_the_first_pass(monkeypatch):
         case.fast()
 
 
+def test_answers_that_came_to_no_end_are_told_from_others():
+    case = random_case(1)
+    at = feature_names(len(case.models)).index("unfinished")
+    case.config = AdaFuseConfig(method="select", method_options={"with_features": True})
+    seen = set()
+    for number in range(1, 9):
+        case.max_new_tokens = 3 * number
+        free = case.fast(stop_strings=None)
+        stop = next((one.text[1:3] for one in free.rounds[0][0].candidates if len(one.text) > 3), "zz")
+        for stops in (None, [stop]):
+            for rounds in case.fast(stop_strings=stops).rounds:
+                for one in rounds[0].candidates:
+                    has_stopped = one.ends or any(text in one.text for text in stops or [])
+                    if one.features:
+                        assert one.features[at] == float(not has_stopped)
+                        seen.add((one.ends, has_stopped))
+    assert {(False, True), (False, False)} <= seen
+
+
 def test_weights_count_in_agreement_and_score():
     case = random_case(3)
     weights = [100.0, *[1.0] * (len(case.models) - 1)]

@@ -434,7 +434,7 @@ class Select(Rerank):
             found.append(-sum(logs) / len(logs))
         return found
 
-    def features(self, entry, texts, weights):
+    def features(self, entry, texts, weights, has_whole):
         members = range(len(weights))
         of_words = [self.by_word(entry, k) for k in members]
         text, size = entry["text"], len(entry["text"].encode()) + entry["ends"]
@@ -452,16 +452,17 @@ class Select(Rerank):
         logs = self.confidence(of_words, weights, levels)
         said, mine = [None if t is None else self.said(t) for t in texts], self.said(text)
         share = lambda values: sum(w * v for w, v in zip(weights, values)) / sum(weights)  # noqa: E731
+        of_text = sum(logs) / math.sqrt(len(logs))
         return [
             *tokens, *size_of, *sums, *worst,
             self.mean(own or others), self.mean(others or own), self.mean(sure),
             math.sqrt(sum((value - mean) ** 2 for value in known) / len(known)),
-            sum(logs) / len(logs), sum(logs) / math.sqrt(len(logs)), min(logs),
+            sum(logs) / len(logs), of_text, of_text if entry["ends"] or not has_whole else None, min(logs),
             share([t is not None and t.strip() == text.strip() for t in texts]),
             share([s is not None and s[0] == mine[0] for s in said]),
             share([s is not None and mine[1] is not None and s[1] == mine[1] for s in said]),
             share([0 if s is None else self.overlap(s[0], mine[0]) for s in said]),
-            math.log(1 + size),
+            math.log(1 + size), 0 if entry["ends"] else 1,
             *self.entropies, *self.costs, *self.last_costs,
         ]  # fmt: skip
 
@@ -489,7 +490,8 @@ class Select(Rerank):
         for entry in entries:
             for k in entry["own"]:
                 texts[k] = entry["text"]
-        rows = [self.features(entry, texts, weights) for entry in entries]
+        has_whole = any(entry["ends"] for entry in entries)
+        rows = [self.features(entry, texts, weights, has_whole) for entry in entries]
         place = [next((i for i, e in enumerate(entries) if k in e["own"]), None) for k in range(count)]
         found = [0.0] * len(entries)
         values = []

@@ -144,6 +144,7 @@ class Select(WholeAnswers):
                 sum(one.num_bytes),
                 tuple(sorted(set(one.proposers))),
                 one.ratings,
+                is_whole=one.words[-1:] == (END,) or cut_at(one.text, self.stop_texts) != one.text,
             )
             for one in (candidates[index] for index in possible)
         ]

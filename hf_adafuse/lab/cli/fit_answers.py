@@ -81,6 +81,8 @@ class MemberJobs:
         names = ("chat", "stop", "max_new_tokens", "few_shot", "with_ratings")
         self._settings = member_settings(args) | {name: getattr(args, name) for name in names}
         self._settings["template"] = template.text
+        # Answers of a version with other features cannot be set beside new ones.
+        self._settings["num_features"] = len(feature_names(num_members_of(args), args.with_ratings))
         self._loaded: list[Any] | None = None
         self._begun: set[str] = set()
         self.seconds_a_question: dict[str, float] = {}

@@ -76,7 +76,8 @@ def made(number, seed=0):
     for at, name in enumerate(names):
         if name.startswith(("log-probability", "word confidence")):
             rows[:, :, at] = -np.abs(rows[:, :, at])
-    rows[:, :, names.index("word confidence, text")] += right
+    for name in ("word confidence, text", "word confidence, whole text"):
+        rows[:, :, names.index(name)] += right
     return right.tolist(), rows.tolist(), names
 
 
