@@ -18,8 +18,8 @@ Of an answer:
 - `disagreement`: the standard deviation of S_k / bytes over the members (cross-model disagreement, arXiv 2604.17112).
 - `word confidence`: the mean over words of log sum_k w_k p_k(word).
 - `word confidence, text`: the sum of the same over n words / root of n: the logarithm of the `confidence` of an output.
-- `word confidence, whole text`: the same. It is not known of an unfinished answer where another answer to the prompt is
-  finished: the more an answer repeats itself, the surer the members are of it.
+- `word confidence, whole text`: the same. It is not known of an answer that came neither to its end nor to a stop text,
+  where another answer to the prompt did: the longer an answer repeats itself, the surer the members are of it.
 - `word confidence, worst`: the lowest of the same.
 - `agreement`: the share of the weight of the members whose own answer it is, but for space around it. Self-consistency
   (arXiv 2203.11171) over members.
@@ -27,8 +27,6 @@ Of an answer:
 - `agreement, last number`: the same of answers with the same last number, as in GSM8K; 0 of an answer without a number.
 - `agreement, words`: the weighted mean over members of the F1 of the answer's words and those of the member's own.
 - `length`: log(1 + bytes).
-- `unfinished`: 1 where the answer came neither to its end nor to a stop text, as where it repeats itself until the most
-  tokens are reached; else 0.
 
 Of the prompt, the same for all its answers:
 
@@ -73,7 +71,6 @@ _OF_ANSWER = [
     "agreement, last number",
     "agreement, words",
     "length",
-    "unfinished",
 ]
 # The ridge penalties of a calibration: of the features that say how sure members are of a whole answer, of each rating,
 # and of all other features. Chosen on mixes of TriviaQA, SQuAD and GSM8K with three small models (docs/quality.md).
@@ -235,7 +232,6 @@ def _features(
         _share([one is not None and own.number is not None and one.number == own.number for one in said], weights),
         _share([0.0 if one is None else one.overlap(own) for one in said], weights),
         math.log(1 + answer.num_bytes),
-        float(not answer.is_whole),
         *prompt.entropies,
         *prompt.prompt_nlls,
         *prompt.question_nlls,

@@ -60,13 +60,11 @@ def test_formulas():
 
 
 def test_how_sure_members_are_of_an_unfinished_answer_counts_beside_unfinished_ones_alone():
-    whole = of([LIMA, OSLO], [" The Lima.", " Oslo"])
-    cut = of([replace(LIMA, is_whole=False), OSLO], [" The Lima.", " Oslo"])
-    names = ["word confidence, whole text", "unfinished"]
-    assert [cut[0][name] for name in names] == [None, 1.0] and whole[0]["unfinished"] == 0.0
-    assert {name for name in whole[0] if whole[0][name] != cut[0][name]} == set(names) and cut[1] == whole[1]
-    both = of([replace(LIMA, is_whole=False), replace(OSLO, is_whole=False)], [" The Lima.", " Oslo"])
-    assert both == [{**row, "unfinished": 1.0} for row in whole]
+    texts = [" The Lima.", " Oslo"]
+    whole = of([LIMA, OSLO], texts)
+    cut = of([replace(LIMA, is_whole=False), OSLO], texts)
+    assert cut == [{**whole[0], "word confidence, whole text": None}, whole[1]]
+    assert of([replace(LIMA, is_whole=False), replace(OSLO, is_whole=False)], texts) == whole
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_every_feature_has_a_penalty():
     for with_ratings in (False, True):
         penalties = dict(zip(feature_names(2, with_ratings), feature_penalties(2, with_ratings), strict=True))
         assert penalties["log-probability, authors"] == penalties["word confidence, whole text"] == 3.0
-        assert penalties["unfinished"] == penalties["prompt cost, member 1"] == 30.0
+        assert penalties["length"] == penalties["prompt cost, member 1"] == 30.0
         assert penalties.get("rating, member 1", 10.0) == 10.0
 
 

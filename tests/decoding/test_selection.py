@@ -173,21 +173,20 @@ def test_wrong_calibrations_are_refused_before_the_first_pass(monkeypatch):
 
 def test_answers_that_came_to_no_end_are_told_from_others():
     case = random_case(1)
-    at = feature_names(len(case.models)).index("unfinished")
+    text, whole = (feature_names(len(case.models)).index(f"word confidence, {name}") for name in ("text", "whole text"))
     case.config = AdaFuseConfig(method="select", method_options={"with_features": True})
     seen = set()
-    for number in range(1, 9):
-        case.max_new_tokens = 3 * number
-        free = case.fast(stop_strings=None)
-        stop = next((one.text[1:3] for one in free.rounds[0][0].candidates if len(one.text) > 3), "zz")
+    for case.max_new_tokens in range(3, 25, 3):
+        stop = next((one.text[1:3] for one in case.fast().rounds[0][0].candidates if len(one.text) > 3), "zz")
         for stops in (None, [stop]):
             for rounds in case.fast(stop_strings=stops).rounds:
-                for one in rounds[0].candidates:
-                    has_stopped = one.ends or any(text in one.text for text in stops or [])
-                    if one.features:
-                        assert one.features[at] == float(not has_stopped)
-                        seen.add((one.ends, has_stopped))
-    assert {(False, True), (False, False)} <= seen
+                found = [one for one in rounds[0].candidates if one.features]
+                has_stopped = [one.ends or any(text in one.text for text in stops or []) for one in found]
+                for one, is_whole in zip(found, has_stopped, strict=True):
+                    is_known = is_whole or not any(has_stopped)
+                    assert one.features[whole] == (one.features[text] if is_known else None)
+                    seen.add((is_whole, is_known, one.ends))
+    assert {(True, True, False), (False, False, False), (False, True, False)} <= seen
 
 
 def test_weights_count_in_agreement_and_score():

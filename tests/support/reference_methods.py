@@ -462,7 +462,7 @@ class Select(Rerank):
             share([s is not None and s[0] == mine[0] for s in said]),
             share([s is not None and mine[1] is not None and s[1] == mine[1] for s in said]),
             share([0 if s is None else self.overlap(s[0], mine[0]) for s in said]),
-            math.log(1 + size), 0 if entry["ends"] else 1,
+            math.log(1 + size),
             *self.entropies, *self.costs, *self.last_costs,
         ]  # fmt: skip
 
