@@ -21,7 +21,8 @@ class ReplyChoice:
     One text of a reply. Where nothing is sampled, several choices of the reply are equal and share it.
 
     Args:
-        indices (`list[int]`): the numbers of the choices that have this text.
+        indices (`list[int]`): the numbers of the choices that have this text, or beside which it stands where it is
+            that of a member by itself.
         prompt (`str`): the prompt, where a completion repeats it before its text; else empty.
         call (`Call`): the call that generates the text.
         text (`GrowingText`): the text so far.
@@ -61,7 +62,8 @@ class Reply:
         request (`ChatRequest` or `CompletionRequest`): the request.
         served (`ServedEnsemble`): the ensemble that the request names.
         choices (`list[ReplyChoice]`): the texts of the ensemble.
-        alone (`list[ReplyChoice]`): the text of each member by itself, where the request asks for these.
+        alone (`list[ReplyChoice]`): for each prompt, the text of each member by itself, where the request asks for
+            these.
         events (`CallEvents`): the queue of what happens to all these calls.
         began (`float`): when the request came, by `time.monotonic()`.
     """
@@ -172,7 +174,8 @@ def _with_own_ids(found: dict[str, Any], at: int) -> dict[str, Any]:
 
 def _adafuse(answer: Reply, choice: ReplyChoice) -> Any:
     options = answer.request.options
-    alone = {one.call.served.name: one.text.content for one in answer.alone} if options.alone else None
+    beside = [one for one in answer.alone if choice.indices[0] in one.indices]
+    alone = {one.call.served.name: one.text.content for one in beside} if options.alone else None
     return with_nulls(adafuse_field(choice.text, answer.served.members, choice.call.rounds, options.rounds, alone))
 
 

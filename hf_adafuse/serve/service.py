@@ -115,15 +115,14 @@ class Service:
         seed = request.seed or 0
         if samples and request.seed is None:
             seed = secrets.randbelow(2**31)
-        targets = []
-        for row, prompt in enumerate(prompts):
-            alike = [[row * number + k] for k in range(number)]
-            for k, indices in enumerate(alike if samples else [[index for one in alike for index in one]]):
-                targets.append((served, prompt, seed_of(seed, k), indices))
+        targets: list[tuple[ServedEnsemble, Any, int, list[int]]] = []
         alone: list[tuple[ServedEnsemble, Any, int, list[int]]] = []
-        if request.options.alone:
-            for k, one in enumerate(served.alone):
-                alone.append((one, functools.partial(_for_member, served, k, prompts[0]), seed, [0]))
+        for row, prompt in enumerate(prompts):
+            indices = list(range(row * number, (row + 1) * number))
+            for k, own in enumerate([[index] for index in indices] if samples else [indices]):
+                targets.append((served, prompt, seed_of(seed, k), own))
+            for k, one in enumerate(served.alone if request.options.alone else []):
+                alone.append((one, functools.partial(_for_member, served, k, prompt), seed, indices))
         events = CallEvents(bool(request.stream))
         choices = await self._submit(request, client, [*targets, *alone], samples, events)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._name}{next(self._numbers):08x}"

@@ -264,6 +264,24 @@ def test_members_alone_read_ids_of_the_main_model_as_texts(server):
     assert len(set(texts.adafuse["alone"].values())) == 2
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_members_alone_answer_each_prompt(client, is_streamed, n):
+    prompts = ["was a cat", "She", "Once upon a time"]
+    body = {"model": MODEL, "max_tokens": 6}
+    names = [one.id for one in client.models.list()][1:]
+    expected = [
+        {name: client.completions.create(**{**body, "model": name}, prompt=prompt).choices[0].text for name in names}
+        for prompt in prompts
+    ]
+    asked = {"n": n, "stream": is_streamed, "extra_body": {"adafuse": {"alone": True}}}
+    made = client.completions.create(**body, prompt=prompts, **asked)
+    choices = [one for part in made for one in part.choices] if is_streamed else made.choices
+    found = {one.index: one.adafuse["alone"] for one in choices if one.finish_reason}
+    assert [found[index] for index in range(3 * n)] == [one for one in expected for _ in range(n)]
+    assert expected[0] != expected[1] != expected[2]
+
+
 def test_ids_are_read_as_they_are(server):
     """Also those of the padding token."""
     service, client = server
