@@ -119,10 +119,11 @@ class Service:
         alone: list[tuple[ServedEnsemble, Any, int, list[int]]] = []
         for row, prompt in enumerate(prompts):
             indices = list(range(row * number, (row + 1) * number))
-            for k, own in enumerate([[index] for index in indices] if samples else [indices]):
+            first = prompts[:row].count(prompt) * number  # each text of equal prompts is a sample of its own
+            for k, own in enumerate([[index] for index in indices] if samples else [indices], first):
                 targets.append((served, prompt, seed_of(seed, k), own))
             for k, one in enumerate(served.alone if request.options.alone else []):
-                alone.append((one, functools.partial(_for_member, served, k, prompt), seed, indices))
+                alone.append((one, functools.partial(_for_member, served, k, prompt), seed_of(seed, first), indices))
         events = CallEvents(bool(request.stream))
         choices = await self._submit(request, client, [*targets, *alone], samples, events)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._name}{next(self._numbers):08x}"

@@ -175,6 +175,25 @@ def test_choices_and_seeds(client):
     assert texts == expected
 
 
+def test_equal_prompts_get_samples_of_their_own(client):
+    """As from `generate()`, which counts repeated prompts."""
+    drawn = {"model": MODEL, "temperature": 1.5, "seed": 7, "max_tokens": 10}
+    call = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 10}
+    expected = {
+        prompt: [alone(prompt, call | {"seed": seed_of(7, k)}).text for k in range(number)]
+        for prompt, number in (("She", 6), ("was a cat", 2))
+    }
+    answer = client.completions.create(**drawn, prompt=["She", "was a cat", "She", "She"], n=2)
+    of_she = expected["She"]
+    assert [one.text for one in answer.choices] == [*of_she[:2], *expected["was a cat"], *of_she[2:]]
+    assert len(set(of_she)) > 3
+    with_alone = {"extra_body": {"adafuse": {"alone": True}}}
+    made = client.completions.create(**drawn, prompt=["She"] * 3, **with_alone).choices
+    assert [one.text for one in made] == of_she[:3]
+    for name in made[0].adafuse["members"]:
+        assert len({one.adafuse["alone"][name] for one in made}) > 1
+
+
 def test_log_probabilities_of_the_main_model(client):
     answer = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices[0]
     tokens = answer.logprobs.content
