@@ -9,6 +9,7 @@ many of them do not know tools, and the others write calls in forms of their own
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import secrets
@@ -216,28 +217,30 @@ def with_tools(
 ) -> list[dict[str, Any]]:
     """
     A conversation as the members read it: with a description of the tools, and with earlier calls and their results as
-    text.
+    text. Results stand in the order of their calls.
 
     Args:
-        messages (`list[dict]`): each with `role` and `content`, those of the assistant with `tool_calls`, maybe.
+        messages (`list[dict]`): each with `role` and `content`, maybe those of the assistant with `tool_calls`, and
+            those of tools with `tool_call_id`, the id of the call that they answer.
         offer (`Offer`, *optional*): the tools that the members may call.
         takes_system (`bool`): whether the members' templates take a message of the system's.
     """
     made: list[dict[str, Any]] = []
-    was_result = False
-    for one in messages:
-        message = {name: value for name, value in one.items() if name not in ("tool_calls", "tool_call_id")}
-        if one["role"] == "tool":
-            text = f"<tool_response>\n{_text(one)}\n</tool_response>"
-            if was_result:
-                made[-1]["content"] += f"\n{text}"
-                continue
-            message = {"role": "user", "content": text}
-        elif calls := one.get("tool_calls"):
-            texts = [_text(one)] if _text(one) else []
-            message["content"] = "\n".join([*texts, *map(_written, calls)])
-        was_result = one["role"] == "tool"
-        made.append(message)
+    before: Mapping[str, Any] = {}
+    for is_result, run in itertools.groupby(messages, lambda one: bool(one["role"] == "tool")):
+        part = list(run)
+        if is_result:
+            results = _in_order_of_calls(part, before.get("tool_calls") or [])
+            texts = [f"<tool_response>\n{_text(one)}\n</tool_response>" for one in results]
+            made.append({"role": "user", "content": "\n".join(texts)})
+            continue
+        for one in part:
+            message = {name: value for name, value in one.items() if name not in ("tool_calls", "tool_call_id")}
+            if calls := one.get("tool_calls"):
+                texts = [_text(one)] if _text(one) else []
+                message["content"] = "\n".join([*texts, *map(_written, calls)])
+            made.append(message)
+        before = part[-1]
     if offer is not None:
         role = "system" if takes_system else "user"
         at = next((k for k, one in enumerate(made) if one["role"] == role), None) if made else None
@@ -247,6 +250,29 @@ def with_tools(
             parts = [_text(made[at]), offer.prompt]
             made[at]["content"] = "\n\n".join(parts if takes_system else parts[::-1])
     return made
+
+
+def _in_order_of_calls(
+    results: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """
+    The results of calls in the order of the calls: tools that run side by side end in any order. Results without ids
+    stand in that order already.
+
+    Raises:
+        ValueError: an id that is that of no call, or no id beside results that have one.
+    """
+    given = [one.get("tool_call_id") for one in results]
+    if not any(given):
+        return results
+    ids = [call.get("id") for call in calls]
+    for one in given:
+        if one is None or one not in ids:
+            raise ValueError(
+                f"`tool_call_id` must be one of {ids}, the ids of the calls in the message before the results, but is "
+                f"{one!r}. Give the id of the call that the result is of."
+            )
+    return sorted(results, key=lambda one: ids.index(one["tool_call_id"]))
 
 
 def _name_of(tool: Any) -> str:

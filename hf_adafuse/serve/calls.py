@@ -306,6 +306,8 @@ def conversation(request: ChatRequest, takes_system: bool = True) -> list[dict[s
             message["name"] = one.name
         if one.tool_calls and one.role == "assistant":
             message["tool_calls"] = [call.model_dump() for call in one.tool_calls]
+        if one.role == "tool":
+            message["tool_call_id"] = one.tool_call_id
         messages.append(message)
     return with_tools(messages, request.offer, takes_system)
 

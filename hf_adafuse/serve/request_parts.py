@@ -57,6 +57,7 @@ class CalledTool(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    id: Annotated[str, Field(max_length=256)] | None = None
     function: CalledFunction
 
 

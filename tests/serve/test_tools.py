@@ -10,9 +10,11 @@ import pytest
 from servers_of_tests import MODEL, alone, running, service_of
 from support.chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 
+from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.ensemble import as_chats
 from hf_adafuse.members.tools import Offer, ToolCall, with_tools
 from hf_adafuse.serve.answers import GrowingText
+from hf_adafuse.serve.calls import conversation
 from hf_adafuse.serve.ensembles import serve_members
 from hf_adafuse.serve.requests import ChatRequest
 
@@ -96,6 +98,41 @@ def test_earlier_calls_and_their_results_are_texts():
     results = "<tool_response>\nwarm\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
     assert result == {"role": "user", "content": results}
     assert "tool_calls" in chat[1] and chat[3]["role"] == "tool"  # the request's messages stay as they are
+
+
+TWO_CALLS = [call.body | {"id": name} for call, name in ((CALL, "a"), (ToolCall("clock", "{}"), "b"))]
+ASKED = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": TWO_CALLS}]
+
+
+def result_of(name, text):
+    return {"role": "tool", "content": text, **({} if name is None else {"tool_call_id": name})}
+
+
+def test_results_in_another_order_are_read_in_the_order_of_the_calls():
+    expected = with_tools([*ASKED, result_of("a", "warm"), result_of("b", "noon")], None)
+    chat = [*ASKED, result_of("b", "noon"), result_of("a", "warm")]
+    assert with_tools(chat, None) == conversation(ChatRequest(model=MODEL, messages=chat)) == expected
+    assert with_tools([*ASKED, result_of(None, "warm"), result_of(None, "noon")], None) == expected
+    # Each turn has calls of its own.
+    (*_, last) = with_tools([*chat, {**ASKED[1], "tool_calls": TWO_CALLS[1:]}, result_of("b", "one")], None)
+    assert last["content"] == "<tool_response>\none\n</tool_response>"
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [result_of("c", "warm")],
+        [result_of("a", "warm"), result_of(None, "noon")],
+        [QUESTION[0], result_of("a", "warm")],
+        [result_of("a", "warm"), {**ASKED[1], "tool_calls": TWO_CALLS[1:]}, result_of("a", "warm")],
+    ],
+    ids=["another", "none beside one", "behind a question", "of an earlier turn"],
+)
+def test_a_result_of_no_call_is_refused(client, results):
+    with pytest.raises(ValueError, match=r"`tool_call_id` must be one of \["):
+        AdaFuseEnsemble(PAIR).texts([*ASKED, *results], chat=True, max_new_tokens=2)
+    with pytest.raises(openai.BadRequestError, match=r"`tool_call_id` must be one of \["):
+        client.chat.completions.create(model=MODEL, messages=[*ASKED, *results])
 
 
 PARTS = [{"type": "text", "text": "wa"}, {"type": "text", "text": "rm"}]
