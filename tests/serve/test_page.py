@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers_of_tests import alone, running
+from servers_of_tests import Passes, alone, running
 from support.chats import CONFIG, QUESTION
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -122,6 +122,19 @@ def test_members_beside_it_a_second_turn_and_the_dark(page):
     assert page.answer(2) == alone(chat, {"max_new_tokens": 256}).text
     page.all("#new")[0].click()
     assert not page.all(".answer")
+
+
+@needs_browser
+def test_an_answer_that_is_not_over_is_no_part_of_a_new_chat(page, monkeypatch):
+    passes = Passes(monkeypatch)
+    page.all("#input")[0].send_keys(TEXT, Keys.ENTER)
+    passes.allow(20)
+    page.until(".answer .word")
+    page.all("#new")[0].click()
+    passes.is_open = True
+    page.until("#send:not([disabled])")
+    page.ask("was")
+    assert page.answer() == alone([{"role": "user", "content": "was"}], {"max_new_tokens": 256}).text
 
 
 @needs_browser
