@@ -86,6 +86,8 @@ class GrowingText:
     def new_words(self) -> list[dict[str, Any]]:
         """The words that have been sent whole since this was last asked; all that are left once the text has ended."""
         words = self.words(self.sent)
+        if self._answer is None and words != self.words(self._text)[: len(words)]:
+            words.pop()  # the rest of it is held back, as it may begin a stop text
         new = words[self._num_words_sent :]
         self._num_words_sent = max(self._num_words_sent, len(words))
         return new

@@ -14,6 +14,8 @@ from support.chats import CONFIG, LONGER, QUESTION, members
 from support.waiting import until
 
 from hf_adafuse.confidence.answer_text import cut_at
+from hf_adafuse.outputs import AdaFuseRound
+from hf_adafuse.serve.answers import GrowingText
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members, without_paths
 from hf_adafuse.serve.service import Service, seed_of
@@ -127,6 +129,36 @@ def test_a_stream_is_the_whole_answer_in_parts(client):
     assert words_of(message.adafuse) == message.content
     text = client.completions.create(model=MODEL, prompt="She", max_tokens=20, stream=True, echo=True)
     assert "".join(chunk.choices[0].text for chunk in text) == "She" + alone("She", {"max_new_tokens": 20}).text
+
+
+def test_a_stop_text_that_does_not_come_cuts_no_streamed_word(client):
+    """What may be its beginning is held back, also in the middle of a word."""
+    expected = alone(QUESTION, {"max_new_tokens": 20})
+    whole = [word for one in expected for word in one.words]
+    inside = [word[at : at + 1] for word in whole for at in range(1, len(word) - 1)]
+    assert inside
+    for start in dict.fromkeys(inside):
+        body = {**CHAT, "max_tokens": 20, "stop": f"{start}\x07", "stream": True}
+        *chunks, last = client.chat.completions.create(**body, extra_body={"adafuse": {"stream_words": True}})
+        words = [word for chunk in chunks[1:] for word in chunk.choices[0].adafuse["words"]]
+        assert words == last.choices[0].adafuse["words"] and [word["text"] for word in words] == whole
+
+
+def test_words_of_a_growing_text_are_sent_whole():
+    one, other = (
+        AdaFuseRound("".join(words), words, False, None, None, [], [], 1, True) for words in (["foo", " bar"], [" qux"])
+    )
+    for stop, expected in {
+        "r baz": [["foo"], [" bar", " qux"], []],  # held back, and then not met
+        "ar q": [["foo"], [], [" b"]],  # held back, and then met
+        "ar": [["foo"], [], [" b"]],
+        "\n": [["foo", " bar"], [" qux"], []],
+    }.items():
+        growing, found = GrowingText([stop], ["a", "b"]), []
+        for take, rounds in ((growing.add, [one]), (growing.add, [other]), (growing.end, [one, other])):
+            take(rounds)
+            found.append([word["text"] for word in growing.new_words()])
+        assert found == expected, stop
 
 
 def test_the_asynchronous_client(client):
