@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic_core import PydanticCustomError
 
 # The most in one request: characters of its texts (of one and of all together), messages, prompts, choices, new tokens,
 # and likely tokens at a position.
@@ -32,8 +33,26 @@ Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 
 
+def _left_out(value: Any) -> Any:
+    if value:
+        raise PydanticCustomError("extra_forbidden", "must be left out")
+    return value
+
+
+# A field that would change the text and cannot be honoured. Where it is empty, it says nothing.
+LeftOut = Annotated[Any, AfterValidator(_left_out)]
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Clients write `null` for fields that they do not use, also for fields that are not known here."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
 
 
 class TextPart(_Model):
@@ -104,6 +123,13 @@ class Message(BaseModel):
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    function_call: LeftOut = None
+    refusal: LeftOut = None
+    audio: LeftOut = None
+    reasoning: LeftOut = None
+    reasoning_content: LeftOut = None
+    prefix: LeftOut = None
+    partial: LeftOut = None
 
     @property
     def text(self) -> str:

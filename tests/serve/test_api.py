@@ -492,6 +492,52 @@ def test_requests_that_cannot_be_honoured(post, change, status, match):
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("function_call", {"name": "weather", "arguments": "{}"}),
+        ("refusal", "I cannot."),
+        ("audio", {"id": "a"}),
+        ("reasoning", "2 + 2"),
+        ("reasoning_content", "2 + 2"),
+        ("prefix", True),
+        ("partial", True),
+    ],
+)
+def test_parts_of_a_message_that_cannot_be_honoured(post, field, value):
+    def ask(value):
+        said = {"role": "assistant", "content": "It is", field: value}
+        return post({**CHAT, "messages": [*QUESTION, said, *QUESTION]})
+
+    answer = ask(value)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"messages.1.{field}"
+    assert "must be left out" in answer.json()["error"]["message"]
+    for nothing in (None, type(value)()):
+        assert ask(nothing).status_code == 200
+
+
+def test_an_answer_may_be_sent_back_as_it_came(client):
+    message = client.chat.completions.create(**CHAT).choices[0].message
+    for said in (message, message.model_dump()):
+        chat = [*QUESTION, said, *QUESTION]
+        assert client.chat.completions.create(**{**CHAT, "messages": chat}).choices[0].message.content
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_null_counts_as_left_out(post, path):
+    """Also of fields that are not known here, as clients send all of them."""
+    body = CHAT if path == "chat/completions" else {"model": MODEL, "prompt": "She", "max_tokens": 4}
+    unused = ["functions", "function_call", "audio", "prediction", "web_search_options", "verbosity", "unheard_of"]
+    assert post({**body, **dict.fromkeys(unused)}, path).json()["choices"] == post(body, path).json()["choices"]
+    for name in unused:
+        assert post({**body, name: {"a": 1}}, path).json()["error"]["param"] == name
+    part = {"type": "text", "text": QUESTION[0]["content"]}
+    chats = [[{"role": "user", "content": [one]}] for one in (part, {**part, "cache_control": None})]
+    texts = [post({**CHAT, "messages": chat}).json()["choices"] for chat in chats]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
     ("content", "status"),
     [
         ("{", 400),
