@@ -353,7 +353,8 @@ def _arguments(
 ) -> dict[str, Any]:
     """The arguments of `generate()` for a request with these settings, beside its prompt."""
     options = request.options
-    if request.temperature is not None and config.do_sample is not None and not request.is_greedy:
+    says_how = request.samples or (request.temperature is not None and not request.is_greedy)
+    if says_how and config.do_sample is not None:  # the request goes before the server's settings
         config = config.changed({"do_sample": None})
     samples = request.samples or bool(config.do_sample)
     drawn: dict[str, Any] = {"do_sample": samples}

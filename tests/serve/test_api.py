@@ -302,6 +302,21 @@ def test_a_request_that_says_no_is_not_sampled(client):
         assert found == {alone(QUESTION, {"max_new_tokens": 8}).text}, drawn
 
 
+@pytest.mark.parametrize("drawn", [{"temperature": 2.0}, {"top_p": 0.9}, {"temperature": 1.0, "top_p": 0.9}], ids=str)
+def test_a_request_that_samples_goes_before_greedy_settings_of_the_server(drawn):
+    call = {"do_sample": True, "temperature": 1.0, "max_new_tokens": 10, **drawn}
+    expected = [alone(QUESTION, call | {"seed": seed}).text for seed in range(3)]
+    body = {**CHAT, "max_tokens": 10}
+    with running(service_of(config=CONFIG.changed({"do_sample": False}))) as (_, client):
+
+        def ask(**more):
+            return client.chat.completions.create(**body, **more).choices[0].message.content
+
+        assert [ask(**drawn, seed=seed) for seed in range(3)] == expected and len(set(expected)) > 1
+        greedy = alone(QUESTION, {"max_new_tokens": 10}).text
+        assert ask() == ask(top_p=1.0) == ask(**drawn, extra_body={"adafuse": {"do_sample": False}}) == greedy
+
+
 def test_members_alone_read_ids_of_the_main_model_as_texts(server):
     service, client = server
     body = {"model": MODEL, "prompt": "there was a cat on the tree. The", "max_tokens": 8}
