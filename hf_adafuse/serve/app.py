@@ -74,11 +74,15 @@ def create_app(
     app = FastAPI(title="hf_adafuse", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     _add_errors(app, service)
     _add_paths(app, service)
-    if cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    return LimitMiddleware(app, most_body_bytes, max_request_seconds, api_key, _OPEN_PATHS)
+
+    def on_refusal(path: str, status: int) -> None:
+        _count(service, path, "", status)
+
+    limited = LimitMiddleware(app, most_body_bytes, max_request_seconds, api_key, _OPEN_PATHS, on_refusal)
+    if not cors_origins:
+        return limited
+    # Around the limits: a page of an allowed origin may read why it is refused.
+    return CORSMiddleware(limited, allow_origins=list(cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"])
 
 
 def _add_paths(app: FastAPI, service: Service) -> None:
@@ -136,7 +140,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> JSONResponse:
-        _count(service, request, error.status)
+        _count_answer(service, request, error.status)
         return JSONResponse(error.body, error.status, headers=error.headers)
 
     @app.exception_handler(HTTPException)
@@ -185,7 +189,7 @@ async def _answer(service: Service, body: ChatRequest | CompletionRequest, reque
     if made is None:
         return _EventStream(_events(service, answer, request, gone), media_type="text/event-stream")
     gone.cancel()
-    _count(service, request, 200)
+    _count_answer(service, request, 200)
     return JSONResponse(made)
 
 
@@ -205,13 +209,13 @@ async def _events(
         async for chunks in service.chunks(answer):
             yield b"".join(map(_event, chunks))
         is_whole = True
-        _count(service, request, 200)
+        _count_answer(service, request, 200)
         yield _DONE
     except ClientGoneError:
         pass
     except ApiError as error:
         is_whole = True
-        _count(service, request, error.status)
+        _count_answer(service, request, error.status)
         yield _event(error.body) + _DONE
     finally:
         if not is_whole:  # also where the server has cancelled this, for the same reason
@@ -275,10 +279,13 @@ def _path(loc: Sequence[int | str]) -> list[str]:
     return [part for part in map(str, loc) if not part.startswith(types) and not part[:1].isupper()]
 
 
-def _count(service: Service, request: Request, status: int) -> None:
+def _count_answer(service: Service, request: Request, status: int) -> None:
+    _count(service, request.scope["path"], getattr(request.state, "model", ""), status)
+
+
+def _count(service: Service, path: str, model: str, status: int) -> None:
     known = {"/v1/chat/completions", "/v1/completions", "/v1/models"}
-    path = request.scope["path"] if request.scope["path"] in known else "other"
-    service.metrics.requests[path, getattr(request.state, "model", ""), status] += 1
+    service.metrics.requests[path if path in known else "other", model, status] += 1
 
 
 def _model(served: ServedEnsemble) -> dict[str, Any]:

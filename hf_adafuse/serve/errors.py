@@ -36,8 +36,9 @@ class ApiError(Exception):
     def as_bytes(self) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """The body and the headers of a reply that closes the connection."""
         body = json.dumps(self.body).encode()
-        length = str(len(body)).encode()
-        return body, [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+        usual = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        headers = {**usual, **(self.headers or {})}
+        return body, [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     @property
     def body(self) -> dict[str, Any]:

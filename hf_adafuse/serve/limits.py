@@ -33,33 +33,41 @@ class LimitMiddleware:
         most_seconds (`float`): the longest time from the headers to the end of the body.
         key (`str`, *optional*): the key that `Authorization: Bearer ...` must hold. `None`: anybody may ask.
         open_paths (`tuple[str]`): the paths that need no key.
+        on_refusal (`Callable`): called with the path and the status of each request that is refused.
     """
 
     def __init__(
-        self, app: Any, most_bytes: int, most_seconds: float, key: str | None, open_paths: tuple[str, ...]
+        self,
+        app: Any,
+        most_bytes: int,
+        most_seconds: float,
+        key: str | None,
+        open_paths: tuple[str, ...],
+        on_refusal: Callable[[str, int], None],
     ) -> None:
         self._app = app
         self._most_bytes = most_bytes
         self._most_seconds = most_seconds
         self._key = None if key is None else key.encode()
         self._open_paths = open_paths
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         if (error := self._error_of_headers(scope)) is not None:
-            await self._refuse(receive, send, error)
+            await self._refuse(scope, receive, send, error)
             return
         try:
             # The body is not large: it is read whole here.
             body = await asyncio.wait_for(_read(receive, self._most_bytes), self._most_seconds)
         except asyncio.TimeoutError:
             message = f"The body must have come within {self._most_seconds:g} s. Send it faster, or send less."
-            await self._refuse(None, send, ApiError(408, message, "body_too_slow"))
+            await self._refuse(scope, None, send, ApiError(408, message, "body_too_slow"))
             return
         except _TooLargeError:
-            await self._refuse(receive, send, self._too_large())
+            await self._refuse(scope, receive, send, self._too_large())
             return
         if body is None:
             return
@@ -81,9 +89,10 @@ class LimitMiddleware:
             return ApiError(431, message, "headers_too_large")
         headers = dict(scope["headers"])
         if self._key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
-            given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-            if not hmac.compare_digest(given, self._key):
-                return ApiError(401, "The API key is missing or wrong.", "invalid_api_key")
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
+                message = "The API key is missing or wrong. Send `Authorization: Bearer` with the server's key."
+                return ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > self._most_bytes:
             return self._too_large()
@@ -92,8 +101,9 @@ class LimitMiddleware:
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body must be at most {self._most_bytes} bytes. Send less.", "body_too_large")
 
-    async def _refuse(self, receive: Receive | None, send: Send, error: ApiError) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive | None, send: Send, error: ApiError) -> None:
         """Answer with an error, then read and drop what `receive` gives; `None`: read nothing."""
+        self._on_refusal(scope["path"], error.status)
         body, headers = error.as_bytes()
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -713,6 +713,8 @@ def test_the_key(monkeypatch):
         assert httpx.get(f"{root}/metrics").status_code == 401
         with client_of(root, "secret") as other:
             assert len(other.models.list().data) == 3
+        for given, status in {"bearer secret": 200, "BEARER  secret": 200, "Basic secret": 401, "Bearer": 401}.items():
+            assert httpx.get(f"{root}/metrics", headers={"Authorization": given}).status_code == status
 
 
 def test_pages_of_other_origins():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 from dataclasses import dataclass
@@ -113,6 +114,33 @@ def test_who_sends_much_without_a_key_can_read_the_answer():
     with running(api_key=KEY) as (_, client):
         head, _, body = answer_to(client, HEAD + announced(MANY) + b" " * MANY).partition(b"\r\n\r\n")
     assert b" 401 " in head and json.loads(body)["error"]["code"] == "invalid_api_key"
+
+
+ORIGIN = "https://a.example"
+
+
+@pytest.mark.parametrize("status", [401, 408, 413, 431])
+def test_a_refusal_is_counted_and_a_page_may_read_it(status):
+    headers = {"Origin": ORIGIN, "Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    content = b"{}"
+    if status == 401:
+        headers["Authorization"] = "Bearer other"
+    if status == 408:
+        headers["Content-Length"] = "100"
+    if status == 413:
+        content = b" " * (5 * 2**20)
+    if status == 431:
+        headers["X"] = "a" * 40_000
+    with running(api_key=KEY, cors_origins=[ORIGIN], max_request_seconds=0.5) as (service, client):
+        url = urlsplit(str(client.base_url))
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+        connection.request("POST", "/v1/completions", content, headers)
+        answer = connection.getresponse()
+        assert answer.status == status and answer.headers["Access-Control-Allow-Origin"] == ORIGIN
+        assert answer.headers["WWW-Authenticate"] == ("Bearer" if status == 401 else None)
+        assert json.loads(answer.read())["error"]["message"]
+        connection.close()
+        assert service.metrics.requests == {("/v1/completions", "", status): 1}
 
 
 @pytest.mark.parametrize("sent", ["announced", "in chunks", "headers without end"])
