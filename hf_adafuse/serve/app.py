@@ -98,14 +98,14 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     app.add_route("/v1/chat/completions", chat, ["POST"])
     app.add_route("/v1/completions", completions, ["POST"])
 
-    @app.get("/", response_class=HTMLResponse)
+    @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
     async def home() -> HTMLResponse:
         # The page is one file that asks nobody but this server.
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
         headers = {"Content-Security-Policy": f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
         return HTMLResponse(page, headers=headers)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])  # what watches a server often asks for the headers alone
     async def health() -> dict[str, Any]:
         engines = service.engine.all
         running = sum(one.num_running for one in engines)
@@ -145,7 +145,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
-        return await refuse(request, ApiError(error.status_code, f"{error.detail}. See `GET /v1/models`."))
+        message = f"{error.detail}. See `GET /v1/models`."
+        headers = dict(error.headers or {})  # those of a 405 name the methods that are allowed
+        return await refuse(request, ApiError(error.status_code, message, headers=headers))
 
     @app.exception_handler(ClientGoneError)
     async def gone(request: Request, error: ClientGoneError) -> Response:

@@ -591,7 +591,13 @@ def test_a_body_without_a_length_is_cut_off():
 def test_paths_that_there_are_not(post, client):
     assert post({}, "embeddings").status_code == 404
     assert set(post({}, "embeddings").json()) == {"error"}
-    assert httpx.get(f"{client.base_url}chat/completions").status_code == 405
+    root = str(client.base_url).removesuffix("/v1/")
+    for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET")):
+        answer = httpx.request(method, root + path)
+        assert answer.status_code == 405 and answer.headers["Allow"] == allowed and set(answer.json()) == {"error"}
+    for path in ("/", "/health"):
+        answer = httpx.head(root + path)
+        assert answer.status_code == 200 and answer.content == b"" and int(answer.headers["Content-Length"]) > 0
 
 
 def test_health_and_metrics(server):
