@@ -101,10 +101,6 @@ class RunningBatch:
             self._left.add(number)
         return is_done
 
-    def rounds(self, number: int) -> list[Any]:
-        """The rounds of a call so far."""
-        return self._prompts[number].rounds
-
     def prompt(self, number: int) -> Prompt:
         """The state of a call: its ids and rounds so far."""
         return self._prompts[number]

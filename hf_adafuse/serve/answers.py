@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -208,46 +209,40 @@ def round_of(one: AdaFuseRound, members: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def chat_log_probs(tokens: Sequence[TokenLogProb], content: str | None = None) -> dict[str, Any]:
-    """The field `logprobs` of a chat's answer: an entry for each token of the main model. With `content`, tokens that
-    begin behind that text are left out."""
-    kept = tokens if content is None else tokens_within(tokens, content)
+def chat_log_probs(tokens: Sequence[tuple[TokenLogProb, int]]) -> dict[str, Any]:
+    """The field `logprobs` of a chat's answer: an entry for each token, as of [`tokens_within`]."""
     return {
         "content": [
-            {**_token(one.data, one.log_prob), "top_logprobs": [_token(*pair) for pair in one.top]} for one in kept
+            {**_token(one.data, one.log_prob), "top_logprobs": [_token(*pair) for pair in one.top]} for one, _ in tokens
         ],
         "refusal": None,
     }
 
 
-def text_log_probs(tokens: Sequence[TokenLogProb], content: str | None, start: int) -> dict[str, Any]:
-    """The field `logprobs` of a completion: lists with an element for each token, as of [`chat_log_probs`]. The text
-    begins at the character `start` of the choice."""
-    kept = tokens if content is None else tokens_within(tokens, content)
-    data = b"".join(one.data for one in kept)
-    offsets: list[int] = []
-    position = 0
-    for one in kept:
-        offsets.append(start + len(data[:position].decode("utf-8", "replace")))
-        position += len(one.data)
+def text_log_probs(tokens: Sequence[tuple[TokenLogProb, int]]) -> dict[str, Any]:
+    """The field `logprobs` of a completion: lists with an element for each token, as of [`tokens_within`]."""
     return {
-        "tokens": [_shown(one.data) for one in kept],
-        "token_logprobs": [one.log_prob for one in kept],
-        "top_logprobs": [{_shown(data): value for data, value in one.top} for one in kept],
-        "text_offset": offsets,
+        "tokens": [_shown(one.data) for one, _ in tokens],
+        "token_logprobs": [one.log_prob for one, _ in tokens],
+        "top_logprobs": [{_shown(data): value for data, value in one.top} for one, _ in tokens],
+        "text_offset": [start for _, start in tokens],
     }
 
 
-def tokens_within(tokens: Sequence[TokenLogProb], content: str) -> list[TokenLogProb]:
-    """The tokens that begin within the content, counted in bytes: a token may hold a part of a character."""
+def tokens_within(tokens: Sequence[TokenLogProb], content: str) -> list[tuple[TokenLogProb, int]]:
+    """The tokens of the main model that begin within the content, each with the number of the character in which it
+    begins: that of its first byte. Bytes that are no UTF-8 are read as U+FFFD."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     kept = []
-    position = 0
-    end = len(content.encode("utf-8", "replace"))
+    number = 0  # of characters that are whole before the token
     for one in tokens:
-        if position >= end:
+        with_first = number + len(decoder.decode(one.data[:1]))
+        is_open = bool(decoder.getstate()[0])  # the first byte may be one of a character that goes on
+        start = max(number, with_first + is_open - 1)  # a token without bytes begins where the next one does
+        if start >= len(content):
             break
-        kept.append(one)
-        position += len(one.data)
+        kept.append((one, start))
+        number = with_first + len(decoder.decode(one.data[1:]))
     return kept
 
 

@@ -42,13 +42,11 @@ class ReplyChoice:
             self.text.restart()
         return self.text.add(event)
 
-    def new_log_probs(self) -> tuple[list[TokenLogProb], int]:
-        """The log-probabilities of tokens that begin within the text sent since this was last called, and at which
-        character of the text the first of them begins."""
-        kept = tokens_within(self.call.log_probs, self.text.sent)
-        old, new = kept[: self._num_log_probs], kept[self._num_log_probs :]
+    def new_log_probs(self) -> list[tuple[TokenLogProb, int]]:
+        """The tokens that begin within the text sent since this was last called, as of [`tokens_within`]."""
+        new = tokens_within(self.call.log_probs, self.text.sent)[self._num_log_probs :]
         self._num_log_probs += len(new)
-        return new, len(b"".join(one.data for one in old).decode("utf-8", "replace"))
+        return new
 
 
 @dataclass
@@ -91,17 +89,14 @@ def head(answer: Reply, suffix: str) -> dict[str, Any]:
 def whole_choices(answer: Reply, choice: ReplyChoice) -> list[dict[str, Any]]:
     """The choices of a whole reply with one text."""
     content = choice.text.content
-    found: dict[str, Any] = {"finish_reason": _reason(choice), "logprobs": None}
+    log_probs = _log_probs(answer, tokens_within(choice.call.log_probs, content))
+    found: dict[str, Any] = {"finish_reason": _reason(choice), "logprobs": log_probs}
     if isinstance(answer.request, ChatRequest):
-        if answer.request.num_top is not None:
-            found["logprobs"] = with_nulls(chat_log_probs(choice.call.log_probs, content))
         message = {"role": "assistant", "content": content, "refusal": None, "adafuse": _adafuse(answer, choice)}
         if choice.text.calls:
             message |= {"content": content or None, "tool_calls": [call.body for call in choice.text.calls]}
         found["message"] = message
     else:
-        if answer.request.num_top is not None:
-            found["logprobs"] = with_nulls(text_log_probs(choice.call.log_probs, content, len(choice.prompt)))
         found |= {"text": choice.prompt + content, "adafuse": _adafuse(answer, choice)}
     return [{"index": index, **_with_own_ids(found, at)} for at, index in enumerate(choice.indices)]
 
@@ -122,16 +117,10 @@ def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str,
     if not text and not words:
         return []
     more = {"adafuse": {"words": words}} if has_words else {}
-    found: dict[str, Any] = {"finish_reason": None, "logprobs": None}
-    has_log_probs = answer.request.num_top is not None
-    tokens, start = choice.new_log_probs() if has_log_probs else ([], 0)
+    found: dict[str, Any] = {"finish_reason": None, "logprobs": _log_probs(answer, choice.new_log_probs())}
     if isinstance(answer.request, ChatRequest):
-        if has_log_probs:
-            found["logprobs"] = with_nulls(chat_log_probs(tokens))
         # The words are beside the delta: clients that add up deltas cannot add up lists without an index.
         return _chunks(answer, choice, {**found, "delta": {"content": text}, **more})
-    if has_log_probs:
-        found["logprobs"] = with_nulls(text_log_probs(tokens, None, len(choice.prompt) + start))
     is_first = choice.text.num_sent == len(text)
     return _chunks(answer, choice, {**found, "text": (choice.prompt if is_first else "") + text, **more})
 
@@ -177,6 +166,12 @@ def _adafuse(answer: Reply, choice: ReplyChoice) -> Any:
     beside = [one for one in answer.alone if choice.indices[0] in one.indices]
     alone = {one.call.served.name: one.text.content for one in beside} if options.alone else None
     return with_nulls(adafuse_field(choice.text, answer.served.members, choice.call.rounds, options.rounds, alone))
+
+
+def _log_probs(answer: Reply, tokens: list[tuple[TokenLogProb, int]]) -> Any:
+    if answer.request.num_top is None:
+        return None
+    return with_nulls(chat_log_probs(tokens) if isinstance(answer.request, ChatRequest) else text_log_probs(tokens))
 
 
 def _reason(choice: ReplyChoice) -> str:

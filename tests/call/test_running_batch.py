@@ -79,7 +79,7 @@ class Calls:
         return self.batch.add(plan)
 
     def on_rounds(self, number):
-        self.told[number] = "".join(one.text for one in self.batch.rounds(number))
+        self.told[number] = "".join(one.text for one in self.batch.prompt(number).rounds)
 
     def end(self, number, rounds):
         assert number not in self.ended

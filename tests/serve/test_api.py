@@ -15,7 +15,8 @@ from support.waiting import until
 
 from hf_adafuse.confidence.answer_text import cut_at
 from hf_adafuse.outputs import AdaFuseRound
-from hf_adafuse.serve.answers import GrowingText
+from hf_adafuse.serve.answers import GrowingText, tokens_within
+from hf_adafuse.serve.calls import TokenLogProb
 from hf_adafuse.serve.engine import Engine
 from hf_adafuse.serve.ensembles import serve_members, without_paths
 from hf_adafuse.serve.service import Service, seed_of
@@ -247,6 +248,33 @@ def test_log_probabilities_of_the_main_model(client):
     assert "".join(one.text for one in chunks) == cut.text
     for field in ("tokens", "text_offset"):
         assert sum((getattr(one, field) for one in streamed), []) == getattr(cut.logprobs, field)
+
+
+def pieces(*tokens):
+    return [TokenLogProb(data, -1.0) for data in tokens]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "content", "starts"),
+    [
+        ((b"a", b"bc", b"d"), "abcd", [0, 1, 3]),
+        ((b"a", b"bc", b"d"), "ab", [0, 1]),
+        ((b"\xe2", b"\x82", b"\xac", b"a"), "\u20aca", [0, 0, 0, 1]),  # a character of three tokens
+        ((b"\xe2", b"\x82", b"\xac", b"a"), "\u20ac", [0, 0, 0]),
+        ((b"\xff", b"a", b"b", b"c"), "\ufffdab", [0, 1, 2]),  # a byte that is no UTF-8
+        ((b"\xe2\x82", b"a", b"b"), "\ufffda", [0, 1]),  # a character that is broken off
+        ((b"\xe2\x82", b"a", b"b"), "\ufffd", [0]),
+        ((b"a\xe2", b"\x82\xacb", b"c"), "a\u20acb", [0, 1]),
+        ((b"a", b"", b"b"), "ab", [0, 1, 1]),
+        ((b"a", b"", b"b"), "a", [0]),
+        ((b"a",), "", []),
+    ],
+    ids=str,
+)
+def test_tokens_begin_in_characters(tokens, content, starts):
+    made = pieces(*tokens)
+    assert tokens_within(made, content) == list(zip(made, starts, strict=False))
+    assert b"".join(tokens).decode("utf-8", "replace").startswith(content)
 
 
 def test_text_by_a_schema(client):
