@@ -37,6 +37,13 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """A port of TCP; 0 stands for any free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, but is {text!r}")
+    return int(text)
+
+
 def name_list(text: str) -> list[str]:
     """Names with commas between, each once."""
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -6,11 +6,13 @@ import argparse
 import gc
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 from .config_flags import adafuse_config, add_config_arguments, given_settings
+from .flag_types import port
 from .member_flags import add_member_arguments, member_loading
 
 _DESCRIPTION = """\
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, this machine alone)"
     )
-    parser.add_argument("--port", type=int, default=8000, help="the port to listen on (default: 8000)")
+    parser.add_argument("--port", type=port, default=8000, help="the port to listen on (default: 8000; 0: a free one)")
     parser.add_argument(
         "--api-key-env",
         dest="key_env",
@@ -88,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
             f"`hf-adafuse serve` needs FastAPI and uvicorn ({error}). Install them with "
             '`pip install "hf_adafuse[serve]"`.'
         ) from error
+    _check_address(args.host, args.port)  # before models are loaded, too
     from ..serve.engine import Engine
     from ..serve.ensembles import ServedEnsemble, serve_members
     from ..serve.server import make_server
@@ -163,6 +166,23 @@ def _key(name: str | None) -> str | None:
             f"`--api-key-env` must name an environment variable with the key, but {name!r} is empty. Set it."
         )
     return key
+
+
+def _check_address(host: str, port: int) -> None:
+    """
+    Raises:
+        ValueError: this process cannot listen there.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, port), family=family):
+            pass
+    except (OSError, UnicodeError) as error:  # the latter by names that are no host's
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"`--host` and `--port` must name an address where nobody listens yet, but are {host!r} and {port}: "
+            f"{reason}. Choose another port, or an address of this machine."
+        ) from None
 
 
 def _number(text: str, least: int = 1) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -22,12 +23,29 @@ from hf_adafuse.cli import main
         (["--max-batch-size", "0"], "--max-batch-size"),
         (["--branches", "0"], "num_branches"),
         (["--assistant", "A"], "--model"),
+        (["--port", "65536"], "--port"),
+        (["--port", "-1"], "--port"),
+        (["--port", "http"], "--port"),
     ],
     ids=str,
 )
 def test_refused(flags, match, capsys):
     assert main(["serve", *flags]) == 2
     assert match in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "192.0.2.1", "no host", "a" * 100], ids=str)
+def test_an_address_that_cannot_be_listened_on_is_refused_before_models_are_loaded(host, monkeypatch, capsys):
+    monkeypatch.setattr("hf_adafuse.cli.members.load_members", lambda *args, **options: pytest.fail("was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        family = socket.getaddrinfo("localhost", number, type=socket.SOCK_STREAM)[0][0]
+        if host == "localhost" and family != socket.AF_INET:
+            pytest.skip("localhost is another address here")
+        assert main(["serve", "--host", host, "--port", str(number)]) == 2
+    assert f"`--host` and `--port` must name an address where nobody listens yet, but are '{host}'" in (
+        capsys.readouterr().err
+    )
 
 
 FILE = """
@@ -54,7 +72,7 @@ def test_several_ensembles_of_a_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr("hf_adafuse.cli.members.load_members", load)
     monkeypatch.setattr("hf_adafuse.serve.server.Server.run", lambda self: made.append(self._service))
-    assert main(["serve", "--ensembles", str(tmp_path / "file.yaml")]) == 0
+    assert main(["serve", "--port", "0", "--ensembles", str(tmp_path / "file.yaml")]) == 0
     assert asked == [["A", "B"]]
     served = made[0].served
     assert [(name, len(one.members)) for name, one in served.items() if one.alone] == [
@@ -95,7 +113,7 @@ def test_settings_of_a_file(tmp_path, monkeypatch, capsys):
     made = []
     monkeypatch.setattr("hf_adafuse.cli.members.load_members", lambda *args, **options: members())
     monkeypatch.setattr("hf_adafuse.serve.server.Server.run", lambda self: made.append(self._service))
-    file, flags = tmp_path / "adafuse.json", ["serve", "--model", "A", "--assistant", "B", "--adafuse"]
+    file, flags = tmp_path / "adafuse.json", ["serve", "--port", "0", "--model", "A", "--assistant", "B", "--adafuse"]
     file.write_text('{"num_branches": 2, "max_words": 2}')
     assert main([*flags, str(file), "--branches", "4"]) == 0
     assert made[0].served["ensemble"].config == AdaFuseConfig(num_branches=4, max_words=2)
