@@ -69,12 +69,17 @@ class BatchSlots:
         """Prefill the prompts of served members in background threads while local members prefill theirs."""
         all_members = [*self._members, *self._raters]
         begun = [begin(partial(member.read_prompts, number)) for member in all_members if member.runs_elsewhere]
-        for member in all_members:
-            if not member.runs_elsewhere:
-                member.read_prompts(number)
-        with server_wait():
+        try:
+            for member in all_members:
+                if not member.runs_elsewhere:
+                    member.read_prompts(number)
+            with server_wait():
+                for future in begun:
+                    future.result()
+        except BaseException:  # also Ctrl-C: the servers are asked nothing more
             for future in begun:
-                future.result()
+                future.cancel()
+            raise
 
     def leave(self, advanced: Iterable[int]) -> None:
         """Of these prompts, which have had a pass, those that are finished leave the batch."""

@@ -103,6 +103,14 @@ class Scheduler:
         Raises:
             MemberError: a forward pass failed.
         """
+        try:
+            yield from self._steps(prompts)
+        except BaseException:  # also Ctrl-C: the servers are asked nothing more
+            for future in self._running:
+                future.cancel()
+            raise
+
+    def _steps(self, prompts: Mapping[int, Requests[None]]) -> Iterator[None]:
         ready = _tasks(prompts)
         while True:
             for task in ready:

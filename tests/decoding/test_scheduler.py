@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.waiting import until
 
+from hf_adafuse.decoding.batch_slots import BatchSlots
 from hf_adafuse.decoding.requests import ForwardRequest, ParallelMembers, merge_requests, with_sizes
 from hf_adafuse.decoding.scheduler import Scheduler
 from hf_adafuse.members.local_member import LocalMember
 from hf_adafuse.members.passes import Pass
 from hf_adafuse.members.served_member import ServedMember
+from hf_adafuse.servers.daemon_threads import map_at_once
 from hf_adafuse.trees.pass_policy import Policy, pays_side_by_side
 
 pytestmark = pytest.mark.fast
@@ -371,3 +375,63 @@ def test_with_sizes_hands_an_error_on():
     next(requests)
     with pytest.raises(RuntimeError, match="it went wrong"):
         next(requests)
+
+
+class Asking:
+    """A member behind a server: a pass, or the prompts, take many requests, which `is_refused` lets go on."""
+
+    runs_elsewhere, device_key, num_active = True, "there", 0
+
+    def __init__(self):
+        self.asked, self.is_refused, self.is_over = [], threading.Event(), threading.Event()
+
+    def ask(self, number):
+        self.asked.append(number)
+        self.is_refused.wait(60)
+        time.sleep(0.001)
+
+    def read_prompts(self, number=0):
+        try:
+            return map_at_once(self.ask, range(100), 4)
+        finally:
+            self.is_over.set()
+
+    def begin_pass(self, needs, likely):
+        return Pass(self.read_prompts, lambda result: result())
+
+
+class Failing:
+    """A member here, which fails when the other one has asked."""
+
+    runs_elsewhere, device_key, device, num_active = False, "here", torch.device("cpu"), 0
+
+    def __init__(self, other, error):
+        self.other, self.error = other, error
+
+    def read_prompts(self, number=0):
+        until(lambda: len(self.other.asked) == 4)
+        raise self.error
+
+    def begin_pass(self, needs, likely):
+        return Pass(self.read_prompts, lambda result: result())
+
+
+@pytest.mark.parametrize("error", [ValueError("enough"), KeyboardInterrupt("enough")])
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda members: Scheduler(members, [None] * 2, lambda ready: {}).run(
+            {0: prompt((0, "a")), 1: prompt((1, "b"))}
+        ),
+        lambda members: BatchSlots(members, [None], None, None, False).fill(),
+    ],
+    ids=["passes", "prompts"],
+)
+def test_a_server_is_asked_nothing_more_after_an_error_of_another_member(error, work):
+    served = Asking()
+    members = [Failing(served, error), served]
+    with pytest.raises(type(error), match="enough"):
+        work(members)
+    served.is_refused.set()
+    until(served.is_over.is_set)
+    assert len(served.asked) < 10

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
+from support.waiting import until
 
 from hf_adafuse.servers.daemon_threads import begin, map_at_once
 
@@ -50,6 +52,43 @@ def test_nothing_more_is_begun_after_an_error():
         map_at_once(call, [1, 0, *range(2, 100)], 2)
     time.sleep(0.1)
     assert len(begun) < 10
+
+
+def test_nothing_more_is_begun_after_an_interrupt():
+    begun = []
+
+    def call(item):
+        begun.append(item)
+        if item == 2:
+            _thread.interrupt_main()
+        time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        map_at_once(call, range(100), 2)
+    time.sleep(0.1)
+    assert len(begun) < 20
+
+
+def test_nothing_more_is_begun_for_a_call_that_is_cancelled():
+    """However deep in it: in its own threads, and in the threads of these."""
+    asked, is_asking, ends = [], threading.Event(), []
+
+    def ask(item):
+        asked.append(item)
+        is_asking.set()
+        begin(lambda: time.sleep(0.01)).result()
+
+    def work():
+        try:
+            map_at_once(lambda item: map_at_once(ask, [item, -item], 2), range(1, 100), 2)
+        finally:
+            ends.append(True)
+
+    future = begin(work)
+    is_asking.wait(60)
+    future.cancel()
+    until(lambda: ends)  # its own thread ends too
+    assert len(asked) < 40
 
 
 def test_the_process_does_not_wait_for_them():
