@@ -438,9 +438,9 @@ def check_members(members: Any) -> None:
 def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """A member's model and tokenizer, loaded."""
     model, tokenizer = member if isinstance(member, (tuple, list)) else (member, None)
-    argument = f"members[{index}]"
+    argument, trusted = f"members[{index}]", options.get("trust_remote_code")
     if isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = load_tokenizer(os.fspath(tokenizer), argument)
+        tokenizer = load_tokenizer(os.fspath(tokenizer), argument, trusted)
     if isinstance(model, (str, os.PathLike)):
         name = os.fspath(model)
         known = {} if tokenizer is None else {"tokenizer": tokenizer}
@@ -451,4 +451,4 @@ def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any
                 f"`{argument}` must be a model, its Hub name, a folder or a server, but {name!r} does not load "
                 f"({type(error).__name__}: {error}). Check the name, and the options."
             ) from error
-    return model, find_tokenizer(model, argument) if tokenizer is None else tokenizer
+    return model, find_tokenizer(model, argument, trusted) if tokenizer is None else tokenizer

@@ -58,13 +58,14 @@ def load_members(
         return default_pair()
     names = [model, *assistants]
     check_served_options(served or {})
+    of_servers = {"trust_remote_code": trust_remote_code, **(served or {})}
     models: list[Any] = []
     tokenizers: list[Any] = []
     # Servers and tokenizers come before the first weights, so that a misspelled name is found at once.
     for name in names:
         with loading(name):
             if is_served_name(name):
-                models.append(ServedModel.from_name(name, **(served or {})))
+                models.append(ServedModel.from_name(name, **of_servers))
                 tokenizers.append(models[-1].tokenizer)
             else:
                 models.append(None)

@@ -25,14 +25,21 @@ _UNKNOWN_CLASS = "Unrecognized configuration class"
 _LOADING_ERRORS = (OSError, ValueError, KeyError)
 # What may be said of a model behind a server beside its name; all else is for `from_pretrained`.
 _SERVED_OPTIONS = frozenset(inspect.signature(ServedModel).parameters) - {"url", "kind", "model"}
+# Those of them that `from_pretrained` takes too.
+_SHARED_OPTIONS = frozenset({"trust_remote_code"})
 
 
-def find_tokenizer(model: Any, argument: str) -> Any:
+def find_tokenizer(model: Any, argument: str, trust_remote_code: bool | None = None) -> Any:
     """
     The tokenizer of a model, found by the model's name.
 
+    Args:
+        model (`PreTrainedModel`): the model.
+        argument (`str`): what should have been passed, for the error.
+        trust_remote_code (`bool`, *optional*): as in `from_pretrained`.
+
     Raises:
-        ValueError: the model has no name, or none loads from it; `argument` is what should have been passed.
+        ValueError: the model has no name, or none loads from it.
     """
     if isinstance(model, ServedModel):
         return model.tokenizer
@@ -43,9 +50,9 @@ def find_tokenizer(model: Any, argument: str) -> Any:
         )
     if model not in _TOKENIZERS:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         except _LOADING_ERRORS as error:
-            reason = f"none loads from the model's name {name!r} ({type(error).__name__})"
+            reason = f"none loads from the model's name {name!r} ({type(error).__name__}: {error})"
             raise ValueError(f"`{argument}` must be a tokenizer, but is None and {reason}. Pass it.") from error
         if has_no_vocabulary(tokenizer):
             reason = f"the model's name {name!r} has an empty one"
@@ -61,15 +68,15 @@ def has_no_vocabulary(tokenizer: Any) -> bool:
 
 
 @functools.cache
-def load_tokenizer(name: str, argument: str) -> Any:
+def load_tokenizer(name: str, argument: str, trust_remote_code: bool | None = None) -> Any:
     """
-    A tokenizer by its own name, loaded once.
+    A tokenizer by its own name, loaded once; see [`find_tokenizer`].
 
     Raises:
         ValueError: it does not load.
     """
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except _LOADING_ERRORS as error:
         raise ValueError(
             f"`{argument}` must be a tokenizer, its Hub name or a folder, but {name!r} does not load "
@@ -99,7 +106,11 @@ def load_model(name: str, **options: Any) -> Any:
 def _options_of_kind(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are for models of the kind of this one: behind servers, or loaded here."""
     is_served = is_served_name(name)
-    return {option: value for option, value in options.items() if (option in _SERVED_OPTIONS) == is_served}
+    return {
+        option: value
+        for option, value in options.items()
+        if option in _SHARED_OPTIONS or (option in _SERVED_OPTIONS) == is_served
+    }
 
 
 def check_served_options(options: Mapping[str, Any]) -> None:
@@ -119,7 +130,7 @@ def check_options(names: Collection[str], options: Mapping[str, Any]) -> None:
             f"`{next(iter(options))}` must be left out where all members are loaded, but is given. It is an argument "
             "for loading members that are given by name. Drop it."
         )
-    wrong = sorted(_SERVED_OPTIONS.intersection(options))
+    wrong = sorted((_SERVED_OPTIONS - _SHARED_OPTIONS).intersection(options))
     if wrong and not any(map(is_served_name, names)):
         raise ValueError(
             f"`{wrong[0]}` must be left out where no member is the name of a server, but is given. Name one like "

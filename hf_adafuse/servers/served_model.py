@@ -47,6 +47,8 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             as for a model in this process.
         eos_token_id (`int` or `list[int]`, *optional*): the ids that end a text. By default those of the generation
             config.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): whether a tokenizer may be loaded that is code of
+            its repository.
         api_key_env (`str`, *optional*): the environment variable that holds the key. The key itself is kept nowhere.
         allow_http (`bool`, *optional*, defaults to `False`): whether a server on another host may be asked without
             encryption.
@@ -89,6 +91,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         num_steps: int = 4,
         most_difference: float = 0.05,
         eos_token_id: int | Sequence[int] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         if kind not in APIS:
             raise ValueError(f"`kind` must be one of {list(APIS)}, but is {kind!r}. Choose the server's.")
@@ -101,7 +104,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         about = api.about()
         api.model = about.model
         source = about.source if tokenizer is None else _source(tokenizer, about.source)
-        tokenizer = _tokenizer(tokenizer, about.source)
+        tokenizer = _tokenizer(tokenizer, about.source, trust_remote_code)
         # The last token that a text may have must leave room for the one that is asked for.
         length = None if about.max_length is None else about.max_length - 1
         eos = tokenizer.eos_token_id
@@ -117,7 +120,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         self._num_parameters = num_parameters or _UNKNOWN_SIZE
         self.num_steps = num_steps
         self.most_difference = most_difference
-        self._take_generation_config(source, eos_token_id)
+        self._take_generation_config(source, eos_token_id, trust_remote_code)
         self.register_buffer("_adafuse_here", torch.empty(0, device="cpu"), persistent=False)
 
     @property
@@ -129,10 +132,12 @@ class ServedModel(PreTrainedModel, GenerationMixin):
     def dtype(self) -> torch.dtype:
         return torch.float32
 
-    def _take_generation_config(self, source: str | None, eos_token_id: int | Sequence[int] | None) -> None:
+    def _take_generation_config(
+        self, source: str | None, eos_token_id: int | Sequence[int] | None, trust_remote_code: bool
+    ) -> None:
         """The one beside the weights, where it is at hand, as a model here has it; with what a server cannot do in it,
         the model is refused as the main one. What it does not name is the tokenizer's."""
-        found = None if source is None else _generation_config(source)
+        found = None if source is None else _generation_config(source, trust_remote_code)
         if found is None and eos_token_id is None:
             warnings.warn(
                 f"No generation config of {self.config.name_or_path} is at hand: its texts end with "
@@ -220,26 +225,32 @@ def _source(tokenizer: Any, at_the_server: str) -> str | None:
     return at_the_server if os.path.isdir(at_the_server) else None
 
 
-def _generation_config(source: str) -> GenerationConfig | None:
+def _generation_config(source: str, trust_remote_code: bool) -> GenerationConfig | None:
     """As `from_pretrained` of a model finds it: a file of its own, or what the model's config says."""
     try:
         return GenerationConfig.from_pretrained(source)
     except (OSError, ValueError):
         pass
     try:
-        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(source))
+        return GenerationConfig.from_model_config(
+            AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        )
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _tokenizer(given: Any, source: str) -> Any:
+def _tokenizer(given: Any, at_the_server: str, trust_remote_code: bool) -> Any:
     if given is not None and not isinstance(given, (str, os.PathLike)):
         return given
-    name = source if given is None else os.fspath(given)
+    name = at_the_server if given is None else os.fspath(given)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
+        found, advice = f"{name!r} does not load", "Check the name."
+        if given is None:
+            found = f"is None, and none loads from the server's name of the model, {name!r}"
+            advice = "Pass it (`--served-tokenizer` on the command line)."
         raise ValueError(
-            f"`tokenizer` must be the tokenizer of the served model, its Hub name or a folder, but none loads from "
-            f"{name!r} ({type(error).__name__}). Pass it (`--served-tokenizer` on the command line)."
+            f"`tokenizer` must be the tokenizer of the served model, its Hub name or a folder, but {found} "
+            f"({type(error).__name__}: {error}). {advice}"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 from support.cases import PROMPTS
@@ -38,7 +39,7 @@ def made(monkeypatch):
 def test_options_reach_the_member_that_knows_them(member, made, tmp_path, kind):
     for one in member:
         one.save_pretrained(tmp_path)
-    options = {"allow_http": True, "api_key_env": "TINY_KEY", "deadline": 5.0}
+    options = {"allow_http": True, "api_key_env": "TINY_KEY", "deadline": 5.0, "trust_remote_code": False}
     with pytest.raises(ValueError, match=r"`members\[1\]` must be .*enough"):
         kind([str(tmp_path), URL], attn_implementation="eager", **options)
     assert made == [(URL, options)]
@@ -55,6 +56,55 @@ def test_an_option_that_no_member_takes_is_named(member, tmp_path):
 def test_options_for_servers_without_one_are_refused(members):
     with pytest.raises(ValueError, match="`allow_http` must be left out where no member is the name of a server"):
         AdaFuseEnsemble(members, allow_http=True)
+
+
+@pytest.fixture
+def code_of_its_own(member, tmp_path):
+    """A folder with a tokenizer whose class is code of the folder."""
+    member[1].save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings |= {"auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}, "tokenizer_class": "OwnTokenizer"}
+    path.write_text(json.dumps(settings))
+    (tmp_path / "own.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass OwnTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    return str(tmp_path)
+
+
+def test_a_tokenizer_with_code_of_its_own(member, code_of_its_own, capsys):
+    eos = member[1].eos_token_id
+    with serving(StandIn(*member)) as url:
+        name = f"vllm:{url}"
+        loaded = {
+            "ServedModel": ServedModel(
+                url, tokenizer=code_of_its_own, eos_token_id=eos, trust_remote_code=True
+            ).tokenizer,
+            "options": AdaFuseEnsemble(
+                [member, name], tokenizer=code_of_its_own, eos_token_id=eos, trust_remote_code=True
+            ).tokenizers[1],
+            "pair": AdaFuseEnsemble(
+                [member, (name, code_of_its_own)], eos_token_id=eos, trust_remote_code=True
+            ).tokenizers[1],
+        }
+        assert {way: type(one).__name__ for way, one in loaded.items()} == dict.fromkeys(loaded, "OwnTokenizer")
+        flags = ["generate", "a", "--model", name, "--served-tokenizer", code_of_its_own, "--max-new-tokens", "2"]
+        flags += ["--served-option", f"eos_token_id={eos}"]
+        assert command([*flags, "--trust-remote-code"]) == 0
+        capsys.readouterr()
+        assert command(flags) == 2
+        assert "contains custom code" in capsys.readouterr().err
+        with pytest.raises(
+            ValueError, match=r"(?s)does not load \(ValueError: .*contains custom code.*\)\. Check the name"
+        ):
+            ServedModel(url, tokenizer=code_of_its_own)
+
+
+def test_a_local_tokenizer_with_code_of_its_own(member, code_of_its_own):
+    member[0].save_pretrained(code_of_its_own)
+    for given in (code_of_its_own, (member[0], code_of_its_own), (code_of_its_own, code_of_its_own)):
+        ensemble = AdaFuseEnsemble([code_of_its_own, given], trust_remote_code=True)
+        assert [type(one).__name__ for one in ensemble.tokenizers] == ["OwnTokenizer"] * 2
 
 
 def test_a_pair_of_a_server_and_a_tokenizer(member):

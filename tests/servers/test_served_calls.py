@@ -253,7 +253,8 @@ def test_the_command_line_reaches_other_hosts_with_a_key(pair, tmp_path, monkeyp
 
     monkeypatch.setattr(ServedModel, "from_name", served_model)
     assert command([*flags, "--allow-http", "--api-key-env", "TINY_KEY"]) == 2
-    assert made == [(flags[-1], {"allow_http": True, "api_key_env": "TINY_KEY", "tokenizer": None})]
+    given = {"allow_http": True, "api_key_env": "TINY_KEY", "tokenizer": None, "trust_remote_code": False}
+    assert made == [(flags[-1], given)]
     options = ["--served-option", "deadline=60", "--served-option", "most_difference=0.2"]
     assert command([*flags, "--allow-http", *options]) == 2
     assert made[1][1] == made[0][1] | {"api_key_env": None, "deadline": 60, "most_difference": 0.2}
