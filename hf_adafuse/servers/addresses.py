@@ -16,12 +16,15 @@ def checked_url(url: Any, allow_http: bool) -> str:
     The URL of a server, without a slash or `/v1` at its end.
 
     Raises:
-        ValueError: it is none, it holds more than a host, or it is plain http to another host.
+        ValueError: it is none, it holds a key, a query or a fragment, or it is plain http to another host.
     """
-    parts = urlsplit(url) if isinstance(url, str) else None
-    has_key = parts is not None and ("@" in parts.netloc or bool(parts.query) or bool(parts.fragment))
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or has_key or not _has_port(parts):
-        shown = f"one of {parts.hostname} with more than that" if parts is not None and has_key else repr(url)
+    parts = _split(url)
+    if parts is None:  # what cannot be split may hold a key, too
+        has_key = isinstance(url, str) and any(mark in url for mark in "@?#")
+    else:
+        has_key = "@" in parts.netloc or bool(parts.query) or bool(parts.fragment)
+    if parts is None or parts.scheme not in ("http", "https") or has_key:
+        shown = f"one of {parts.hostname if parts else 'a host'} with more than that" if has_key else repr(url)
         raise ValueError(
             f"`url` must be like http://localhost:8000 or https://host, but is {shown}. A key goes into an environment "
             "variable, `api_key_env`."
@@ -34,12 +37,26 @@ def checked_url(url: Any, allow_http: bool) -> str:
     return str(url).rstrip("/").removesuffix("/v1")
 
 
-def _has_port(parts: Any) -> bool:
-    """Whether it is none, or a number that can be one."""
+def _split(url: Any) -> Any:
+    """The parts of a URL; `None` where it has no host that can be asked, or a port that is none."""
+    if not isinstance(url, str) or not url.isprintable() or " " in url:
+        return None
     try:
-        return parts.port is None or parts.port > 0
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
+        has_port = parts.port is None or parts.port > 0
     except ValueError:
-        return False
+        return None
+    return parts if parts.hostname and has_port else None
+
+
+def check_key_variable(name: Any) -> None:
+    """Raises `ValueError` where this is no name of an environment variable. It is not shown: it may be the key."""
+    if name is not None and not (isinstance(name, str) and name.isascii() and name.isidentifier()):
+        raise ValueError(
+            "`api_key_env` must be the name of an environment variable, like MY_KEY, but is something else. Put the "
+            "key into a variable, and give its name."
+        )
 
 
 def _is_here(host: str) -> bool:

@@ -162,8 +162,8 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Per text, the log-probability (nats) of each id but the first; several are asked for at a time."""
-        read = self.api.prompt_log_probs
-        found = map_at_once(lambda ids: read(ids) if len(ids) > 1 else [], prompts, _TEXTS_AT_A_TIME)
+        read, texts = self.api.prompt_log_probs, [[int(token) for token in ids] for ids in prompts]
+        found = map_at_once(lambda ids: read(ids) if len(ids) > 1 else [], texts, _TEXTS_AT_A_TIME)
         self.api.check_same()
         return found
 

@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from .addresses import checked_url, seconds_of, without_key
+from .addresses import check_key_variable, checked_url, seconds_of, without_key
 from .daemon_threads import begin, server_wait
 from .queries import BadAnswer, ServerError, SpoiltAnswer
+
+# Seconds. On some systems no thread can wait much longer.
+_LONGEST_WAIT = 4_000_000.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,11 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         for name in ("timeout", "deadline"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ValueError(f"`{name}` must be a number of seconds above 0, but is {value!r}. Leave it out.")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LONGEST_WAIT:
+                raise ValueError(
+                    f"`{name}` must be a number of seconds above 0 and of at most {_LONGEST_WAIT:g}, but is {value!r}. "
+                    "Leave it out."
+                )
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise ValueError(f"`retries` must be a whole number of at least 0, but is {self.retries!r}. Leave it out.")
 
@@ -136,7 +142,7 @@ class Connection:
         allow_http (`bool`): whether another host than this one may be asked without encryption.
 
     Raises:
-        ValueError: no such URL, or plain http to another host.
+        ValueError: no such URL, plain http to another host, or no name of a variable.
         ImportError: httpx is not installed.
     """
 
@@ -147,10 +153,15 @@ class Connection:
         retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
         allow_http: bool = False,
     ) -> None:
+        check_key_variable(api_key_env)
         self.url = checked_url(url, allow_http)
         self.api_key_env = api_key_env
         self.retry_policy = retry_policy
         self._httpx = _httpx()
+        try:
+            self._httpx.Request("GET", self.url)
+        except (self._httpx.InvalidURL, UnicodeError) as error:
+            raise ValueError(f"`url` must be a URL that can be asked, but is {url!r} ({error}). Correct it.") from error
         self._client: Any = None
         self._lock = threading.Lock()
         self._owner = -1  # connections do not live on in a forked process
@@ -210,11 +221,11 @@ class Connection:
             time.sleep(pause)
             self.num_retries += number > 0
             request_id, wait, counts, is_silent = uuid.uuid4().hex, 0.0, True, False
+            attempt = partial(self._once, method, path, body(request_id), request_id, end)
             try:
-                attempt = partial(self._once, method, path, body(request_id), request_id, end)
                 with turn(end):
                     answer = _until(end, attempt)
-                return read(answer, request_id)
+                return _read(read, answer, request_id)
             except _Away as away:
                 # An attempt that the deadline has cut short says less than the one before.
                 is_cut = time.monotonic() >= end and reason not in ("", str(away))
@@ -222,8 +233,6 @@ class Connection:
                 wait, counts, is_silent = away.wait, not is_patient, True
             except BadAnswer as error:
                 reason, counts = f"its answer cannot be right: {error}", not isinstance(error, SpoiltAnswer)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                reason = f"its answer has another form than expected ({type(error).__name__})"
             pause = max(wait, min(_FIRST_PAUSE * 2 ** min(number, 9), _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
             num_left -= counts
             left = end - time.monotonic()
@@ -297,7 +306,8 @@ class Connection:
             return ""
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
-            raise ServerError(f"the environment variable {self.api_key_env} for the key of {self.url} is not set")
+            # Without the name: who takes it for the key has given that.
+            raise ServerError(f"the environment variable that `api_key_env` names for {self.url} is not set")
         if not (key.isascii() and key.isprintable()):
             raise ServerError(f"the environment variable {self.api_key_env} must hold a key in printable ASCII")
         return key
@@ -325,6 +335,13 @@ class _Away(Exception):
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.wait = wait
+
+
+def _read(read: Callable[[Any, str], T], answer: Any, request_id: str) -> T:
+    try:
+        return read(answer, request_id)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise BadAnswer(f"it has another form than expected ({type(error).__name__})") from error
 
 
 def _until(end: float, attempt: Callable[[], T]) -> T:

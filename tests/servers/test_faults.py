@@ -382,14 +382,41 @@ def test_a_key_goes_into_the_header_and_nowhere_else(pair, monkeypatch):
         with pytest.raises(ServerError, match="status 401"):
             behind(pair, url)
         monkeypatch.delenv("TINY_KEY")
-        with pytest.raises(ServerError, match="environment variable TINY_KEY"):
+        with pytest.raises(ServerError, match=r"environment variable that `api_key_env` names for http.* is not set"):
             behind(pair, url, api_key_env="TINY_KEY")
+
+
+@pytest.mark.parametrize("given", ["sk-s3cret", "s3cret", "", "s3 cret", "é", 5, ["TINY_KEY"], "s3cret\n"])
+def test_a_key_in_place_of_its_variable_is_not_shown(given):
+    with pytest.raises((ValueError, ServerError), match="environment variable") as caught:
+        Connection("http://localhost:9", given).get("/", lambda answer: answer)
+    assert "s3cret" not in str(caught.value) and isinstance(caught.value, ServerError) == (given == "s3cret")
+
+
+def test_errors_of_this_side_are_raised_as_they_are(pair):
+    """At once, and nothing is blamed on an answer that was never given."""
+    stand_in = StandIn(pair.models[1], pair.tokenizers[1])
+    with serving(stand_in) as url:
+        connection = Connection(url)
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            connection.post("/", {"text": object()}, lambda answer, name: answer)
+        with pytest.raises(ZeroDivisionError):
+            connection.post("/", {}, lambda answer, name: answer, lambda body, name: {"n": 1 / 0})
+        with pytest.raises(ServerError, match=r"it has another form than expected \(OverflowError\)"):
+            Connection(url, retry_policy=RetryPolicy(retries=0)).get("/v1/models", lambda answer: int(float("inf")))
+        assert connection.num_retries == 0 and len(stand_in.requests) == 1
+        served = behind(pair, url).models[1]
+        ids = pair.tokenizers[1]([PROMPTS[0]] * 2, return_tensors="pt").input_ids
+        assert served.prompt_log_probs(ids) == served.prompt_log_probs(ids.tolist())
 
 
 @pytest.mark.parametrize("url", ["http://host:8000", "http://10.0.0.7:8000", "ftp://localhost", "localhost:8000", 7,
                                  "http://user:s3cret@localhost:8000", "http://:s3cret@localhost:8000",
                                  "http://localhost:8000?api_key=s3cret", "http://localhost:8000#s3cret",
-                                 "http://localhost:abc"])  # fmt: skip
+                                 "http://localhost:abc", "http://[::1", "http://u:s3cret@[::1", "https://ho\u2100st",
+                                 "https://s3cret@ho\u2100st", "http://localhost:8000\n", "https://host/\x00",
+                                 "https://a b", "https://-ü", "https://a..b", "https://xn--a", "https://[zz]",
+                                 f"https://{'a' * 64}.de"])  # fmt: skip
 def test_urls_that_are_refused(url):
     with pytest.raises(ValueError, match="`url` must be ") as caught:
         Connection(url)
@@ -436,7 +463,18 @@ def test_plain_http_to_another_host_with_a_word():
         assert copy.deepcopy(Connection(url)).url == url
 
 
-@pytest.mark.parametrize("wrong", [{"timeout": 0}, {"deadline": "1"}, {"retries": -1}, {"retries": 1.5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": 0},
+        {"deadline": "1"},
+        {"deadline": float("inf")},
+        {"timeout": 1e10},
+        {"timeout": float("nan")},
+        {"retries": -1},
+        {"retries": 1.5},
+    ],
+)
 def test_patience_is_checked(wrong):
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be "):
         RetryPolicy(**wrong)
