@@ -161,7 +161,7 @@ class ServerApi(ABC):
         try:
             return self.connection.post("/tokenize", body, lambda answer, _: [int(token) for token in answer["tokens"]])
         except ServerError as error:
-            if error.status in (403, 404, 405):
+            if error.status in (403, 404, 405, 410, 501):
                 return None  # a gateway before it may pass completions only
             raise
 

@@ -18,15 +18,24 @@ class SglangApi(ServerApi):
     """[`ServerApi`] of SGLang."""
 
     def about(self) -> ServerInfo:
-        info = self.connection.get("/get_model_info", json_object)
-        source = str(info.get("tokenizer_path") or info.get("model_path") or "")
-        name = str(info.get("served_model_name") or info.get("model_path") or source)
-        if self.model is not None and self.model not in (name, source):
+        info, settings = self._get("model_info"), self._get("server_info")
+        path = str(info.get("model_path") or "")
+        source = str(info.get("tokenizer_path") or path)
+        name = str(settings.get("served_model_name") or path or source)
+        if self.model is not None and self.model not in (name, path, source):
             raise ServerError(f"the server at {self.connection.url} serves {name!r}, not {self.model!r}")
-        settings = self.connection.get("/get_server_info", json_object)
         return ServerInfo(
             self.model or name, source, settings.get("max_req_input_len") or settings.get("context_length")
         )
+
+    def _get(self, what: str) -> dict[str, Any]:
+        """`model_info` or `server_info`, as newer servers call it, or with the `get_` of older ones."""
+        try:
+            return self.connection.get(f"/{what}", json_object)
+        except ServerError as error:
+            if error.status != 404:
+                raise
+        return self.connection.get(f"/get_{what}", json_object)
 
     def ask(self, queries: Sequence[Query], num_top: int) -> list[list[GreedyStep]]:
         def post(group: list[Query], tokens: list[int]) -> list[list[GreedyStep]]:

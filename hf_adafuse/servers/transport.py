@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from .addresses import check_key_variable, checked_url, seconds_of, without_key
 from .daemon_threads import begin, server_wait
@@ -122,6 +123,8 @@ T = TypeVar("T")
 
 # Statuses after which the same request may succeed, beside all from 500 on: too busy, starting, or a proxy before it.
 _PASSING = frozenset({408, 425, 429})
+# Statuses from 500 on after which it may not: the server has no such method, or no such version of HTTP.
+_LASTING = frozenset({501, 505})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
 # Seconds in which a server that is there answers something; after a deadline, in which an attempt may say why
 _SHORT = 5.0
@@ -251,8 +254,10 @@ class Connection:
         try:
             with suppress(BadAnswer):
                 _until(end - _GRACE, partial(self._once, "GET", "/v1/models", None, uuid.uuid4().hex, end))
-        except (_Away, ServerError):
+        except _Away:
             return False
+        except ServerError as error:
+            return error.status is not None  # a refusal is an answer, too
         return True
 
     def _once(self, method: str, path: str, body: Any, request_id: str, end: float) -> Any:
@@ -276,19 +281,22 @@ class Connection:
             self.count_absence()
             raise _Away(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
         status = response.status_code
-        if status in _PASSING or status >= 500:
+        if status in _PASSING or (status >= 500 and status not in _LASTING):
             if status >= 500:
                 self.count_absence()
             raise _Away(f"status {status}", seconds_of(response.headers.get("Retry-After")))
         if 300 <= status < 400 and (address := response.headers.get("Location")):
             raise ServerError(
                 f"the server at {self.url} redirects {path} to {without_key(key, address)[:300]}. Give that address, "
-                "without what follows the host and port",
+                f"without the {path} at its end",
                 status,
             )
         if status != 200:
             said = without_key(key, content.decode("utf-8", "replace"))[:300]
-            raise ServerError(f"the server at {self.url} refuses {path}: status {status}, {said!r}", status)
+            reason = f"status {status}, {said!r}"
+            if status == 404 and urlsplit(self.url).path:
+                reason += ". The URL must end before the path of a request"
+            raise ServerError(f"the server at {self.url} refuses {path}: {reason}", status)
         self._last_answer = time.monotonic()
         try:
             return json.loads(content)

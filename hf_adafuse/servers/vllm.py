@@ -116,7 +116,7 @@ def _models(answer: Any) -> list[dict[str, Any]]:
 def _choices(answer: Any, request_id: str, count: int) -> list[Any]:
     """What is said of each prompt, in their order; refused where it is the answer to another request."""
     if request_id not in str(answer["id"]):
-        raise BadAnswer("it answers another request")
+        raise BadAnswer("it answers another request, or a proxy has replaced the header X-Request-Id")
     choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
     if [choice["index"] for choice in choices] != list(range(count)):
         raise BadAnswer(f"it answers {len(choices)} of {count} prompts")

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
 from hf_adafuse.cli import main as command
 from hf_adafuse.servers.kinds import is_served_name
+from hf_adafuse.servers.queries import ServerError
 
 NAMES = ["byte_level", "sentencepiece"]
 
@@ -179,6 +180,19 @@ def test_an_adapter_of_vllm_has_the_context_of_its_base(pair):
     with serving(WithAdapter(*pair[1], max_length=90)) as url:
         member = ServedModel(url, model="adapter", tokenizer=pair[1][1], eos_token_id=eos_ids(pair[1][1]))
         assert member.config.max_position_embeddings == 89
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_sglang_by_the_name_that_it_was_given(pair, is_new):
+    stand_in = StandIn(*pair[1], "sglang", name="/srv/model")
+    stand_in.served_name, stand_in.is_new = "mine", is_new
+    options = dict(tokenizer=pair[1][1], eos_token_id=eos_ids(pair[1][1]))
+    with serving(stand_in) as url:
+        for name in (None, "mine", "/srv/model"):
+            member = ServedModel(url, "sglang", name, **options)
+            assert member.api.model == (name or "mine") and member.room(0) == stand_in.max_length
+        with pytest.raises(ServerError, match="serves 'mine', not 'other'"):
+            ServedModel(url, "sglang", "other", **options)
 
 
 def test_stop_strings_streams_and_returned_parts_work(pair, servers):

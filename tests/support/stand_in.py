@@ -27,7 +27,11 @@ class StandIn:
 
     Attributes:
         requests (`list`): path, body and headers of each.
+        served_name (`str`, *optional*): what SGLang was told to call the model, by default as `name`, its path.
+        is_new (`bool`): whether SGLang's paths are those of newer versions.
     """
+
+    served_name, is_new = None, False
 
     def __init__(self, model, tokenizer, kind="vllm", name="tiny", seconds=0.0, max_length=None, noise=0.0):
         self.model, self.tokenizer, self.kind, self.name = model, tokenizer, kind, name
@@ -78,8 +82,10 @@ class StandIn:
             "/v1/models": self.models,
             "/v1/completions": self.completions,
             "/tokenize": self.tokenize,
-            "/get_model_info": lambda body, headers: {"model_path": self.name, "tokenizer_path": self.name},
-            "/get_server_info": lambda body, headers: {"max_req_input_len": self.max_length},
+            "/get_model_info": self.model_info if not self.is_new else None,
+            "/get_server_info": self.server_info if not self.is_new else None,
+            "/model_info": self.model_info if self.is_new else None,
+            "/server_info": self.server_info if self.is_new else None,
             "/generate": self.generate,
             "/props": lambda body, headers: {
                 "default_generation_settings": {"n_ctx": self.max_length},
@@ -120,6 +126,12 @@ class StandIn:
             if ids[-1] in self.eos:
                 break
         return found
+
+    def model_info(self, body, headers):
+        return {"model_path": self.name, "tokenizer_path": self.name}
+
+    def server_info(self, body, headers):
+        return {"served_model_name": self.served_name or self.name, "max_req_input_len": self.max_length}
 
     def models(self, body, headers):
         entry = {"id": self.name, "root": self.name, "max_model_len": self.max_length}
