@@ -64,7 +64,8 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             larger number saves requests, a smaller one saves tokens that nobody needs. A walk of twice as many tokens
             asks for twice as many at a time.
         most_difference (`float`, *optional*, defaults to 0.05): in nats. The server's log-probabilities may differ by
-            this much between requests of different shapes before a warning says so.
+            this much between requests of different shapes before a warning says so. Twice as much, but at most 1 nat,
+            they may differ when the server has been away; beyond that it is taken for another model.
 
     Raises:
         ValueError: an argument cannot be used.

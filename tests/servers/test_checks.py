@@ -138,6 +138,19 @@ def test_one_that_has_not_been_asked_for_long_is_compared(member):
                 bind(member, model)
 
 
+@pytest.mark.parametrize("most_difference", [0.05, float("inf")])
+def test_another_model_is_found_whatever_difference_is_allowed(member, most_difference):
+    stand_in = StandIn(*member)
+    with serving(stand_in) as url:
+        options = dict(eos_token_id=member[1].eos_token_id, most_difference=most_difference)
+        model = ServedModel(url, tokenizer=member[1], **options)
+        bind(member, model)
+        restarted(stand_in)
+        model.api.connection.count_absence()
+        with pytest.raises(ValueError, match="is another model since"):
+            bind(member, model)
+
+
 def test_an_absence_during_a_comparison_is_not_forgotten(member):
     """Another thread has seen it: what was compared may have been asked before."""
 
