@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+import torch.utils._device
 import transformers
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
@@ -190,8 +191,11 @@ def has_compiled_parts(model: Any) -> bool:
 
 def is_watched() -> bool:
     """Whether torch records or replaces operations just now, by a mode, a transform or a trace: what calls none of its
-    operations would be overlooked."""
-    has_mode = torch._C._len_torch_dispatch_stack() > 0
+    operations would be overlooked. The context of a device does not count: it acts on what makes tensors."""
+    function_modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    has_mode = torch._C._len_torch_dispatch_stack() > 0 or any(
+        not isinstance(mode, torch.utils._device.DeviceContext) for mode in function_modes
+    )
     is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return has_mode or is_transformed or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
 

@@ -28,6 +28,7 @@ from support.kinds import model_of
 from support.multimodal import tiny_with_images
 from support.releases import STATE_NAME, cache_of, with_cache
 from support.tiny import TOKENIZERS, tiny_model
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     DynamicCache,
@@ -639,7 +640,9 @@ def test_whether_torch_watches():
     torch.vmap(look)(x)
     torch.func.jvp(look, (x,), (x,))
     torch.jit.trace(look, x, check_trace=False)
-    assert seen[2:] == [True, True, True, True] and not is_watched()
+    with torch.device("cpu"), BaseTorchFunctionMode(), torch.device("cpu"):
+        look(x)
+    assert seen[2:] == [True, True, True, True, True] and not is_watched()
 
 
 def test_a_tensor_is_said_to_stay_where_it_is():

@@ -53,6 +53,6 @@ def check_served_call(handle: ModelHandle, processors: Sequence[Any], keeps_logi
         )
     if keeps_logits:
         raise ValueError(
-            f"`output_scores` and `output_logits` must be False where the main model, {handle.name}, is behind a "
-            "server, but one is True. Leave them out: `rounds` has the scores of words."
+            f"`output_scores` and `output_logits` must be False where {handle.name} is behind a server, but one is "
+            "True. Leave them out: `rounds` has the scores of words."
         )

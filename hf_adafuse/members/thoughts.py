@@ -176,9 +176,10 @@ def thinking_inputs(
     thinks = [form is not None and thinking != "off" and (thinking != "main" or k == 0) for k, form in enumerate(forms)]
     for k, member in enumerate(members):
         if thinks[k] and not member.is_local:
+            allowed, who = ('"off" or "main"', f"assistant {k}") if k else ('"off"', "the main model")
             raise ValueError(
-                f'`thinking` must be "off" or "main" where a member behind a server thinks, but is '
-                f'{thinking or "apart"!r}, and member {k} does. Pass `thinking="off"`, or load that model here.'
+                f"`thinking` must be {allowed} where {who} is a thinking model behind a server, but is "
+                f'{thinking or "apart"!r}. Pass `thinking="off"`, or load that model here.'
             )
     rendered = {
         is_on: chat_inputs(chats, tokenizers, **{**dict.fromkeys(SWITCHES, is_on), **template_kwargs})

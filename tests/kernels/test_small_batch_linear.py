@@ -12,6 +12,7 @@ from support.cases import assert_equal, random_case
 from support.tiny import TOKENIZERS, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.parametrizations import weight_norm
+from torch.overrides import TorchFunctionMode
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import RwkvConfig, RwkvForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -295,6 +296,36 @@ def test_autocast_is_heeded():
     inputs, layer = torch.randn(3, 8), torch.nn.Linear(8, 16)
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(inputs, layer.weight, layer.bias).dtype is layer(inputs).dtype is torch.bfloat16
+
+
+def test_a_mode_that_replaces_functions_sees_the_twin_as_the_model():
+    class Counting(TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.count += func is F.linear
+            return func(*args, **(kwargs or {}))
+
+    model = tiny_model()
+    counts = []
+    for one in (model, with_small_batch_linears(model)):
+        with torch.no_grad(), Counting() as counting:
+            one(torch.tensor([[3, 4]]))
+        counts.append(counting.count)
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("emptied", [torch.empty(0), torch.empty(16, 0)])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Conv1D])
+def test_a_weight_that_is_emptied_later_fails_as_in_the_model(emptied, kind):
+    """As an offloader does between two passes."""
+    model = torch.nn.Sequential(torch.nn.Linear(96, 103) if kind is torch.nn.Linear else Conv1D(103, 96))
+    twin = with_small_batch_linears(model)
+    assert twin is not model
+    model[0].weight.data = emptied
+    for one in (model, twin):
+        with pytest.raises(RuntimeError, match=r"mat[12]"):
+            one(torch.ones(2, 96))
 
 
 @pytest.mark.slow

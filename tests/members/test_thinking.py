@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from types import SimpleNamespace
 
 import pytest
 import support.thinkers
@@ -45,6 +47,32 @@ def test_only_the_main_model_thinks():
     assert answer(pair(), thinking="main") == ("gray", ["blue dim", None])
     assert answer(pair(), {"model_weights": (20.0, 1.0)}, thinking="main") == ("sky", ["blue dim", None])
     assert answer(pair()[::-1], {"model_weights": (20.0, 1.0)}, thinking="main") == ("rose", ["red dim", None])
+
+
+@pytest.mark.parametrize(
+    ("served", "thinking", "message"),
+    [
+        (
+            0,
+            "main",
+            """`thinking` must be "off" where the main model is a thinking model behind a server, but is 'main'""",
+        ),
+        (
+            0,
+            None,
+            """`thinking` must be "off" where the main model is a thinking model behind a server, but is 'apart'""",
+        ),
+        (
+            1,
+            "apart",
+            """`thinking` must be "off" or "main" where assistant 1 is a thinking model behind a server, but""",
+        ),
+    ],
+)
+def test_a_member_behind_a_server_cannot_think(served, thinking, message):
+    members = [SimpleNamespace(tokenizer=words_tokenizer(QWEN), is_local=index != served) for index in range(2)]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        thinking_inputs([CHAT], members, thinking)
 
 
 def test_thoughts_are_cut_at_the_most_tokens():

@@ -328,7 +328,7 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
         (dict(do_sample=True), {}, "`do_sample` must be False"),
         ({}, dict(structured={"regex": "a+"}), "`structured` must be left out"),
         ({}, dict(repetition_penalty=1.3), "Logits processors must act on members that are loaded here"),
-        ({}, dict(output_scores=True), "`output_scores` and `output_logits` must be False"),
+        ({}, dict(output_scores=True), "`output_logits` must be False where the main model is behind a server, but"),
     ],
 )
 def test_what_they_cannot_do_is_refused_before_the_first_question(pair, servers, config, call, message):
