@@ -46,18 +46,24 @@ def load_members(
         served (`dict`, *optional*): the arguments of `ServedModel` for models behind servers.
 
     Raises:
-        ValueError: a model does not load, or there is no main model.
+        ValueError: a model does not load, there is no main model, or options are given that no member takes.
     """
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
+    given = [option for option, value in (served or {}).items() if value is not None and value is not False]
     if model is None:
         if assistants:
             raise ValueError("`--model` must be given with `--assistant`, but is not. Name the main model.")
-        if dtype != "auto" or device_map is not None or trust_remote_code:
+        if dtype != "auto" or device_map is not None or trust_remote_code or given:
             raise ValueError("`--model` must be given with options of loading, but is not. Name the main model.")
         return default_pair()
     names = [model, *assistants]
     check_served_options(served or {})
+    if given and not any(map(is_served_name, names)):
+        raise ValueError(
+            f"`{given[0]}` must be left out where no member is behind a server, but is given. Name one like "
+            "vllm:http://localhost:8000, or drop it."
+        )
     of_servers = {"trust_remote_code": trust_remote_code, **(served or {})}
     models: list[Any] = []
     tokenizers: list[Any] = []

@@ -94,11 +94,15 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         eos_token_id: int | Sequence[int] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        if kind not in APIS:
+        if not isinstance(kind, str) or kind not in APIS:
             raise ValueError(f"`kind` must be one of {list(APIS)}, but is {kind!r}. Choose the server's.")
-        for name, value in {"num_steps": num_steps, "num_parameters": num_parameters or 1}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        for name, value in {"num_steps": num_steps, "num_parameters": num_parameters}.items():
+            is_left_out = value is None and name == "num_parameters"
+            if not is_left_out and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"`{name}` must be a whole number of at least 1, but is {value!r}. Leave it out.")
+        for name, value in {"allow_http": allow_http, "trust_remote_code": trust_remote_code}.items():
+            if not isinstance(value, bool):
+                raise ValueError(f"`{name}` must be True or False, but is {value!r}. Choose one.")
         _check(tokenizer, most_difference, eos_token_id)
         connection = Connection(url, api_key_env, RetryPolicy(timeout, deadline, retries), allow_http)
         api = APIS[kind](connection, model)
@@ -106,6 +110,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         api.model = about.model
         source = about.source if tokenizer is None else _source(tokenizer, about.source)
         tokenizer = _tokenizer(tokenizer, about.source, trust_remote_code)
+        _check_ids(eos_token_id, len(tokenizer))
         # The last token that a text may have must leave room for the one that is asked for.
         length = None if about.max_length is None else about.max_length - 1
         eos = tokenizer.eos_token_id
@@ -204,17 +209,26 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
 def _check(tokenizer: Any, most_difference: Any, eos_token_id: Any) -> None:
     """Raises `ValueError` for arguments that no server is asked about."""
-    if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)) and not callable(tokenizer):
+    is_one = callable(tokenizer) and not isinstance(tokenizer, type)
+    if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)) and not is_one:
         raise ValueError(
             f"`tokenizer` must be a tokenizer, its Hub name or a folder, but is {tokenizer!r}. Load the model's."
         )
     is_number = isinstance(most_difference, (int, float)) and not isinstance(most_difference, bool)
     if not is_number or not most_difference >= 0:
         raise ValueError(f"`most_difference` must be at least 0 nats, but is {most_difference!r}. Leave it out.")
+    _check_ids(eos_token_id, sys.maxsize)
+
+
+def _check_ids(eos_token_id: Any, num_tokens: int) -> None:
+    """Raises `ValueError` where there are others than ids of a vocabulary of this size."""
     ids = eos_token_id if isinstance(eos_token_id, (list, tuple)) else [eos_token_id]
-    is_id = eos_token_id is None or all(type(token) is int and token >= 0 for token in ids)
+    is_id = eos_token_id is None or all(type(token) is int and 0 <= token < num_tokens for token in ids)
     if not is_id or not ids:
-        raise ValueError(f"`eos_token_id` must be a token's id or a list of them, but is {eos_token_id!r}. Correct it.")
+        raise ValueError(
+            "`eos_token_id` must be a token's id or a list of them, as the tokenizer has them, but is "
+            f"{eos_token_id!r}. Correct it."
+        )
 
 
 def _source(tokenizer: Any, at_the_server: str) -> str | None:

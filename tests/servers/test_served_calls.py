@@ -353,12 +353,35 @@ def test_what_stands_in_for_a_model_cannot_be_called_or_saved(servers, tmp_path)
 @pytest.mark.parametrize(
     "wrong",
     [dict(kind="tgi"), dict(num_steps=0), dict(num_parameters=1.5), dict(timeout=-1), dict(tokenizer=5),
-     dict(most_difference=-1), dict(most_difference=True), dict(eos_token_id="x"), dict(eos_token_id=[])],
+     dict(most_difference=-1), dict(most_difference=True), dict(eos_token_id="x"), dict(eos_token_id=[]),
+     dict(num_parameters=0), dict(num_parameters=False), dict(num_steps=None), dict(kind=["vllm"]),
+     dict(tokenizer=LlamaConfig), dict(allow_http="no"), dict(trust_remote_code=1)],
     ids=str,
 )  # fmt: skip
 def test_arguments_are_checked(wrong):
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be "):
         ServedModel("http://127.0.0.1:9", **wrong)
+
+
+@pytest.mark.parametrize("wrong", [10**6, [2, 10**6]])
+def test_an_end_that_the_tokenizer_does_not_have(pair, wrong):
+    with (
+        serving(StandIn(*pair[1])) as url,
+        pytest.raises(ValueError, match=r"`eos_token_id` must be .*, as the tokenizer has them, but is "),
+    ):
+        ServedModel(url, tokenizer=pair[1][1], eos_token_id=wrong)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [(["--served-option", "retries=0"], "retries"), (["--served-tokenizer", "/nope"], "tokenizer"),
+     (["--api-key-env", "KEY"], "api_key_env"), (["--allow-http"], "allow_http")],
+)  # fmt: skip
+def test_flags_for_servers_without_one_are_refused(flags, name, capsys):
+    assert command(["generate", "a", "--model", "org/a", "--assistant", "org/b", *flags]) == 2
+    assert f"`{name}` must be left out where no member is behind a server" in capsys.readouterr().err
+    assert command(["generate", "a", *flags]) == 2
+    assert "`--model` must be given with options of loading" in capsys.readouterr().err
 
 
 @pytest.mark.slow
