@@ -4,7 +4,7 @@ asked for. A token that was not asked for is unknown. It is never taken for impo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..trees.nodes import Node
@@ -46,11 +46,6 @@ class ServedLogprobs:
     def __init__(self, top: Sequence[int], log_probs: Mapping[int, float]) -> None:
         self.top = list(top)
         self.top_log_probs = [log_probs[token] for token in top]
-
-    def best(self, count: int, allow: Callable[[int], bool] = lambda token: True) -> list[tuple[int, float]]:
-        """The `count` best tokens among those known that are allowed, with their log-probabilities (nats)."""
-        pairs = zip(self.top, self.top_log_probs, strict=True)
-        return [(token, value) for token, value in pairs if allow(token)][:count]
 
     def forbids(self, token: int) -> bool:
         """`False`: no logits processor acts on a member behind a server."""

@@ -195,7 +195,7 @@ def test_sglang_by_the_name_that_it_was_given(pair, is_new):
             ServedModel(url, "sglang", "other", **options)
 
 
-def test_stop_strings_streams_and_returned_parts_work(pair, servers):
+def test_stop_strings_and_returned_parts_work(pair, servers):
     outputs = []
     for members in (pair, servers[0]):
         ensemble = AdaFuseEnsemble(members)
